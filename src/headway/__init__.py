@@ -1,0 +1,42 @@
+"""Headway: train a model from one job file, here or anywhere.
+
+    job = headway.Job.load("headway.yaml")     # on a laptop or in CI
+    run = headway.launch(headway.plan(job, on="local"))
+
+    run = headway.start()                      # inside a training script
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.version import __version__
+
+if TYPE_CHECKING:
+    from headway.launch import launch
+    from headway.plan import plan
+    from headway.runtime import Run, start
+    from headway.spec import Job
+
+__all__ = ["Job", "Run", "__version__", "launch", "plan", "start"]
+
+# Imported on first use, so that `headway --help` stays instant and control never meets torch.
+_HOMES = {
+    "Job": "headway.spec",
+    "Run": "headway.runtime",
+    "launch": "headway.launch",
+    "plan": "headway.plan",
+    "start": "headway.runtime",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headway' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

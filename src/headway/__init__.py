@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.launch import launch
-    from headway.plan import plan
+    from headway.launcher import launch
+    from headway.planning import plan
     from headway.runtime import Run, start
     from headway.spec import Job
 
@@ -24,8 +24,8 @@ __all__ = ["Job", "Run", "__version__", "launch", "plan", "start"]
 _HOMES = {
     "Job": "headway.spec",
     "Run": "headway.runtime",
-    "launch": "headway.launch",
-    "plan": "headway.plan",
+    "launch": "headway.launcher",
+    "plan": "headway.planning",
     "start": "headway.runtime",
 }
 

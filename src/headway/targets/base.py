@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.errors import Problem
 
 if TYPE_CHECKING:
-    from headway.plan.model import Plan
+    from headway.planning.model import Plan
     from headway.spec import Job
 
 RUN_LABEL = "headway.run"  # on everything a target creates: found again without a database

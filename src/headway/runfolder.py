@@ -1,0 +1,129 @@
+"""A run's folder, read: the one place that knows its layout. Any run can be understood from here alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headway.errors import BadPlan, NotThere, UnknownRun
+from headway.planning.model import Plan
+from headway.segments import Segment, lines, segments
+from headway.storage.base import ABSENT, Store
+from headway.targets.base import LogLine
+
+PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
+REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
+SUPERVISOR = -1  # the rank under which the supervisor's own words are logged
+
+
+def checkpoint_folder(step: int) -> str:
+    return f"checkpoints/{step:08d}"
+
+
+def encode(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+class RunFolder:
+    """Reading and writing one run's records. Holds no state but its store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rsplit("/", 1)[-1]
+
+    def plan(self) -> Plan:
+        try:
+            return Plan.from_json(self.store.read(PLAN), where=f"{self.url}/{PLAN}")
+        except NotThere:
+            raise UnknownRun(f"{self.url} is not a run folder: it has no {PLAN}", fix="headway ps") from None
+
+    def read_json(self, key: str) -> dict[str, Any] | None:
+        """The record, or None where it was never written. One that is damaged is an error, not an absence."""
+        try:
+            text = self.store.read(key)
+        except NotThere:
+            return None
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise BadPlan(f"damaged: {error}", where=f"{self.url}/{key}") from None
+        if not isinstance(value, dict):
+            raise BadPlan("damaged: not a record", where=f"{self.url}/{key}")
+        return value
+
+    def write_json(self, key: str, value: Any, *, when: str | None = None) -> str:
+        return self.store.write(key, encode(value), when=when)
+
+    def create_json(self, key: str, value: Any) -> str:
+        """Conflict when it is there already."""
+        return self.write_json(key, value, when=ABSENT)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, oldest first. Every event carries its attempt."""
+        return [
+            {"attempt": segment.attempt, **record}
+            for segment in segments(self.store, "events")
+            for record in _records(self.store, segment)
+        ]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One history without gaps or duplicates: what an attempt did again replaces what was done before."""
+        history: list[dict[str, Any]] = []
+        for segment in segments(self.store, "metrics"):
+            for record in _records(self.store, segment):
+                if "resume_step" in record:
+                    start = record["resume_step"]
+                    history = [kept for kept in history if kept["step"] <= start]
+                elif "step" in record:
+                    history.append(record)
+        return history
+
+    def log_lines(self, rank: int | None = None) -> Iterator[LogLine]:
+        """What was printed, in order within a rank and merged by time over ranks."""
+        streams: dict[int, list[Segment]] = {}
+        for segment in segments(self.store, "logs"):
+            streams.setdefault(rank_of(segment.writer), []).append(segment)
+        if rank is not None:
+            streams = {rank: streams.get(rank, [])}
+        from heapq import merge
+
+        yield from merge(*(_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
+
+    def ended(self) -> dict[str, Any] | None:
+        """How the newest attempt ended, by its supervisor's own word; None while it runs, or when it had no last word."""
+        events = self.events()
+        if events and events[-1]["kind"] == "ended":
+            return events[-1]
+        newest = max((event["attempt"] for event in events), default=0)
+        last = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
+        return last[-1] if last else None
+
+
+def rank_of(writer: str) -> int:
+    return SUPERVISOR if writer.startswith("s") else int(writer[1:] or 0)
+
+
+def parse_log(rank: int, line: str) -> LogLine:
+    time, _, text = line.partition(" ")
+    return LogLine(rank=rank, time=time, text=text)
+
+
+def _log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
+    for segment in parts:
+        for line in lines(store, segment):
+            yield parse_log(rank, line)
+
+
+def _records(store: Store, segment: Segment) -> Iterator[dict[str, Any]]:
+    for line in lines(store, segment):
+        record = json.loads(line)
+        if isinstance(record, dict):
+            yield record

@@ -100,11 +100,9 @@ class RunFolder:
     def ended(self) -> dict[str, Any] | None:
         """How the newest attempt ended, by its supervisor's own word; None while it runs, or when it had no last word."""
         events = self.events()
-        if events and events[-1]["kind"] == "ended":
-            return events[-1]
         newest = max((event["attempt"] for event in events), default=0)
-        last = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
-        return last[-1] if last else None
+        farewells = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
+        return farewells[-1] if farewells else None
 
 
 def rank_of(writer: str) -> int:

@@ -81,5 +81,7 @@ class Plan:
             return cls(code=Code(**code), limits=limits, notes=notes, requests=requests, **raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadPlan(
-                f"not a plan: {type(error).__name__}: {error}", where=where, fix="headway plan --out plan.json"
+                f"not a plan: {type(error).__name__}: {error}",
+                where=where,
+                fix="headway plan --out plan.json",
             ) from None

@@ -95,7 +95,9 @@ class Secret:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
     base: str | None = None  # what our Dockerfile starts from
-    repository: str | None = None  # where the built image is pushed: LOCATION-docker.pkg.dev/PROJECT/REPO/NAME
+    repository: str | None = (
+        None  # where the built image is pushed: LOCATION-docker.pkg.dev/PROJECT/REPO/NAME
+    )
     uri: str | None = None  # a ready image, used as it is
 
 
@@ -148,7 +150,9 @@ class Job:
     recipe: str | None = None  # a recipe that ships with Headway …
     script: str | None = None  # … or your own script, of any framework
     args: tuple[str, ...] = ()  # its arguments
-    config: Mapping[str, Any] = field(default_factory=dict)  # the recipe's settings, or what your script reads as run.config
+    config: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the recipe's settings, or what your script reads as run.config
     seed: int = 0
     data: Data = field(default_factory=Data)
     outputs: ReferenceString = "runs"  # a folder, gs://, s3:// or az://: run folders go here
@@ -171,3 +175,4 @@ class Job:
     mounts: tuple[Mount, ...] = ()
     notify: Notify = field(default_factory=Notify)
     targets: Mapping[str, TargetEntry] = field(default_factory=dict)
+    root: str = field(default=".", metadata={"key": False})  # the job file's folder, set by the loader: not a key

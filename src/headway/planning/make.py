@@ -1,0 +1,129 @@
+"""Resolve a job for one target: what would be sent, run, limited and paid, as one value."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headway.errors import BadInput, BadJob
+from headway.planning.model import UNRESOLVED, Code, Limits, Plan
+from headway.planning.package import Package, package
+from headway.planning.wheel import own_wheel
+from headway.spec import Job, dump
+from headway.targets import registry
+from headway.version import __version__
+
+LOCAL_GRACE_S = 30.0
+
+
+def plan(job: Job, on: str = "local") -> Plan:
+    """The plan of `job` on the target it calls `on`. Pure but for the code archive put in this machine's cache."""
+    job = _absolute(job)
+    entry = registry.entry(job, on)
+    target = registry.make(job, on)
+    problems = target.check(job)
+    if problems:
+        raise BadJob(problems)
+    packed = package(job)
+    draft = Plan(
+        headway=__version__,
+        job=dump(job),
+        target=on,
+        kind=entry.kind,
+        options=dict(entry.options),
+        code=_code(packed),
+        data={source: fingerprint(source) for source in _sources(job)},
+        nodes=job.resources.nodes,
+        processes=processes(job),
+        limits=_limits(job),
+        environment=_environment(job),
+        price={},
+        notes=_notes(packed),
+    )
+    return replace(draft, requests=tuple(target.render(draft)))
+
+
+def processes(job: Job) -> int:
+    """Ranks on each node: one for each accelerator, or one."""
+    if job.resources.processes != "auto":
+        return job.resources.processes
+    return job.resources.accelerator.count if job.resources.accelerator else 1
+
+
+def fingerprint(source: str) -> str:
+    """What the data is, where that can be known without reading it; a remote one is resolved at launch."""
+    if "://" in source:
+        return UNRESOLVED
+    if source.startswith("builtin:"):
+        return f"{source}@{__version__}"
+    manifest = Path(source) / "manifest.json"
+    if manifest.is_file():
+        import hashlib
+
+        return hashlib.sha256(manifest.read_bytes()).hexdigest()
+    if Path(source).exists():
+        return UNRESOLVED
+    raise BadInput(f"no such data: {source}", fix="headway data prepare, or mend the path in the job file")
+
+
+def _absolute(job: Job) -> Job:
+    """Relative paths of the job file mean its own folder, wherever the plan is launched from."""
+    root = Path(job.root).resolve()
+
+    def place(path: str) -> str:
+        return path if "://" in path or path.startswith("builtin:") else str(root / path)
+
+    lists = {
+        name: tuple(replace(source, source=place(source.source)) for source in getattr(job.data, name))
+        for name in ("train", "val", "test")
+    }
+    export = replace(job.export, to=place(job.export.to)) if job.export.to else job.export
+    init_from = job.init_from and place(job.init_from)
+    return replace(job, outputs=place(job.outputs), data=replace(job.data, **lists), export=export, init_from=init_from)
+
+
+def _sources(job: Job) -> list[str]:
+    return sorted({source.source for part in (job.data.train, job.data.val, job.data.test) for source in part})
+
+
+def _code(packed: Package) -> Code:
+    wheel, wheel_sha256 = own_wheel()
+    return Code(
+        sha256=packed.sha256,
+        files=len(packed.files),
+        bytes=packed.bytes,
+        biggest=packed.biggest(),
+        wheel=wheel,
+        wheel_sha256=wheel_sha256,
+    )
+
+
+def _limits(job: Job) -> Limits:
+    hours = job.budget.hours
+    return Limits(
+        budget_s=None if hours is None else hours * 3600,
+        max_wait_s=job.max_wait,
+        grace_s=LOCAL_GRACE_S,
+        second="none: this machine is yours" if hours is None else "the supervisor's own timer",
+    )
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """What bit-exactness depends on. The runtime sets the threads, and says aloud what differs on a resume."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    threads = job.env.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes(job)))
+    return {**found, "threads": threads}
+
+
+def _notes(packed: Package) -> tuple[str, ...]:
+    return tuple(f"not sent, because it looks like a secret: {name}" for name in packed.secrets)

@@ -1,0 +1,34 @@
+# Two commands do all the set-up by themselves: `make demo` and `make test`.
+BIN := .venv/bin
+
+.PHONY: help demo test test-3.10 check bench clean
+
+help:
+	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
+	@echo "make test   all checks and tests that need no root and no daemon"
+	@echo "make bench  speed, side by side with peers"
+	@echo "make clean  remove the virtual environment and what demo and tests made"
+
+demo: .venv/.ready-demo
+	@scripts/demo
+
+test: .venv/.ready-test
+	@$(BIN)/python -m pytest
+
+check: .venv/.ready-test
+	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/ruff format --check src tests benchmarks
+	@$(BIN)/mypy
+
+# Vertex AI's own images have Python 3.10: what needs no torch is tested there too.
+test-3.10:
+	@scripts/test-on-3.10
+
+bench: .venv/.ready-test
+	@$(BIN)/python -m benchmarks
+
+.venv/.ready-%: pyproject.toml requirements/constraints.txt requirements/test.txt scripts/setup
+	@scripts/setup $*
+
+clean:
+	rm -rf .venv .cache demo runs build dist

@@ -1,0 +1,92 @@
+"""From words to a verb's `main`, and from any error to a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import os
+import sys
+from importlib import import_module
+
+from headway.cli.verbs import VERBS
+from headway.errors import BAD_INPUT, FAILED, HeadwayError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our way of saying what is wrong."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        verb = self.prog.removeprefix("headway ")
+        print(f"headway: {message}\n    fix: headway {verb} --help", file=sys.stderr)
+        raise SystemExit(BAD_INPUT)
+
+
+def parser_for(verb: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=f"headway {verb}", description=VERBS[verb].summary, allow_abbrev=False)
+    add_verb(parser, verb)
+    return parser
+
+
+def add_verb(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.set_defaults(verb=verb)  # before `arguments`: verbs that share a module tell themselves apart by it
+    import_module(VERBS[verb].module).arguments(parser)
+
+
+def dispatch(words: list[str]) -> int:
+    verb, *rest = words
+    if verb not in VERBS:
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"headway {close[0]}" if close else "headway --help"
+        print(f"headway: no verb {verb!r}\n    fix: {hint}", file=sys.stderr)
+        return BAD_INPUT
+    try:
+        args = parser_for(verb).parse_intermixed_args(rest)
+        return int(import_module(VERBS[verb].module).main(args))
+    except SystemExit as leaving:  # argparse: --help, or an error already printed
+        return leaving.code if isinstance(leaving.code, int) else FAILED
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `headway logs | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in _SAID:
+            return _bug(error)
+        print(f"headway: {_SAID[error.errno]}: {error.filename or error}", file=sys.stderr)
+        return BAD_INPUT if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) else FAILED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: reported in full, and it ends here
+        return _bug(error)
+
+
+_SAID = {
+    errno.EACCES: "no permission",
+    errno.EISDIR: "is a folder",
+    errno.ENOENT: "no such file",
+    errno.ENOSPC: "the disk is full",
+    errno.ENOTDIR: "is not a folder",
+    errno.EROFS: "read-only",
+}
+
+
+def _bug(error: BaseException) -> int:
+    """Our own mistake: say so in two lines, and keep the evidence where it can be sent to us."""
+    import traceback
+
+    from headway.home import home
+
+    if os.environ.get("HEADWAY_DEBUG"):
+        traceback.print_exception(error)
+        return FAILED
+    where = home() / "crash.txt"
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text("".join(traceback.format_exception(error)))
+        kept = f"the details are in {where}"
+    except OSError:
+        kept = "HEADWAY_DEBUG=1 shows the details"
+    print(f"headway: this is a bug in Headway: {type(error).__name__}: {error}\n    {kept}", file=sys.stderr)
+    return FAILED

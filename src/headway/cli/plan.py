@@ -1,0 +1,61 @@
+"""`headway plan`: what `run` would do, as text, as JSON, or as the very files that would be sent."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.jobs import add_job, load_job
+from headway.cli.show import as_json, duration, paint, size
+
+if TYPE_CHECKING:
+    from headway.planning import Plan
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
+    parser.add_argument("--out", metavar="FILE", help="save it, to review and to launch later with run --plan FILE")
+    parser.add_argument("--render", metavar="DIR", help="every request that `run` would make, as files in DIR")
+
+
+def main(args: argparse.Namespace) -> int:
+    from headway.planning import plan
+
+    made = plan(load_job(args), on=args.on)
+    if args.out:
+        Path(args.out).write_text(made.to_json())
+    if args.render:
+        render(made, Path(args.render))
+    print(made.to_json() if args.json else describe(made), end="" if args.json else "\n")
+    if args.out and not args.json:
+        print(f"next: headway run --plan {args.out}")
+    return 0
+
+
+def render(plan: Plan, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for request in plan.requests:
+        (folder / request.name).write_text(as_json(request.body) + "\n")
+
+
+def describe(plan: Plan) -> str:
+    """What a person wants to know before launching."""
+    job, code, limits = plan.job, plan.code, plan.limits
+    what = f"recipe {job['recipe']}" if job.get("recipe") else " ".join([f"script {job['script']}", *job["args"]])
+    budget = "none" if limits.budget_s is None else duration(limits.budget_s)
+    biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
+    rows = {
+        "trains": f"{what}, seed {job['seed']}",
+        "data": ", ".join(sorted(plan.data)) or "the recipe's own",
+        "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
+        f"{plan.environment.get('threads', '?')} threads each",
+        "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
+        "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
+        "budget": f"{budget}; behind it: {limits.second}",
+        "price": "nothing is billed" if not plan.price else as_json(plan.price),
+        "asks for": ", ".join(request.name for request in plan.requests),
+    }
+    lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
+    return "\n".join([*lines, *(f"  note      {note}" for note in plan.notes)])

@@ -1,0 +1,37 @@
+"""The table of verbs: one line each. A verb that does not work yet is not here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    summary: str
+    module: str  # has `arguments(parser)` and `main(args) -> int`
+
+
+VERBS = {
+    "completion": Verb("print the shell completion script", "headway.cli.completion"),
+    "doctor": Verb("check this machine, and say what to type for what is missing", "headway.cli.doctor"),
+    "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.end"),
+    "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.evaluate"),
+    "export": Verb("make a bundle: all that is needed to use the model", "headway.cli.export"),
+    "init": Verb("write a commented headway.yaml to start from", "headway.cli.init"),
+    "logs": Verb("what a run printed", "headway.cli.logs"),
+    "plan": Verb("what `run` would do, without doing it", "headway.cli.plan"),
+    "predict": Verb("try a model on your own inputs", "headway.cli.predict"),
+    "ps": Verb("list runs, newest first", "headway.cli.ps"),
+    "pull": Verb("copy a run's folder, or part of it, to this machine", "headway.cli.pull"),
+    "resume": Verb("go on with a run where it was left", "headway.cli.resume"),
+    "run": Verb("train: here, or on a target of the job file", "headway.cli.run"),
+    "status": Verb("how a run is doing", "headway.cli.status"),
+    "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
+}
+
+GROUPS = {
+    "Start": ["init", "plan", "run"],
+    "Watch": ["ps", "status", "logs"],
+    "Stop and go on": ["stop", "resume", "down"],
+    "Use the model": ["eval", "export", "predict", "pull"],
+    "This machine": ["doctor", "completion"],
+}

@@ -1,0 +1,51 @@
+"""What other people's scripts rely on: changed on purpose, or not at all."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import headway
+from headway import errors
+from headway.cli.dispatch import parser_for
+from headway.cli.verbs import GROUPS, VERBS
+from headway.recipes.registry import RECIPES
+from headway.targets.registry import TARGETS
+
+GOLDEN = Path(__file__).parent / "cli_surface.txt"
+
+
+def options(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)
+
+
+def surface() -> str:
+    """Every verb with all it takes, one line each."""
+    lines = []
+    for verb in VERBS:
+        taken = [a for a in parser_for(verb)._actions if not isinstance(a, argparse._HelpAction)]
+        lines.append(" ".join([verb, *map(options, taken)]))
+    return "\n".join(lines) + "\n"
+
+
+def test_the_command_line_is_the_one_that_was_agreed() -> None:
+    assert surface() == GOLDEN.read_text(), f"if this is meant: write the new surface to {GOLDEN}"
+
+
+def test_registries_are_sorted() -> None:
+    for table in (VERBS, TARGETS, RECIPES):
+        assert list(table) == sorted(table)
+
+
+def test_every_verb_stands_in_one_group_of_the_front_page() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == list(VERBS)
+
+
+def test_public_names_are_these() -> None:
+    assert headway.__all__ == ["Job", "Run", "__version__", "launch", "plan", "start"]
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    assert (errors.FINISHED, errors.FAILED, errors.BAD_INPUT) == (0, 1, 2)
+    assert (errors.BUDGET_ENDED, errors.RESUMABLE, errors.LEFT_BEHIND) == (3, 4, 5)
+    assert (errors.WORKER_DONE, errors.WORKER_AGAIN) == (0, 143)

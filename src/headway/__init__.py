@@ -1,9 +1,9 @@
 """Headway: train a model from one job file, here or anywhere.
 
-    job = headway.Job.load("headway.yaml")     # on a laptop or in CI
-    run = headway.launch(headway.plan(job, on="local"))
+job = headway.Job.load("headway.yaml")     # on a laptop or in CI
+run = headway.launch(headway.plan(job, on="local"))
 
-    run = headway.start()                      # inside a training script
+run = headway.start()                      # inside a training script
 """
 
 from __future__ import annotations

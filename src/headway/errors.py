@@ -67,8 +67,11 @@ class UnknownRun(BadInput):
 class MissingExtra(BadInput):
     """The verb needs an optional part of Headway that is not installed."""
 
-    def __init__(self, extra: str, *, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs an optional part of Headway", fix=f"pip install 'headway[{extra}]'")
+    def __init__(self, extra: str, *, needed_for: str, lacking: str = "") -> None:
+        from headway.extras import install_command
+
+        because = f": {lacking} is not installed" if lacking else ""
+        super().__init__(f"{needed_for} needs Headway's extra [{extra}]{because}", fix=install_command(extra))
         self.extra = extra
 
 

@@ -19,3 +19,14 @@ def _names(prefix: str, **_: Any) -> list[str]:
     from headway.ledger import Ledger
 
     return [row.name for row in Ledger().rows(glob=f"{prefix}*", limit=50)]
+
+
+def locate(text: str, *, bundles: bool = False) -> str:
+    """The URL of the run that `text` names; with `bundles`, an exported bundle's folder or URL will do as well."""
+    from headway.runs import find
+    from headway.storage import open_store
+
+    if bundles and ("/" in text or text == "."):
+        if any(entry.key == "bundle.json" for entry in open_store(text).list("bundle.json")):
+            return text
+    return find(text).url

@@ -1,0 +1,45 @@
+"""`headway pull`: a run's folder, or parts of it, copied to this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headway.cli.runs import add_json, add_run, locate
+from headway.cli.show import as_json, size
+from headway.errors import BadInput, UnknownRun
+
+PARTS = ("checkpoints", "events", "export", "files", "logs", "metrics", "samples")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+    parser.add_argument("--to", metavar="DIR", help="default: a folder with the run's name, here")
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone; may be given several times")
+
+
+def main(args: argparse.Namespace) -> int:
+    from headway.storage import local_path, open_store
+    from headway.storage.transfer import fetch_file
+
+    url = locate(args.run)
+    to = Path(args.to or url.rstrip("/").rsplit("/", 1)[-1]).resolve()
+    if local_path(url) == to:
+        raise BadInput(f"{to} is the run's own folder: it is here already", fix="headway pull RUN --to DIR")
+    store = open_store(url)
+    wanted = [e for e in store.list() if not e.key.startswith("local/") and _chosen(e.key, args.only)]
+    if not wanted:
+        raise UnknownRun(f"there is nothing to copy in {url}", fix="headway status RUN")
+    for entry in wanted:
+        target = to / entry.key
+        if not target.exists() or target.stat().st_size != entry.size:
+            fetch_file(store, entry.key, target)
+    total = sum(entry.size for entry in wanted)
+    said = {"to": str(to), "files": len(wanted), "bytes": total}
+    print(as_json(said) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
+    return 0
+
+
+def _chosen(key: str, only: list[str] | None) -> bool:
+    return not only or key.partition("/")[0] in only

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
-CONTROL = ("cli", "launcher", "ledger", "planning", "runs", "spec", "targets")
+CONTROL = ("cli", "launcher", "ledger", "logtail", "planning", "runs", "spec", "targets")
 SHARED = ("errors", "home", "lease", "planning.model", "processes", "runfolder", "secrets", "segments", "spec", "storage")
 TRAINING = ("data", "recipes", "runtime", "score", "evaluate", "export", "predict", "report")
 HEAVY = {"torch", "numpy", "safetensors", "PIL", "pyarrow", "dask"}

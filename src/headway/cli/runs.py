@@ -26,7 +26,7 @@ def locate(text: str, *, bundles: bool = False) -> str:
     from headway.runs import find
     from headway.storage import open_store
 
-    if bundles and ("/" in text or text == "."):
-        if any(entry.key == "bundle.json" for entry in open_store(text).list("bundle.json")):
-            return text
+    named_folder = bundles and ("/" in text or text == ".")
+    if named_folder and any(entry.key == "bundle.json" for entry in open_store(text).list("bundle.json")):
+        return text
     return find(text).url

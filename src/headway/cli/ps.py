@@ -1,0 +1,64 @@
+"""`headway ps`: runs, newest first. The index makes it fast; what has not ended is looked up in its folder."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from headway.cli.runs import add_json
+from headway.cli.show import ago, as_json, paint, table
+from headway.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from headway.ledger import Ledger, Row
+
+COLOURS = {"running": "blue", "finished": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="GLOB", help="only runs with such a name: 'captions-*'")
+    parser.add_argument("--on", metavar="TARGET", help="only runs on this target")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument("--rebuild", metavar="OUTPUTS", help="list every run found below this folder or URL again")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from headway.ledger import Ledger
+
+    ledger = Ledger()
+    if args.rebuild:
+        print(f"{ledger.rebuild(args.rebuild)} runs found below {args.rebuild}")
+    rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
+    with ThreadPoolExecutor(8) as pool:  # each look is a round trip where the folder is in a bucket
+        rows = list(pool.map(lambda row: refreshed(row, ledger), rows))
+    if args.json:
+        print(as_json([asdict(row) for row in rows]))
+    elif rows:
+        now = time.time()
+        cells = [(row.name, row.state, row.target, ago(row.created, now), row.url) for row in rows]
+        text = table(("NAME", "STATE", "ON", "STARTED", "FOLDER"), cells)
+        for state, colour in COLOURS.items():
+            text = text.replace(f"  {state}", f"  {paint(state, colour)}")
+        print(text)
+    else:
+        print("no runs here yet.   next: headway init && headway run")
+    return 0
+
+
+def refreshed(row: Row, ledger: Ledger) -> Row:
+    """The row as it is now. An ended run is not looked up again."""
+    from headway.runs import RunRef, folder_status
+    from headway.targets.base import State
+
+    if State(row.state).ended and State(row.state) is not State.LOST:
+        return row
+    try:
+        state = folder_status(RunRef(name=row.name, url=row.url).open()).state.value
+    except HeadwayError:  # out of reach, or deleted: what was last seen is still worth showing
+        return replace(row, state="gone")
+    ledger.saw(row.url, state)
+    return replace(row, state=state)

@@ -1,6 +1,19 @@
 """Stores for run folders: a local folder, gs://, s3://, az:// or memory://, behind five verbs."""
 
 from headway.storage.base import ABSENT, Entry, Store
+from headway.storage.conditional import require_conditional_put
 from headway.storage.open import join, local_path, open_store
+from headway.storage.transfer import fetch_file, send_file, subfolders
 
-__all__ = ["ABSENT", "Entry", "Store", "join", "local_path", "open_store"]
+__all__ = [
+    "ABSENT",
+    "Entry",
+    "Store",
+    "fetch_file",
+    "join",
+    "local_path",
+    "open_store",
+    "require_conditional_put",
+    "send_file",
+    "subfolders",
+]

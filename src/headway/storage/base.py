@@ -17,16 +17,22 @@ ABSENT = ""  # as `when`: write only if nothing is there yet
 class Entry:
     key: str
     size: int
-    version: str  # opaque; changes with every write of the key
+    # Opaque. Other bytes always have another version. The same bytes written again may keep theirs (S3 names an
+    # object by its content): a conditional write then replaces exactly what its caller saw, so nothing is lost.
+    version: str
 
 
 class Store(Protocol):
-    """A place for named bytes below one URL. Errors are headway.errors.StoreError and its kinds."""
+    """A place for named bytes below one URL. Errors are headway.errors.StoreError and its kinds.
+
+    A key that is ever written with `when=version` is written in no other way: a folder's conditional writers
+    exclude each other, not a writer that sets no condition.
+    """
 
     url: str  # without a trailing slash
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
-        """The whole object, or bytes [start, stop) of it. NotThere if it does not exist."""
+        """The whole object, or bytes [start, stop) of it, cut off at its end. NotThere if it does not exist."""
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
         """Write it whole or not at all, and durably; returns the new version.

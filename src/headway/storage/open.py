@@ -1,0 +1,119 @@
+"""From a URL to a store. Importing this costs nothing: what a store needs is loaded when one is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from headway.errors import BadInput
+
+if TYPE_CHECKING:
+    from headway.storage.base import Store
+    from headway.storage.patience import Patience
+
+_OTHER_NAMES = {
+    "abfs": "az",
+    "abfss": "az",
+    "adl": "az",
+    "azure": "az",
+    "gcs": "gs",
+    "mem": "memory",
+    "s3a": "s3",
+    "s3n": "s3",
+    "wasb": "az",
+    "wasbs": "az",
+}
+
+
+def open_store(url: str, *, endpoint: str | None = None, patience: Patience | None = None) -> Store:
+    """The store at a path, file://, memory://, gs://, s3:// or az://. Nothing is contacted until its first verb.
+
+    `endpoint` is another address of the cloud's service; the clouds' own variables say the same: AWS_ENDPOINT_URL,
+    STORAGE_EMULATOR_HOST, AZURE_STORAGE_ENDPOINT. `patience` is how long to try before Transient is raised.
+    """
+    scheme, _ = _split(url)
+    return _OPENERS[scheme](url, endpoint, patience)
+
+
+def join(url: str, *parts: str) -> str:
+    """The URL of what lies below: join("gs://bucket/runs", "captions-1", "export"). Nothing leads upwards."""
+    names = [name for part in parts for name in part.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise BadInput(f"{'/'.join(parts)} leads out of {url}", fix="name something below it")
+    base = url if url.endswith("://") else url.rstrip("/") + "/" if names else url.rstrip("/") or "/"
+    return base + "/".join(names)
+
+
+def local_path(url: str) -> Path | None:
+    """The folder, as an absolute path, when the URL is a path or file://; None for memory:// and object stores."""
+    scheme, rest = _split(url)
+    if scheme == "":
+        return Path(os.path.abspath(os.path.expanduser(rest)))
+    if scheme != "file":
+        return None
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise BadInput(f"{url} names another machine", fix="write file:///path with three slashes, or just /path")
+    return Path(os.path.abspath("/" + unquote(path)))
+
+
+def _split(url: str) -> tuple[str, str]:
+    if not url.strip() or "\0" in url:
+        raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return "", url
+    scheme = scheme.lower()
+    if scheme not in _OPENERS:
+        known = _OTHER_NAMES.get(scheme)
+        fix = f"write {known}://" if known else "use a folder, gs://, s3://, az:// or memory://"
+        raise BadInput(f"{url}: {scheme}:// is not a store that Headway knows", fix=fix)
+    return scheme, rest
+
+
+def _folder(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+    from headway.storage.folder import FolderStore
+
+    path = local_path(url)
+    assert path is not None
+    return FolderStore(path)
+
+
+def _memory(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+    from headway.storage.memory import MemoryStore
+
+    return MemoryStore(url)
+
+
+def _google(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+    from headway.storage.google import GoogleCloud
+    from headway.storage.objects import ObjectStore
+
+    return ObjectStore(GoogleCloud.at(url, endpoint), patience)
+
+
+def _amazon(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+    from headway.storage.amazon import AmazonCloud
+    from headway.storage.objects import ObjectStore
+
+    return ObjectStore(AmazonCloud.at(url, endpoint), patience)
+
+
+def _azure(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+    from headway.storage.azure import AzureCloud
+    from headway.storage.objects import ObjectStore
+
+    return ObjectStore(AzureCloud.at(url, endpoint), patience)
+
+
+_OPENERS: dict[str, Callable[[str, str | None, Patience | None], Store]] = {
+    "": _folder,
+    "az": _azure,
+    "file": _folder,
+    "gs": _google,
+    "memory": _memory,
+    "s3": _amazon,
+}

@@ -1,0 +1,93 @@
+"""Whole files to and from a store, and the folders in it: built on the five verbs, so they work on every store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from headway.errors import StoreError, Transient
+from headway.storage.base import Entry, Store
+from headway.storage.bodies import size_of
+from headway.storage.keys import in_key_order
+
+SPAN = 8 << 20  # bytes a request: large enough to be quick, small enough to be tried again cheaply
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progress: Progress | None = None) -> Entry:
+    """Bring an object to `path`, in parts side by side. The file appears whole, or not at all.
+
+    `progress` is called on this thread. Raises Transient if the object was replaced meanwhile.
+    """
+    from headway.storage.folder import published_file
+
+    entry = store.stat(key)
+    with published_file(path) as handle:
+        _fill(store, entry, handle, parallel, progress or _silent)
+        if store.stat(key).version != entry.version:
+            raise Transient(f"{key} was replaced while it was fetched", where=store.url)
+    return entry
+
+
+def send_file(store: Store, key: str, path: Path, *, when: str | None = None) -> str:
+    """Store a file without reading it into memory; returns the version. Checks that all of it arrived."""
+    size = size_of(path)
+    version = store.write(key, path, when=when)
+    arrived = store.stat(key)
+    if arrived.version == version and arrived.size != size:
+        what = f"{path} changed while it was sent: {size} bytes before, {arrived.size} arrived"
+        raise StoreError(what, where=f"{store.url}/{key}", fix="send it again once nothing writes to it")
+    return version
+
+
+def subfolders(store: Store, prefix: str = "") -> list[str]:
+    """The names of the folders directly below `prefix` ("" or ending in a slash), in key order.
+
+    Stores that can answer this without listing all that lies in them do; a bucket of many runs stays quick.
+    """
+    if isinstance(store, _KnowsFolders):
+        return list(store.folders(prefix))
+    below = (entry.key[len(prefix) :] for entry in store.list(prefix))
+    return sorted({name.partition("/")[0] for name in below if "/" in name}, key=in_key_order)
+
+
+@runtime_checkable
+class _KnowsFolders(Protocol):
+    def folders(self, prefix: str = "") -> Iterator[str]: ...
+
+
+def _fill(store: Store, entry: Entry, handle: int, parallel: int, progress: Progress) -> None:
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    def copy(start: int) -> int:
+        stop = min(start + SPAN, entry.size)
+        part = store.read(entry.key, (start, stop))
+        if len(part) != stop - start:
+            raise Transient(f"only {len(part)} of {stop - start} bytes of {entry.key} arrived", where=store.url)
+        _write_at(handle, part, start)
+        return len(part)
+
+    progress(0, entry.size)
+    with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="fetch") as pool:
+        parts = [pool.submit(copy, start) for start in range(0, entry.size, SPAN)]
+        done = 0
+        try:
+            for part in as_completed(parts):
+                done += part.result()
+                progress(done, entry.size)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # after a failure, start no further part
+
+
+def _write_at(handle: int, part: bytes, start: int) -> None:
+    view = memoryview(part)
+    while view:
+        written = os.pwrite(handle, view, start)
+        view, start = view[written:], start + written
+
+
+def _silent(done: int, total: int) -> None:
+    pass

@@ -1,0 +1,195 @@
+"""A job file, read and checked: a Job, or a BadJob with every problem in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headway.errors import BadJob, MissingExtra, Problem
+from headway.spec import yaml
+from headway.spec.catalog import Catalog, Loader, shipped
+from headway.spec.model import Job, TargetEntry, TargetName
+from headway.spec.overrides import override
+from headway.spec.plain import to_plain
+from headway.spec.reader import Reader
+from headway.spec.rules import job_problems
+from headway.spec.scalars import BAD, Reading
+from headway.spec.suggest import closest
+from headway.spec.tree import Node, members
+
+MOST_PROBLEMS = 100  # shown at once; more come from a file that is no job file
+LOCAL = "local"
+
+
+def load(
+    path: str | Path,
+    *,
+    set: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    catalog: Catalog | None = None,
+) -> Job:
+    """The job of a file, with `key=value` overrides. Relative paths in it start at its own folder."""
+    text = _text(Path(path))
+    return loads(text, where=str(path), root=Path(path).parent, set=set, env=env, catalog=catalog)
+
+
+def loads(
+    text: str,
+    *,
+    where: str = "job",
+    root: str | Path = ".",
+    set: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    catalog: Catalog | None = None,
+) -> Job:
+    """The job of a text. `where` is what its problems are located by."""
+    problems: list[Problem] = []
+    tree = _tree(text, where, problems)
+    job = None
+    if tree is not None:
+        tree = override(tree, set, problems)
+        reading = Reading(problems, os.environ if env is None else env, Path(root))
+        job = _JobReader(reading, catalog or shipped()).read(tree)
+    if problems:
+        raise BadJob(_in_order(problems))
+    assert isinstance(job, Job), "a job that could not be read has problems"
+    return replace(job, root=str(root))
+
+
+def _text(path: Path) -> str:
+    """The file's text. Everything that can be wrong with the file itself is a BadJob that says so."""
+    try:
+        if path.is_dir():
+            raise _bad(f"{path} is a folder", str(path), f"name the file: -f {path / 'headway.yaml'}")
+        if path.exists() and not path.is_file():
+            raise _bad(f"{path} is not a regular file", str(path), "name a file")
+        with path.open("rb") as file:
+            body = file.read(yaml.MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _bad(f"there is no file {path}", str(path), "headway init writes one") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _bad(f"{path} cannot be read: {reason}", str(path), f"ls -l {path}") from None
+    if len(body) > yaml.MAX_BYTES:
+        what = f"a job file has at most {yaml.MAX_BYTES:,} bytes"
+        raise _bad(what, str(path), "keep data in files of its own, and name them in `data`")
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = body[: error.start]
+        place = f"{before.count(10) + 1}:{len(before) - before.rfind(10)}"
+        raise _bad("not UTF-8 text", f"{path}:{place}", "save the file as UTF-8") from None
+
+
+def _bad(what: str, where: str, fix: str) -> BadJob:
+    return BadJob([Problem(what=what, where=where, fix=fix)])
+
+
+def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
+    if len(text.encode(errors="replace")) > yaml.MAX_BYTES:
+        problems.append(Problem(what=f"a job file has at most {yaml.MAX_BYTES:,} bytes", where=where))
+        return None
+    tree = yaml.parse(text, where, problems)
+    if problems and tree is None:
+        return None
+    if tree is None or tree.value is None:
+        problems.append(Problem(what="the file is empty", where=f"{where}:1:1", fix="headway init writes one"))
+        return None
+    if not isinstance(tree.value, dict):
+        fix = "start with name: my-job"
+        problems.append(Problem(what="a job file is a mapping of keys and values", where=tree.where, fix=fix))
+        return None
+    return tree
+
+
+def _in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """Each once, in the file's order, and no more than a person can read."""
+    ordered = sorted(dict.fromkeys(problems), key=_position)
+    if len(ordered) <= MOST_PROBLEMS:
+        return ordered
+    rest = len(ordered) - MOST_PROBLEMS
+    return [*ordered[:MOST_PROBLEMS], Problem(what=f"and {rest} more problems", fix="mend these first")]
+
+
+def _position(problem: Problem) -> tuple[int, int]:
+    place = re.search(r":(\d+):(\d+)$", problem.where)
+    return (int(place[1]), int(place[2])) if place and not problem.where.startswith("--set") else (10**9, 0)
+
+
+class _JobReader:
+    """A job out of a tree: the general reader, and the three keys whose meaning is somebody else's."""
+
+    def __init__(self, to: Reading, catalog: Catalog) -> None:
+        self.to = to
+        self.catalog = catalog
+        self.reader = Reader(to)
+
+    def read(self, tree: Node) -> Any:
+        recipe = members(tree).get("recipe")
+        own = {
+            "recipe": self._recipe,
+            "config": lambda node, path: self._config(node, path, recipe),
+            "targets": self._targets,
+        }
+        self.to.problems.extend(job_problems(tree))
+        return self.reader.dataclass(tree, Job, own=own)
+
+    def _recipe(self, node: Node | None, path: str) -> Any:
+        name = self.reader.value(node, str | None, path) if node is not None else None
+        if name is None or name is BAD:
+            return name
+        return name if name in self.catalog.recipes else self._unknown(node, "recipe", name, self.catalog.recipes)
+
+    def _unknown(self, node: Node | None, what: str, name: str, known: Mapping[str, Loader]) -> Any:
+        near = closest(name, known)
+        fix = f"did you mean {near}?" if near else f"write one of {', '.join(sorted(known))}"
+        return self.to.report(f"unknown {what} '{name[:60]}'", node.where if node else "", fix)
+
+    def _config(self, node: Node | None, path: str, recipe: Node | None) -> Any:
+        """A recipe's settings, its defaults filled in; a script's as they are."""
+        described_by = self.catalog.recipes.get(recipe.value) if recipe and isinstance(recipe.value, str) else None
+        if recipe is None or described_by is None:
+            return {} if node is None else self.reader.value(node, Mapping[str, Any], path)
+        found = self.reader.dataclass(node or Node({}, recipe.where), described_by(), path)
+        return BAD if found is BAD else to_plain(found)
+
+    def _targets(self, node: Node | None, path: str) -> Any:
+        """The named places. `local` is always among them."""
+        if node is not None and not isinstance(node.value, dict):
+            return self.reader.value(node, Mapping[str, TargetEntry], path)  # reports that it is no mapping
+        given = members(node) if node is not None else {}
+        nobody = Node({"kind": Node(LOCAL, "")}, "")
+        entries = {name: self._target(name, entry, path) for name, entry in {LOCAL: nobody, **given}.items()}
+        return BAD if any(entry is BAD for entry in entries.values()) else entries
+
+    def _target(self, name: str, node: Node, path: str) -> Any:
+        here = f"{path}.{name}"
+        fits = self.reader.key_fits(name, node, TargetName, path)
+        if not isinstance(node.value, dict):
+            return self.reader.value(node, TargetEntry, here)
+        kind = node.value.get("kind")
+        if kind is None:
+            known = ", ".join(sorted(self.catalog.targets))
+            return self.to.report(f"{here}.kind is missing", node.where, f"add kind: one of {known}")
+        word = self.reader.value(kind, str, f"{here}.kind")
+        if word is BAD:
+            return BAD
+        if word not in self.catalog.targets:
+            return self._unknown(kind, "kind of target", word, self.catalog.targets)
+        if name == LOCAL and word != LOCAL:
+            return self.to.report(f"{here} is always this machine", kind.where, "give this target another name")
+        options = self._options(node, word, here)
+        return TargetEntry(kind=word, options=options) if fits and options is not BAD else BAD
+
+    def _options(self, node: Node, kind: str, path: str) -> Any:
+        rest = replace(node, value={name: member for name, member in members(node).items() if name != "kind"})
+        try:
+            described_by = self.catalog.targets[kind]()
+        except MissingExtra:  # this file also serves machines that have it; using the target here says what to install
+            return self.reader.value(rest, Mapping[str, Any], path)
+        found = self.reader.dataclass(rest, described_by, path)
+        return BAD if found is BAD else to_plain(found)

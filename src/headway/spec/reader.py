@@ -1,0 +1,231 @@
+"""Reads a tree as a dataclass, driven by its annotations. Reports every problem, not the first.
+
+Our own, because nothing ready reports all problems with line and column and starts this quickly:
+see docs/decisions/0002-spec-validation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from headway.errors import Problem
+from headway.spec import marks, rules, units
+from headway.spec.kinds import (
+    NOTHING,
+    Key,
+    described,
+    is_collection,
+    is_list,
+    is_mapping,
+    keys_of,
+    union_members,
+    unmarked,
+)
+from headway.spec.model import Accelerator, Cadence, Secret
+from headway.spec.scalars import BAD, Reading, read_bool, read_form, read_number, read_text, shown, wrong_type
+from headway.spec.suggest import closest
+from headway.spec.tree import Node, members
+
+T = TypeVar("T")
+FieldReader = Callable[[Node | None, str], Any]  # (node, path) -> value or BAD; no node: the key is left out
+
+MOST_UNKNOWN = 20  # unknown keys of one mapping that are reported one by one
+
+# Dataclasses that people type as a short text.
+_TEXT_FORMS: dict[type, Callable[[str], Any]] = {Accelerator: units.accelerator, Cadence: units.cadence}
+
+
+def read_dataclass(
+    node: Node,
+    cls: type[T],
+    problems: list[Problem],
+    *,
+    path: str = "",
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> T | None:
+    """The tree as a `cls`, or None and the reasons among `problems`."""
+    value = Reader(Reading(problems, env or {}, folder)).dataclass(node, cls, path)
+    return None if value is BAD else value
+
+
+class Reader:
+    """Values out of nodes. A value that cannot be read is BAD, and its siblings are read all the same."""
+
+    def __init__(self, to: Reading) -> None:
+        self.to = to
+
+    def dataclass(
+        self, node: Node, cls: type[Any], path: str = "", own: Mapping[str, FieldReader] | None = None
+    ) -> Any:
+        """The mapping as a `cls`; keys named in `own` are read by those readers instead."""
+        if not isinstance(node.value, dict):
+            return self._no_mapping(node, cls, path)
+        keys = keys_of(cls)
+        meant = self._unknown_keys(node.value, keys, path)
+        if self.to.typed:
+            self._exclusive_keys(node, cls, path, meant)
+        values: dict[str, Any] = {}
+        for key in keys.values():
+            missing = key.required and key.name not in node.value
+            if missing and key.name not in meant:
+                self._missing(node, key, path)
+            reader = (own or {}).get(key.name)
+            values[key.field.name] = BAD if missing else self._member(node, key, path, reader)
+        return BAD if any(value is BAD for value in values.values()) else cls(**values)
+
+    def _no_mapping(self, node: Node, cls: type[Any], path: str) -> Any:
+        what = f"{path or 'the document'} must be a mapping of keys and values, not {shown(node)}"
+        first = next(iter(keys_of(cls)), "key")
+        return self.to.report(what, node.where, f"write it as in {{{first}: …}}")
+
+    def _member(self, node: Node, key: Key, path: str, own: FieldReader | None) -> Any:
+        member = members(node).get(key.name)
+        here = f"{path}.{key.name}" if path else key.name
+        if member is not None and member.value is None and is_collection(key.type):
+            member = None  # `data:` with nothing under it
+        if own is not None:
+            return own(member, here)
+        if member is not None:
+            return self.value(member, key.type, here)
+        return self._missing(node, key, path) if key.required else key.default()
+
+    def _missing(self, node: Node, key: Key, path: str) -> Any:
+        here = f"{path}.{key.name}" if path else key.name
+        return self.to.report(f"{here} is missing", node.where, f"add {key.name}: {described(key.type)}")
+
+    def value(self, node: Node, annotation: Any, path: str) -> Any:
+        """The node as the annotation wants it."""
+        kind, extra = unmarked(annotation)
+        members = union_members(kind)
+        if len(members) > 1:
+            return self._union(node, annotation, path)
+        if kind is Any:
+            return self._anything(node, path)
+        if get_origin(kind) is Literal:
+            return self._choice(node, kind, path)
+        if is_list(kind):
+            return self._list(node, kind, path)
+        if is_mapping(kind):
+            return self._mapping(node, kind, path)
+        if is_dataclass(kind):
+            return self._nested(node, kind, path)  # type: ignore[arg-type]
+        if kind is bool:
+            return read_bool(node, path, self.to)
+        if kind in (int, float):
+            return read_number(node, kind, extra, path, self.to)
+        assert kind is str, f"{path}: a document cannot hold a {annotation}"
+        return read_text(node, extra, path, self.to)
+
+    def _union(self, node: Node, annotation: Any, path: str) -> Any:
+        members = [member for member in union_members(unmarked(annotation)[0]) if member is not NOTHING]
+        if node.value is None and NOTHING in union_members(unmarked(annotation)[0]):
+            return None
+        if len(members) == 1:
+            return self.value(node, members[0], path)
+        for member in members:
+            trial = Reader(Reading([], self.to.env, self.to.folder, self.to.typed))
+            value = trial.value(node, member, path)
+            if value is not BAD:
+                return value
+        return wrong_type(node, annotation, path, self.to)
+
+    def _nested(self, node: Node, cls: type[Any], path: str) -> Any:
+        if self.to.typed and cls in _TEXT_FORMS:
+            if isinstance(node.value, (dict, tuple)) and not node.loose:
+                return wrong_type(node, cls, path, self.to)
+            return read_form(node, _TEXT_FORMS[cls], path, self.to)
+        if self.to.typed and cls is Secret and not isinstance(node.value, dict):
+            ref = read_text(node, ("secret",), path, self.to)
+            return BAD if ref is BAD else Secret(ref=ref)
+        return self.dataclass(node, cls, path)
+
+    def _choice(self, node: Node, kind: Any, path: str) -> Any:
+        choices = get_args(kind)
+        for choice in choices:
+            if node.value == choice and type(node.value) is type(choice):
+                return choice
+            if node.loose and node.text == str(choice):
+                return choice
+        near = closest(node.text, [str(choice) for choice in choices])
+        fix = f"did you mean {near}?" if near else f"write {described(kind)}"
+        return self.to.report(f"{path} must be {described(kind)}, not {shown(node)}", node.where, fix)
+
+    def _list(self, node: Node, kind: Any, path: str) -> Any:
+        inside = get_args(kind)
+        if not isinstance(node.value, tuple):
+            fix = f"write {path.rpartition('.')[2]}: [{self._as_item(node, inside[0])}]"
+            return self.to.report(f"{path} must be a list, not {shown(node)}", node.where, fix)
+        of_any_length = get_origin(kind) is list or inside[-1] is Ellipsis
+        if not of_any_length and len(inside) != len(node.value):
+            what = f"{path} must have {len(inside)} entries, not {len(node.value)}"
+            return self.to.report(what, node.where, f"write {len(inside)} of them")
+        types = inside[:1] * len(node.value) if of_any_length else inside
+        items = [self.value(item, t, f"{path}.{i}") for i, (item, t) in enumerate(zip(node.value, types, strict=True))]
+        return BAD if any(item is BAD for item in items) else get_origin(kind)(items)
+
+    def _as_item(self, node: Node, inside: Any) -> str:
+        """How what was given alone is written in a list."""
+        if isinstance(node.value, dict):
+            return "{…}"
+        first = next(iter(keys_of(inside))) if is_dataclass(inside) else ""
+        return f"{{{first}: {node.text[:60]}}}" if first else node.text[:60]
+
+    def _mapping(self, node: Node, kind: Any, path: str) -> Any:
+        if not isinstance(node.value, dict):
+            return wrong_type(node, kind, path, self.to)
+        key_type, value_type = get_args(kind)
+        good: dict[str, Any] = {}
+        bad = False
+        for name, member in node.value.items():
+            value = self.value(member, value_type, f"{path}.{name}")
+            if value is BAD or not self.key_fits(name, member, key_type, path):
+                bad = True
+            else:
+                good[name] = value
+        return BAD if bad else good
+
+    def key_fits(self, name: str, member: Node, key_type: Any, path: str) -> bool:
+        for form in marks.forms(unmarked(key_type)[1]):
+            if not marks.matches(form, name):
+                wanted = marks.FORMS[form]
+                what = f"{path}: '{name[:60]}' is not {wanted.words}"
+                self.to.report(what, member.key_or_value, f"write it as in {wanted.example}")
+                return False
+        return True
+
+    def _anything(self, node: Node, path: str) -> Any:
+        """Plain data of any shape, for settings that nobody has described."""
+        if isinstance(node.value, dict):
+            return self._mapping(node, dict[str, Any], path)
+        if isinstance(node.value, tuple):
+            return self._list(node, list[Any], path)
+        if isinstance(node.value, str):
+            return read_text(node, (), path, self.to)
+        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return read_number(node, type(node.value), (), path, self.to)
+        return node.value
+
+    def _unknown_keys(self, members: dict[str, Node], keys: Mapping[str, Key], path: str) -> set[str]:
+        """Reports them, and returns the keys that were probably meant: they are not missing too."""
+        meant: set[str] = set()
+        unknown = [name for name in members if name not in keys]
+        for name in unknown[:MOST_UNKNOWN]:
+            near = closest(name, [key for key in keys if key not in members])
+            meant.update([near] if near else [])
+            fix = f"did you mean {near}?" if near else f"remove it; there are {', '.join(keys)}"
+            what = f"unknown key '{name[:60]}'" + (f" in {path}" if path else "")
+            self.to.report(what, members[name].key_or_value, fix)
+        if len(unknown) > MOST_UNKNOWN:
+            more = members[unknown[MOST_UNKNOWN]]
+            self.to.report(f"{len(unknown) - MOST_UNKNOWN} more unknown keys", more.key_or_value, "remove them")
+        return meant
+
+    def _exclusive_keys(self, node: Node, cls: type[Any], path: str, meant: set[str]) -> None:
+        given = [name for name, member in members(node).items() if member.value is not None]
+        for what, name, fix in rules.conflicts(cls, [*given, *meant]):
+            where = members(node)[name].key_or_value if name in given else node.where
+            self.to.report(f"{path}: {what}" if path else what, where, fix)

@@ -1,0 +1,69 @@
+"""Corpus BLEU-1 to BLEU-4 as coco-caption computes it: sums of clipped matches, closest reference length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.score.ngrams import ORDERS, Floats, Ints
+from headway.score.references import Hypotheses, References
+
+# coco-caption's own guards against dividing by zero; part of the definition, since they show in the last digits.
+_TINY, _SMALL = 1e-15, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class BleuCounts:
+    """What BLEU is made of, one row a hypothesis. Rows may be summed: that is what the corpus score does."""
+
+    correct: Ints  # rows × orders: matches, clipped at the highest count in one reference
+    guesses: Ints  # rows × orders: n-grams in the hypothesis
+    length: Ints
+    reference_length: Ints  # of the reference closest in length, the shorter of two equally close
+
+    def corpus(self) -> Floats:
+        """BLEU-1 … BLEU-4 of all hypotheses together."""
+        return self.summed(np.ones((1, len(self.length)), np.int64))[0]
+
+    def summed(self, weights: Ints) -> Floats:
+        """BLEU-1 … BLEU-4 of the corpora in which hypothesis j is counted weights[i, j] times."""
+        correct, guesses = weights @ self.correct, weights @ self.guesses
+        return BleuCounts(correct, guesses, weights @ self.length, weights @ self.reference_length).each()
+
+    def each(self) -> Floats:
+        """BLEU-1 … BLEU-4 of each row by itself: precisions multiply up order by order, shortness is punished."""
+        precision = (self.correct + _TINY) / (self.guesses + _SMALL)
+        means = np.cumprod(precision, axis=1) ** (1.0 / np.arange(1, ORDERS + 1))
+        ratio = (self.length + _TINY) / (self.reference_length + _SMALL)
+        penalty = np.exp(np.minimum(0.0, 1.0 - 1.0 / ratio))
+        scores: Floats = means * penalty[:, None]
+        return scores
+
+
+def bleu_counts(references: References, hypotheses: Hypotheses) -> BleuCounts:
+    rows, lengths = len(hypotheses.picture), hypotheses.flat.lengths
+    correct = np.zeros((rows, ORDERS), np.int64)
+    for order, (counted, cells) in enumerate(zip(hypotheses.counted, references.cells, strict=True)):
+        cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
+        hit = np.flatnonzero(cell >= 0)
+        matches = np.minimum(counted.count[hit], cells.most[cell[hit]])
+        # bincount adds doubles, which hold these small integers exactly
+        correct[:, order] = np.bincount(counted.caption[hit], weights=matches, minlength=rows)
+    guesses = np.maximum(0, lengths[:, None] - np.arange(ORDERS))
+    return BleuCounts(correct, guesses, lengths, _closest(references, hypotheses.picture, lengths))
+
+
+def _closest(references: References, picture: Ints, lengths: Ints) -> Ints:
+    """The reference length closest to each hypothesis's, the shorter where two are equally close."""
+    if len(picture) == 0:
+        return lengths
+    sizes = references.sizes[picture]
+    starts = np.cumsum(sizes) - sizes
+    within = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+    theirs = references.lengths[np.repeat(references.first[picture], sizes) + within]
+    # The distance weighs most, then the length itself: one number whose minimum is the answer.
+    longest = int(theirs.max()) + 1
+    rank = np.abs(theirs - np.repeat(lengths, sizes)) * longest + theirs
+    closest: Ints = np.minimum.reduceat(rank, starts) % longest
+    return closest

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULT = "headway.yaml"
+LOCAL = "local"
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
-    parser.add_argument("--on", default="local", metavar="TARGET", help="a target of the job file (default: local)")
+    parser.add_argument("--on", default=LOCAL, metavar="TARGET", help="a target of the job file (default: local)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
                         help="change a key for this once: --set config.epochs=3")  # fmt: skip
     parser.add_argument("--env", action="append", default=[], metavar="K[=V]",

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def unpack(archive: Path, sha256: str, to: Path) -> None:
     """The archive's files below `to`, after checking that they are the ones that were planned."""
     try:
         tar = gzip.decompress(archive.read_bytes())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadPlan(f"the code archive cannot be read: {error}", where=str(archive), fix="headway plan") from None
     if hashlib.sha256(tar).hexdigest() != sha256:
         raise BadPlan("the code archive is not the one that was planned", where=str(archive), fix="headway plan")

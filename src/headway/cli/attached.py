@@ -1,0 +1,135 @@
+"""A run watched from a terminal: its words above, its progress below, and a way out that stops nothing by accident."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.logs import shown
+from headway.cli.show import as_json, duration, paint
+from headway.errors import FINISHED, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.launcher import Launched, Outcome
+    from headway.targets.base import LogLine
+
+LOOK_S = 0.5  # how often the progress is read again
+
+
+def say(text: str) -> None:
+    print(paint(f"headway: {text}", "dim"), file=sys.stderr)
+
+
+def attach(launched: Launched, *, json: bool = False) -> int:
+    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run."""
+    say(f"{launched.run} in {launched.url}")
+    try:
+        with _display(launched, quiet=json) as on_line:
+            outcome = launched.wait(on_line)
+    except KeyboardInterrupt:
+        if _leave():
+            print(
+                f"\n{launched.run} goes on.   next: headway logs {launched.run} -f   or   headway stop {launched.run}"
+            )
+            return FINISHED
+        say("stopping: a checkpoint is written first")
+        outcome = launched.stop("Ctrl-C")
+    print(as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched))
+    return outcome.exit_code
+
+
+def conclusion(outcome: Outcome, launched: Launched) -> str:
+    """How it ended, and what to type next."""
+    run, state, reason = outcome.run, outcome.status.state, outcome.status.reason
+    good = outcome.exit_code == FINISHED
+    head = f"{run} {state.value}" + (f": {reason}" if reason else "")
+    lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
+    if outcome.receipt and outcome.receipt.left:
+        lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
+    following = f"headway eval {run}" if good else f"headway resume {run}" if state.resumable else f"headway logs {run}"
+    return "\n".join([*lines, f"folder: {launched.url}", f"next: {following}"])
+
+
+def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
+    status = outcome.status
+    left = list(outcome.receipt.left) if outcome.receipt else None
+    return {"run": outcome.run, "url": launched.url, "state": status.state.value, "reason": status.reason, "left": left}
+
+
+def _leave() -> bool:
+    """True to detach, False to stop. Without a person to ask, an interrupt means stop."""
+    if not sys.stdin.isatty():
+        return False
+    try:
+        answer = input("\n[d]etach and let it train, or [s]top it? [d] ")
+    except (KeyboardInterrupt, EOFError):
+        return False
+    return not answer.strip().lower().startswith("s")
+
+
+@contextmanager
+def _display(launched: Launched, *, quiet: bool) -> Iterator[Any]:
+    if quiet:
+        yield None
+    elif sys.stdout.isatty():
+        with _live(launched) as on_line:
+            yield on_line
+    else:
+        yield lambda line: print(shown(line), flush=True)
+
+
+@contextmanager
+def _live(launched: Launched) -> Iterator[Any]:
+    """A progress bar under the lines. It reads the run's folder, so it shows the same wherever the run is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[words]}"))
+    over = threading.Event()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None, words="")
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                record = _progress(launched)
+                if record:
+                    total, done = record.get("steps"), record.get("step", 0)
+                    progress.update(task, description=where(record), total=total, completed=done, words=words(record))
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+
+        def on_line(line: LogLine) -> None:
+            console.print(shown(line), markup=False)
+
+        try:
+            yield on_line
+        finally:
+            over.set()
+            watcher.join()
+
+
+def _progress(launched: Launched) -> dict[str, Any] | None:
+    try:
+        return launched.folder.read_json("progress.json")
+    except HeadwayError:  # a passing trouble of the store: the bar stands still, the run does not care
+        return None
+
+
+def where(record: dict[str, Any]) -> str:
+    epochs = f"/{record['epochs']}" if record.get("epochs") else ""
+    return f"epoch {record['epoch'] + 1}{epochs}" if "epoch" in record else str(record.get("doing", "training"))
+
+
+def words(record: dict[str, Any]) -> str:
+    """Loss, speed and time left: what a person glances at."""
+    parts = [f"{key} {record[key]:.3f}" for key in ("loss",) if isinstance(record.get(key), float)]
+    if record.get("rate"):
+        parts.append(f"{record['rate']:.1f} steps/s")
+    if record.get("eta_s") is not None:
+        parts.append(f"{duration(record['eta_s'])} left")
+    return "  ".join(parts)

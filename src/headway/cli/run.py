@@ -1,0 +1,55 @@
+"""`headway run`: launch a job, and watch it unless it is detached."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.jobs import DEFAULT, LOCAL, add_job, load_job
+from headway.cli.plan import describe
+from headway.cli.runs import add_json
+from headway.cli.show import as_json
+from headway.errors import BadInput, BadPlan
+
+if TYPE_CHECKING:
+    from headway.planning import Plan
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--name", metavar="N", help="the run's name (default: the job's, hash and count)")
+    parser.add_argument("--plan", metavar="FILE", help="launch a plan that was saved with plan --out")
+    parser.add_argument("-d", "--detach", action="store_true", help="start it and return; it survives this terminal")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    plan = _plan(args)
+    if args.dry_run:
+        print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
+        return 0
+    from headway.cli.attached import attach, say
+    from headway.launcher import launch
+
+    launched = launch(plan, name=args.name, detach=True, say=say)
+    if args.detach:
+        found = {"run": launched.run, "url": launched.url}
+        print(as_json(found) if args.json else f"{launched.run} is running\nnext: headway logs {launched.run} -f")
+        return 0
+    return attach(launched, json=args.json)
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from headway.planning import Plan, plan
+
+    if not args.plan:
+        return plan(load_job(args), on=args.on)
+    if args.changes or args.env or args.secret or args.file != DEFAULT or args.on != LOCAL:
+        raise BadInput("a saved plan is launched as it was reviewed", fix="headway run --plan FILE [--name N] [-d]")
+    try:
+        return Plan.from_json(Path(args.plan).read_bytes(), where=args.plan)
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
+        raise BadPlan("there is no plan in this file", where=args.plan, fix=f"headway plan --out {args.plan}") from None

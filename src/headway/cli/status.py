@@ -1,0 +1,69 @@
+"""`headway status`: how a run is doing, and what to type next."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.runs import add_json, add_run, locate
+from headway.cli.show import as_json, duration, paint
+
+if TYPE_CHECKING:
+    from headway.launcher import Launched
+    from headway.targets.base import Status
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from headway.cli.attached import say
+    from headway.launcher import reach
+
+    launched = reach(locate(args.run), say=say)
+    found = facts(launched, launched.status())
+    print(as_json(found) if args.json else describe(found))
+    return 0
+
+
+def facts(launched: Launched, status: Status) -> dict[str, Any]:
+    folder = launched.folder
+    events = folder.events()
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    return {
+        "run": launched.run,
+        "url": launched.url,
+        "target": launched.handle.target,
+        "state": status.state.value,
+        "reason": status.reason,
+        "resumable": status.state.resumable,
+        "attempts": len([event for event in events if event["kind"] == "attempt"]),
+        "checkpoint": saved[-1]["step"] if saved else None,
+        "progress": folder.read_json("progress.json"),
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    progress = found["progress"] or {}
+    steps = f"{progress.get('step', 0)}/{progress['steps']}" if progress.get("steps") else ""
+    left = f", {duration(progress['eta_s'])} left" if progress.get("eta_s") and found["state"] == "running" else ""
+    rows = {
+        "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),
+        "on": found["target"],
+        "folder": found["url"],
+        "attempts": str(found["attempts"]),
+        "step": f"{steps}{left}",
+        "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
+        "next": following(found),
+    }
+    lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]
+    return "\n".join([paint(found["run"], "bold"), *lines])
+
+
+def following(found: dict[str, Any]) -> str:
+    run = found["run"]
+    if found["state"] in ("pending", "running"):
+        return f"headway logs {run} -f"
+    return f"headway resume {run}" if found["resumable"] else f"headway eval {run}"

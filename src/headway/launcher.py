@@ -1,0 +1,308 @@
+"""From a plan to a run and back: launch, follow, stop, resume, take down. Every step is recorded before it is made.
+
+Whatever kills the launcher, and whenever: either nothing is left, or a run that is found and can be taken down.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headway import errors, intent, lease, receipts
+from headway.errors import BadInput, Conflict, HeadwayError, RunBusy, TargetError
+from headway.ledger import Ledger, Row
+from headway.naming import candidates, checked_name
+from headway.planning.model import Plan
+from headway.runfolder import INTENT, PLAN, RECEIPT, STOP, RunFolder
+from headway.runs import Watch, newest_attempt
+from headway.sending import send_code, still_true
+from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put
+from headway.targets import registry
+from headway.targets.base import Handle, LogLine, Receipt, State, Status, Target
+
+OnLine = Callable[[LogLine], None]
+Say = Callable[[str], None]
+EXIT_CODES = {
+    State.PENDING: errors.FINISHED,  # detached: all that was asked for has been done
+    State.RUNNING: errors.FINISHED,
+    State.FINISHED: errors.FINISHED,
+    State.FAILED: errors.FAILED,
+    State.BUDGET: errors.BUDGET_ENDED,
+    State.STOPPED: errors.RESUMABLE,
+    State.LOST: errors.RESUMABLE,
+}
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run stands, and the receipt for what it made on its target (None: nobody here could look)."""
+
+    run: str
+    status: Status
+    receipt: Receipt | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What `headway` returns to the shell."""
+        return errors.LEFT_BEHIND if self.receipt and self.receipt.left else EXIT_CODES[self.status.state]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """A hold on one run: all that can be asked of it."""
+
+    run: str
+    url: str
+    handle: Handle
+    target: Target = field(repr=False)
+    ledger: Ledger = field(repr=False)
+    say: Say = field(default=_silent, repr=False)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(open_store(self.url))
+
+    def status(self) -> Status:
+        """Where it stands now. Whoever first sees that it has ended takes it down and writes the receipt."""
+        return self.outcome().status
+
+    def outcome(self) -> Outcome:
+        status = self.target.status(self.handle)
+        return self._seen(status, self._settle() if status.state.ended else None)
+
+    def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
+        return self.target.logs(self.handle, follow=follow, rank=rank)
+
+    def wait(self, on_line: OnLine | None = None) -> Outcome:
+        """Follow it to its end. Leaving early (Ctrl-C, kill -9) does not touch the run."""
+        for line in self.logs(follow=True):
+            if on_line is not None:
+                on_line(line)
+        outcome = self.outcome()
+        if not outcome.status.state.ended:  # the log went on for as long as anything was heard of the run
+            return self._seen(Status(state=State.LOST, reason=outcome.status.reason), None)
+        return outcome
+
+    def stop(self, reason: str = "") -> Outcome:
+        """Checkpoint, end, stay resumable: asks, waits for the plan's grace period, then uses force."""
+        if not self.target.status(self.handle).state.ended:
+            self.folder.write_json(STOP, {"by": intent.who(), "reason": reason or "asked to stop", "at": intent.now()})
+        receipt = self.down()
+        return self._seen(self.target.status(self.handle), receipt)
+
+    def down(self) -> Receipt:
+        """Stop it and remove all it made on its target. Its folder stays, with the receipt in it."""
+        receipt = receipts.write(self.folder, self.target.down(self.handle))
+        self.ledger.saw(self.url, self._state())
+        return receipt
+
+    def _settle(self) -> Receipt | None:
+        known = receipts.written(self.folder)
+        if known is not None:
+            return known
+        try:
+            return self.down()
+        except TargetError as error:  # another machine's: the next verb there writes the receipt
+            self.say(str(error))
+            return None
+
+    def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
+        self.ledger.saw(self.url, status.state.value)
+        return Outcome(run=self.run, status=status, receipt=receipt)
+
+    def _state(self) -> str:
+        try:
+            return self.target.status(self.handle).state.value
+        except HeadwayError as error:  # its plan is damaged, say; what ran has been taken down all the same
+            self.say(str(error))
+            return State.LOST.value
+
+
+def launch(
+    plan: Plan,
+    *,
+    name: str | None = None,
+    detach: bool = False,
+    env: Mapping[str, str] | None = None,
+    secrets: Sequence[str] = (),
+    on_line: OnLine | None = None,
+    say: Say = _silent,
+    target: Target | None = None,
+    ledger: Ledger | None = None,
+) -> Launched:
+    """Start a run of this plan and, unless detached, follow it to its end.
+
+    `env`, and `secrets` (names of variables of this shell), are added to the plan. What fails is taken down.
+    """
+    target, ledger = target or registry.of_plan(plan), ledger or Ledger()
+    still_true(plan, target)
+    plan = _amended(plan, target, env or {}, secrets)
+    send_code(plan)
+    folder = _claim(plan, name, ledger)
+    try:
+        ledger.record(_row(plan, folder, intent.announce(folder, plan)["created_at"]))
+        handle = target.submit(plan, folder.name)
+        intent.keep(folder, handle)
+    except BaseException:  # Ctrl-C too: half a run may be there
+        _undo(folder, target, plan, ledger, say)
+        raise
+    hold = Launched(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    if not detach:
+        hold.wait(on_line)
+    return hold
+
+
+def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> Launched:
+    """A hold on a run started earlier, from its folder alone. A damaged plan does not keep it from being taken down."""
+    folder = RunFolder(open_store(run_url))
+    known = intent.read(folder)
+    return Launched(
+        run=folder.name,
+        url=folder.url,
+        handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=known.get("details", {})),
+        target=target or registry.build(known["kind"], known["options"]),
+        ledger=ledger or Ledger(),
+        say=say,
+    )
+
+
+def resume(
+    run_url: str,
+    *,
+    on: str | None = None,
+    say: Say = _silent,
+    target: Target | None = None,
+    ledger: Ledger | None = None,
+    patience_s: float = lease.STALE_S,
+) -> Launched:
+    """Go on with the same plan, as a new attempt. A live run is RunBusy.
+
+    A finished run is left as it is: there is nothing to do, and that is no error. A run that ended out of our sight is
+    watched until its lease has gone stale.
+    """
+    hold = reach(run_url, say=say, target=target, ledger=ledger)
+    recorded = hold.folder.plan()
+    if on not in (None, recorded.target):
+        raise BadInput(f"{hold.run} belongs to target {recorded.target!r}", fix=f"headway resume {hold.run}")
+    if _at_rest(hold, patience_s).state is State.FINISHED:
+        say(f"{hold.run} is finished: there is nothing to do")
+        return hold
+    # Its folder may have been moved or copied since: it goes on where it is now.
+    plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
+    send_code(plan, also_at=str(recorded.job["outputs"]))
+    intent.announce_again(hold.folder, after=newest_attempt(hold.folder))
+    try:
+        hold.folder.store.delete(STOP)
+        handle = hold.target.submit(plan, hold.run)
+    except BaseException as error:
+        intent.withdraw(hold.folder, error)
+        raise
+    intent.keep(hold.folder, handle)
+    hold.ledger.record(_row(plan, hold.folder, intent.read(hold.folder)["created_at"]))
+    return replace(hold, handle=handle)
+
+
+def follow(run_url: str, on_line: OnLine | None = None, *, say: Say = _silent) -> Outcome:
+    """Watch a run to its end. The outcome knows the exit code."""
+    return reach(run_url, say=say).wait(on_line)
+
+
+def observe(run_url: str, *, say: Say = _silent) -> Outcome:
+    """Where a run stands now, by its target's word; taken down if it has ended and nobody has done so yet."""
+    return reach(run_url, say=say).outcome()
+
+
+def logs(run_url: str, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
+    """What a run printed; with `follow` until it ends."""
+    return reach(run_url).logs(follow=follow, rank=rank)
+
+
+def stop(run_url: str, reason: str = "", *, say: Say = _silent) -> Outcome:
+    """See `Launched.stop`."""
+    return reach(run_url, say=say).stop(reason)
+
+
+def down(run_url: str, *, say: Say = _silent) -> Receipt:
+    """See `Launched.down`."""
+    return reach(run_url, say=say).down()
+
+
+def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequence[str]) -> Plan:
+    if not env and not secrets:
+        return plan
+    missing = [name for name in secrets if name not in os.environ]
+    if missing:
+        raise BadInput(f"this shell has no variable {missing[0]}", fix=f"export {missing[0]}=…")
+    named = {name: {"ref": f"env:{name}", "as": "env"} for name in secrets}
+    job = {**plan.job, "env": {**plan.job["env"], **env}, "secrets": {**plan.job["secrets"], **named}}
+    plan = replace(plan, job=job)
+    return replace(plan, requests=tuple(target.render(plan)))
+
+
+def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
+    """A folder of our own: whoever writes plan.json first has the name."""
+    outputs = str(plan.job["outputs"])
+    names = iter([checked_name(name)]) if name else candidates(plan, ledger)
+    require_conditional_put(open_store(outputs))
+    for run in names:
+        folder = RunFolder(open_store(join(outputs, run)))
+        try:
+            folder.store.write(PLAN, plan.to_json().encode(), when=ABSENT)
+            return folder
+        except Conflict:
+            continue
+    fix = f"headway resume {name} to go on with it, or another --name"
+    raise BadInput(f"a run called {name} is already there", where=outputs, fix=fix)
+
+
+def _at_rest(hold: Launched, patience_s: float) -> Status:
+    """Its status, once it is certain that nobody runs it."""
+    status = hold.target.status(hold.handle)
+    record, version = lease.read(hold.folder.store)
+    if not status.state.ended and record is not None and record.holder is not None and record.seen is None:
+        hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
+        watch = Watch(hold.folder, stale_s=patience_s)
+        while not (status := watch.status()).state.ended and lease.read(hold.folder.store)[1] == version:
+            time.sleep(min(1.0, patience_s / 10))
+    if not status.state.ended:
+        raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
+    return status
+
+
+def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:
+    return Row(
+        name=folder.name,
+        url=folder.url,
+        target=plan.target,
+        job=str(plan.job["name"]),
+        created=intent.unix(created_at),
+        state=State.PENDING.value,
+    )
+
+
+def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Say) -> None:
+    """After a start that failed: take down, look again, and if nothing is left and nothing ran, leave no trace."""
+    name = folder.name
+    try:
+        receipt = target.down(Handle(target=plan.target, run=name, url=folder.url))
+        if receipt.left or newest_attempt(folder):
+            receipts.write(folder, receipt)
+            say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'nothing but its folder'}")
+            return
+        for key in (RECEIPT, STOP, INTENT, PLAN):  # the plan last: while it is there, the run can be found
+            folder.store.delete(key)
+    except HeadwayError as error:  # the caller must see why the start failed; this is said besides
+        say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")
+        return
+    path = local_path(folder.url)
+    if path is not None and not any(folder.store.list()):
+        shutil.rmtree(path, ignore_errors=True)
+    ledger.forget(folder.url)
+    say(f"{name} could not be started; what had been made of it was taken down")

@@ -1,0 +1,56 @@
+"""teardown.json: what was created, what was removed, and what a second look found. An empty `left`: nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.intent import now, who
+from headway.runfolder import RECEIPT, RunFolder
+from headway.runs import newest_attempt
+from headway.targets.base import Receipt
+
+
+def written(folder: RunFolder) -> Receipt | None:
+    """The receipt of the newest attempt, if one was written and nothing was left."""
+    known = folder.read_json(RECEIPT)
+    if known is None or known["left"] or known["attempt"] < newest_attempt(folder):
+        return None
+    return _receipt(known)
+
+
+def write(folder: RunFolder, receipt: Receipt) -> Receipt:
+    """Put it into the run's folder. A second one for the same attempt adds to the first."""
+    attempt = newest_attempt(folder)
+    known = folder.read_json(RECEIPT)
+    if known is not None and known["attempt"] == attempt:
+        earlier = _receipt(known)
+        receipt = Receipt(
+            run=receipt.run,
+            created=_union(earlier.created, receipt.created),
+            removed=_union(earlier.removed, receipt.removed),
+            left=receipt.left,
+        )
+    record = {
+        "run": receipt.run,
+        "attempt": attempt,
+        "created": list(receipt.created),
+        "removed": list(receipt.removed),
+        "left": list(receipt.left),
+        "at": now(),
+        "by": who(),
+    }
+    folder.write_json(RECEIPT, record)
+    return receipt
+
+
+def _receipt(known: dict[str, Any]) -> Receipt:
+    return Receipt(
+        run=known["run"],
+        created=tuple(known["created"]),
+        removed=tuple(known["removed"]),
+        left=tuple(known["left"]),
+    )
+
+
+def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))

@@ -1,0 +1,85 @@
+"""The code of a plan, brought beside its runs: named by content, checked, sent once; and whether the plan still holds."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import asdict
+
+from headway.errors import BadPlan, Conflict, NotThere
+from headway.planning.make import fingerprint
+from headway.planning.model import UNRESOLVED, Plan
+from headway.planning.package import archive_path
+from headway.planning.wheel import wheel_path
+from headway.storage import ABSENT, Store, join, open_store
+from headway.targets.base import Target
+from headway.version import __version__
+
+
+def still_true(plan: Plan, target: Target) -> None:
+    """BadPlan where a saved plan would now be carried out otherwise than it says."""
+    if plan.headway != __version__:
+        raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")
+    rendered = [asdict(request) for request in target.render(plan)]
+    if json.dumps(rendered) != json.dumps([asdict(request) for request in plan.requests]):
+        raise _stale("its requests would be others now: another interpreter, or a plan edited by hand")
+    for source, pinned in sorted(plan.data.items()):
+        found = fingerprint(source)
+        if UNRESOLVED not in (pinned, found) and found != pinned:
+            raise _stale(f"the data at {source} has changed")
+
+
+def send_code(plan: Plan, *, also_at: str | None = None) -> None:
+    """The archive and our own wheel under `<outputs>/code/`. `also_at` is another outputs that may have them."""
+    outputs = str(plan.job["outputs"])
+    code = plan.code
+    for key in (f"{code.sha256}.tar.gz", code.wheel):
+        store = open_store(join(outputs, "code"))
+        if not _there(store, key):
+            body = _cached(plan, key) or _elsewhere(also_at, key)
+            if body is None:
+                raise _stale(f"{key} is not on this machine")
+            _check(plan, key, body)
+            try:
+                store.write(key, body, when=ABSENT)
+            except Conflict:
+                pass  # somebody else has sent the same content
+
+
+def _there(store: Store, key: str) -> bool:
+    try:
+        return store.stat(key).size > 0
+    except NotThere:
+        return False
+
+
+def _cached(plan: Plan, key: str) -> bytes | None:
+    path = wheel_path(key) if key == plan.code.wheel else archive_path(plan.code.sha256)
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _elsewhere(outputs: str | None, key: str) -> bytes | None:
+    try:
+        return open_store(join(outputs, "code")).read(key) if outputs else None
+    except NotThere:
+        return None
+
+
+def _check(plan: Plan, key: str, body: bytes) -> None:
+    """The hash in the plan is of the tar, not of its compressed form; a wheel's is of the file."""
+    try:
+        content, pinned = (
+            (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)
+        )
+    except (OSError, EOFError) as error:
+        raise _stale(f"{key} is damaged: {error}") from None
+    if hashlib.sha256(content).hexdigest() != pinned:
+        raise _stale(f"{key} is not the one that was planned")
+
+
+def _stale(why: str) -> BadPlan:
+    return BadPlan(f"this plan no longer holds: {why}", fix="headway plan, and review it again")

@@ -1,0 +1,143 @@
+"""A run's processes on this machine, found by what they carry in their environment. Reads /proc; needs no database.
+
+The label is inherited by everything a run starts. What wiped its environment is still found as a child, or by session.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway import processes
+
+RUN, URL, TARGET = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
+_LABELS = {name.encode(): name for name in (RUN, URL, TARGET, "HEADWAY_SPOOL")}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process as it was seen. Linux reuses pids: `started` says which of them it was."""
+
+    pid: int
+    started: str
+    parent: int
+    session: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})"
+
+    @property
+    def alive(self) -> bool:
+        return processes.alive(self.pid, self.started)
+
+    def runs(self, module: str) -> bool:
+        """Whether it was started as `python -m module`."""
+        try:
+            return module.encode() in Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal this very process; one already gone is success, a new one under its number is left alone."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except (ProcessLookupError, PermissionError):
+            return
+        except OSError:  # a kernel without pidfd: a small race is left between looking and sending
+            if self.alive:
+                os.kill(self.pid, number)
+            return
+        try:
+            if self.alive:
+                signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def processes_of(url: str, *, target: str, leader: Process | None = None) -> list[Process]:
+    """Everything of the run at `url` that runs here: by label, by its live leader's session, and what those started."""
+    everything = {process.pid: process for process in _scan()}
+    # A session's number proves nothing once its leader is gone: it may have been given to somebody else since.
+    session = leader.pid if leader is not None and leader.alive else None
+    chosen = {
+        pid
+        for pid, process in everything.items()
+        if process.session == session or _carries(pid, url=url, target=target)
+    }
+    chosen |= {pid for pid in everything if any(up in chosen for up in _ancestors(pid, everything))}
+    chosen -= {os.getpid()}  # a script may ask for its own run to be taken down: the asker is not what it asks about
+    return [everything[pid] for pid in sorted(chosen)]
+
+
+def roots(found: Iterable[Process]) -> list[Process]:
+    """Those whose parent is not among them: the supervisor, or ranks that have outlived it."""
+    found = list(found)
+    pids = {process.pid for process in found}
+    return [process for process in found if process.parent not in pids]
+
+
+def labels(*, target: str) -> list[dict[str, str]]:
+    """The distinct runs whose label is carried here by any process of ours."""
+    seen: dict[str, dict[str, str]] = {}
+    for process in _scan():
+        carried = _environment(process.pid)
+        if carried.get(TARGET) == target and carried.get(URL) and carried.get(RUN):
+            seen.setdefault(carried[URL], carried)
+    return [seen[url] for url in sorted(seen)]
+
+
+def _scan() -> Iterator[Process]:
+    """Our user's living processes in our own pid namespace: a container's belong to whoever runs containers."""
+    mine, namespace = os.geteuid(), _namespace("self")
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != mine or _namespace(entry.name) != namespace:
+                continue
+            stat = Path(entry.path, "stat").read_text(errors="replace")
+        except OSError:  # gone while we looked, or not ours to look at
+            continue
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        fields = stat[stat.rindex(")") + 1 :].split()
+        if fields[0] not in ("Z", "X"):
+            yield Process(int(entry.name), fields[19], int(fields[1]), int(fields[3]), name)
+
+
+def _namespace(pid: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"HEADWAY_"))
+    return {_LABELS[key]: os.fsdecode(value) for key, _, value in pairs if key in _LABELS}
+
+
+def _carries(pid: int, *, url: str, target: str) -> bool:
+    carried = _environment(pid)
+    return carried.get(TARGET) == target and same_place(carried.get(URL, ""), url)
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two URLs name one folder, also where one of them goes through a link."""
+    if one == other or "://" in one or "://" in other or not (one and other):
+        return one == other
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
+    seen = {pid}
+    while pid in everything and everything[pid].parent not in seen:
+        pid = everything[pid].parent
+        seen.add(pid)
+        yield pid

@@ -1,0 +1,237 @@
+"""This machine as a target: the supervisor in a session of its own, found again by label. Nothing is billed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING
+
+from headway.errors import HeadwayError, Problem, RunBusy, TargetError
+from headway.extras import install_command
+from headway.home import home
+from headway.logtail import tail
+from headway.planning.model import RUN
+from headway.runfolder import RunFolder
+from headway.runs import Evidence, Watch, evidence
+from headway.storage import join, local_path, open_store
+from headway.targets import labelled, spawn
+from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.takedown import take_down
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job
+
+KIND = "local"
+TRAINS_WITH = ("numpy", "safetensors", "torch")
+GRACE_S = 30.0  # where the plan cannot be read
+LOOK_S = 1.0  # between looks into the folder while the supervisor lives
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    python: str | None = None  # the interpreter that trains; by default the one that runs headway
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTarget:
+    options: Options = Options()
+
+    def check(self, job: Job) -> list[Problem]:
+        return [*_one_machine(job), *self._interpreter(job), *_writable(job.outputs)]
+
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        cores = len(os.sched_getaffinity(0))
+        notes = [f"{ranks} ranks share {cores} cores"] if ranks > cores else []
+        if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
+            notes.append(f"no {job.resources.accelerator.kind} is here: this trains on the CPU")
+        return notes
+
+    def render(self, plan: Plan) -> list[Request]:
+        """One request: the supervisor's process. Values of secrets are never in it, only where they lie."""
+        outputs = str(plan.job["outputs"])
+        url = run_url(outputs, RUN)
+        place = str(_place(url))
+        body = {
+            "argv": [self._python(), "-m", spawn.SUPERVISOR, "--run", url],
+            "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
+            "cwd": place,
+            "env": {
+                labelled.RUN: RUN,
+                labelled.URL: url,
+                labelled.TARGET: KIND,
+                "HEADWAY_CODE": f"{place}/code",
+                "HEADWAY_SPOOL": f"{place}/spool",
+            },
+            "labels": {RUN_LABEL: RUN},
+            "limits": asdict(plan.limits),
+            "ranks": plan.processes,
+            "secrets": {name: secret["ref"] for name, secret in plan.job.get("secrets", {}).items()},
+        }
+        return [Request(name="supervisor.json", body=body)]
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Unpack the code and start the supervisor. It outlives this process and its terminal."""
+        body = spawn.named(self.render(plan)[0].body, run)
+        url, place = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
+        with spawn.exclusively(place):
+            if self._leader(url) is not None:
+                raise RunBusy(f"{run} is running on this machine", fix=f"headway stop {run}")
+            leader = spawn.start(body, code_sha256=plan.code.sha256)
+        details = {"dir": str(place), "host": socket.gethostname(), "pid": leader.pid}
+        return Handle(target=plan.target, run=run, url=url, details=details)
+
+    def status(self, handle: Handle) -> Status:
+        return self._status(handle, Watch(_folder(handle)))
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        place = _place(handle.url)
+        over = self._over(handle) if follow else None
+        return tail(_folder(handle), spool=place / "spool", over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """SIGTERM, the plan's grace period, SIGKILL, and a second look. What is gone already is success."""
+        elsewhere = _elsewhere(handle)
+        if elsewhere:
+            raise TargetError(
+                f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
+                fix=f"on {elsewhere}: headway down {handle.url}",
+            )
+        place, ended = _place(handle.url), _said_farewell(handle)
+        # Where the run has said that it ended, what is left is a straggler, and nothing waits for its checkpoint.
+        receipt = take_down(
+            handle.run,
+            lambda: labelled.processes_of(handle.url, target=KIND, leader=spawn.recorded(place)),
+            grace_s=spawn.FAREWELL_S if ended else _grace_s(handle) + spawn.FAREWELL_S,
+        )
+        if ended and not receipt.left:
+            spawn.clear(place, inside_run=local_path(handle.url) is not None)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        return [
+            Handle(target=KIND, run=label[labelled.RUN], url=label[labelled.URL])
+            for label in labelled.labels(target=KIND)
+        ]
+
+    def _python(self) -> str:
+        return self.options.python or sys.executable
+
+    def _interpreter(self, job: Job) -> list[Problem]:
+        chosen = self.options.python
+        if chosen is not None and which(chosen) is None:
+            return [Problem(what=f"no interpreter at {chosen}", where="targets", fix="mend `python`, or leave it out")]
+        if job.recipe is None or chosen is not None:
+            return []
+        lacking = [name for name in TRAINS_WITH if find_spec(name) is None]
+        what = f"recipe {job.recipe} needs {', '.join(lacking)}, not installed beside this Headway"
+        return [Problem(what=what, fix=install_command("train"))] if lacking else []
+
+    def _leader(self, url: str) -> labelled.Process | None:
+        """The living supervisor: by its pid file, or by label where the starter died before writing one."""
+        recorded = spawn.recorded(_place(url))
+        if recorded is not None and recorded.alive:
+            return recorded
+        found = labelled.processes_of(url, target=KIND)
+        return next((process for process in found if process.runs(spawn.SUPERVISOR)), None)
+
+    def _status(self, handle: Handle, watch: Watch) -> Status:
+        if _elsewhere(handle):
+            return watch.status()
+        # Looked at before the folder: a supervisor that is gone has written all it will ever write.
+        starting, leader = spawn.starting(_place(handle.url)), self._leader(handle.url)
+        seen = evidence(_folder(handle))
+        if seen.farewell is not None:
+            return seen.farewell
+        if leader is not None or starting:
+            reason = f"process {leader.pid}" if leader else "is being started"
+            return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)
+        return Status(state=State.LOST, reason=_why_lost(seen, _place(handle.url)))
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The folder is read now and then, and as soon as the supervisor is gone."""
+        watch, looked = Watch(_folder(handle)), -LOOK_S
+
+        def over() -> bool:
+            nonlocal looked
+            leader = spawn.recorded(_place(handle.url))
+            if time.monotonic() - looked < LOOK_S and leader is not None and leader.alive:
+                return False
+            looked = time.monotonic()
+            return self._status(handle, watch).state.ended
+
+        return over
+
+
+def run_url(outputs: str, run: str) -> str:
+    """The one spelling of a run folder's place: it is a label, and labels are compared."""
+    folder = local_path(join(outputs, run))
+    return join(outputs, run) if folder is None else str(folder)
+
+
+def _folder(handle: Handle) -> RunFolder:
+    return RunFolder(open_store(handle.url))
+
+
+def _place(url: str) -> Path:
+    """Where a run keeps its processes' files here: in its folder, or in our state folder for one in a bucket."""
+    folder = local_path(url)
+    if folder is not None:
+        return folder / "local"
+    outputs, _, run = url.rpartition("/")
+    return home() / "local" / hashlib.sha256(outputs.encode()).hexdigest()[:8] / run
+
+
+def _one_machine(job: Job) -> list[Problem]:
+    if job.resources.nodes == 1:
+        return []
+    what = f"{job.resources.nodes} nodes were asked for, and the local target is one machine"
+    return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
+
+
+def _writable(outputs: str) -> list[Problem]:
+    folder = local_path(outputs)
+    if folder is None:
+        return []  # a bucket says no at launch, before anything is started: asking here would need credentials
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    what = f"{there} is not writable" if there.is_dir() else f"{there} is a file"
+    return [Problem(what=what, where="outputs", fix="name a folder of yours under `outputs`")]
+
+
+def _elsewhere(handle: Handle) -> str:
+    """The other machine that runs this, where the folder is shared between machines; empty for this one."""
+    host = spawn.recorded_host(_place(handle.url)) or str(handle.details.get("host", ""))
+    return "" if host == socket.gethostname() else host
+
+
+def _said_farewell(handle: Handle) -> bool:
+    try:
+        return evidence(_folder(handle)).farewell is not None
+    except HeadwayError:  # no folder, or no way to it: what runs here must be stoppable all the same
+        return False
+
+
+def _grace_s(handle: Handle) -> float:
+    try:
+        return _folder(handle).plan().limits.grace_s
+    except HeadwayError:
+        return GRACE_S
+
+
+def _why_lost(seen: Evidence, place: Path) -> str:
+    last = spawn.last_line(place)
+    said = f"; it last said: {last}" if last else ""
+    if not seen.started:
+        return f"the supervisor ended before its first attempt{said}" if last else "was never started"
+    return f"the supervisor was killed: it is gone without a last word{said}"

@@ -1,4 +1,4 @@
-"""The code of a plan, brought beside its runs: named by content, checked, sent once; and whether the plan still holds."""
+"""The code of a plan, brought beside its runs: named by content, checked, sent once. And whether a plan still holds."""
 
 from __future__ import annotations
 

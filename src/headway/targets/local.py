@@ -107,10 +107,12 @@ class LocalTarget:
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
         place, ended = _place(handle.url), _said_farewell(handle)
+        leader = spawn.recorded(place)
         # Where the run has said that it ended, what is left is a straggler, and nothing waits for its checkpoint.
         receipt = take_down(
             handle.run,
-            lambda: labelled.processes_of(handle.url, target=KIND, leader=spawn.recorded(place)),
+            lambda: labelled.processes_of(handle.url, target=KIND, leader=leader),
+            known=[leader] if leader else [],
             grace_s=spawn.FAREWELL_S if ended else _grace_s(handle) + spawn.FAREWELL_S,
         )
         if ended and not receipt.left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from headway.targets.base import Receipt
 from headway.targets.labelled import Process, roots
@@ -14,10 +14,18 @@ FORCE_S = 10.0  # for what was killed to go: a process in the kernel's hands goe
 
 
 def take_down(
-    run: str, listing: Callable[[], list[Process]], *, grace_s: float, clock: Callable[[], float] = time.monotonic
+    run: str,
+    listing: Callable[[], list[Process]],
+    *,
+    known: Iterable[Process] = (),
+    grace_s: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Receipt:
-    """SIGTERM to each root, once; what is left after `grace_s` is killed. Stragglers that appear meanwhile too."""
-    seen: dict[tuple[int, str], Process] = {}
+    """SIGTERM to each root, once; what is left after `grace_s` is killed. Stragglers that appear meanwhile too.
+
+    `known` is what was recorded as created: it stands in the receipt though it may be long gone.
+    """
+    seen = {(process.pid, process.started): process for process in known}
     asked: set[tuple[int, str]] = set()
 
     def remaining() -> list[Process]:

@@ -1,0 +1,187 @@
+"""A target that keeps its runs in memory, for tests of whatever drives targets. Starts nothing, costs nothing.
+
+It is strict where real targets are forgiving: a run must be claimed, announced and have its code sent before `submit`.
+What a supervisor would write into the run folder, it writes: a fake run can be read like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import Problem, TargetError
+from headway.intent import now
+from headway.lease import KEY, Lease, read
+from headway.logtail import tail
+from headway.planning.model import RUN
+from headway.runfolder import INTENT, PLAN, RunFolder
+from headway.runs import evidence
+from headway.segments import SegmentWriter
+from headway.storage import join, open_store
+from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """What every rank of a run does. `{rank}` and `{world}` in a line are filled in."""
+
+    lines: tuple[str, ...] = ()
+    exit_code: int = 0
+    until_stopped: bool = False
+
+
+@dataclass
+class _Attempt:
+    lease: Lease
+    events: SegmentWriter
+    logs: list[SegmentWriter]
+
+
+@dataclass
+class FakeTarget:
+    """`plays` says what a plan's ranks do; without it a run stays pending until the test moves it: begin, say, end."""
+
+    options: Options = Options()
+    plays: Callable[[Plan], Play] | None = None
+    room: int | None = None  # how many workers fit; one more fails half-way through a submit
+    problems: list[Problem] = field(default_factory=list)
+    workers: dict[str, list[str]] = field(default_factory=dict)  # url -> what exists here
+    _attempts: dict[str, _Attempt] = field(default_factory=dict)
+
+    def check(self, job: Job) -> list[Problem]:
+        return list(self.problems)
+
+    def render(self, plan: Plan) -> list[Request]:
+        url = join(str(plan.job["outputs"]), RUN)
+        return [
+            Request(
+                name=f"worker-{rank}.json",
+                body={"rank": rank, "run": url, "labels": {RUN_LABEL: RUN}, "code": plan.code.sha256},
+            )
+            for rank in range(plan.nodes * plan.processes)
+        ]
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        url = join(str(plan.job["outputs"]), run)
+        handle = Handle(target=plan.target, run=run, url=url)
+        folder = _folder(handle)
+        _require_records(folder, plan)
+        if self.workers.get(url):
+            raise TargetError(f"{run} is running here already")
+        try:
+            for request in self.render(plan):
+                self._create(url, f"worker {request.body['rank']} of {run}")
+        except TargetError:
+            self.down(handle)  # all or nothing: half a gang cannot train, but can be billed
+            raise
+        if self.plays is not None:
+            self.begin(url)
+            self._play(url, self.plays(plan))
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        here = bool(self.workers.get(handle.url))
+        seen = evidence(_folder(handle))
+        if seen.farewell is not None:
+            return seen.farewell
+        if here:
+            return Status(state=State.RUNNING if seen.started else State.PENDING)
+        return Status(state=State.LOST, reason="its workers are gone without a last word")
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        over = (lambda: self.status(handle).state.ended) if follow else None
+        return tail(_folder(handle), spool=None, over=over, rank=rank, sleep=lambda _: time.sleep(POLL_S))
+
+    def down(self, handle: Handle) -> Receipt:
+        if handle.url in self._attempts:
+            self.end(handle.url, State.STOPPED, reason="taken down", exit_code=143)
+        gone = tuple(self.workers.pop(handle.url, []))
+        return Receipt(run=handle.run, created=gone, removed=gone)
+
+    def found(self) -> list[Handle]:
+        return [
+            Handle(target="fake", run=url.rpartition("/")[2], url=url) for url in sorted(self.workers)
+        ]
+
+    def begin(self, url: str) -> int:
+        """A supervisor takes the run; returns the attempt's number."""
+        store, plan = open_store(url), RunFolder(open_store(url)).plan()
+        lease = Lease.take(store, wait=False)
+        ranks = range(plan.nodes * plan.processes)
+        self._attempts[url] = _Attempt(
+            lease=lease,
+            events=SegmentWriter(store, "events", lease.attempt),
+            logs=[SegmentWriter(store, "logs", lease.attempt, f"r{rank}", "log") for rank in ranks],
+        )
+        self._tell(url, kind="attempt", number=lease.attempt, world=len(ranks))
+        return lease.attempt
+
+    def say(self, url: str, text: str, rank: int = 0) -> None:
+        """A rank prints a line."""
+        writer = self._attempts[url].logs[rank]
+        writer.add(f"{now()} {text}")
+        writer.flush()
+
+    def end(self, url: str, state: State, *, reason: str = "", exit_code: int = 0) -> None:
+        """The supervisor says how it ended. What it ran in stays until it is taken down."""
+        self._tell(url, kind="ended", state=state.value, reason=reason, exit_code=exit_code)
+        self._attempts.pop(url).lease.release()
+
+    def vanish(self, url: str) -> None:
+        """The machine is gone, in the middle of a word."""
+        self._attempts.pop(url)
+        self.workers.pop(url)
+        store = open_store(url)
+        record, version = read(store)
+        assert record is not None  # it was held
+        known = json.loads(store.read(KEY))
+        store.write(KEY, json.dumps({**known, "started": "long ago"}).encode(), when=version)
+
+    def _create(self, url: str, name: str) -> None:
+        if self.room is not None and sum(map(len, self.workers.values())) >= self.room:
+            raise TargetError("there is no room for another worker", fix="take one down")
+        self.workers.setdefault(url, []).append(name)
+
+    def _play(self, url: str, play: Play) -> None:
+        world = len(self._attempts[url].logs)
+        for rank in range(world):
+            for line in play.lines:
+                self.say(url, line.format(rank=rank, world=world), rank)
+        if play.until_stopped:
+            return
+        if play.exit_code:
+            self._tell(url, kind="rank_exit", rank=0, code=play.exit_code, signal="", lines=list(play.lines[-20:]))
+            reason = f"rank 0 exited with {play.exit_code}"
+            self.end(url, State.FAILED, reason=reason, exit_code=play.exit_code)
+        else:
+            self.end(url, State.FINISHED)
+
+    def _tell(self, url: str, **event: Any) -> None:
+        events = self._attempts[url].events
+        events.add(json.dumps({"time": now(), **event}))
+        events.flush()
+
+
+def _folder(handle: Handle) -> RunFolder:
+    return RunFolder(open_store(handle.url))
+
+
+def _require_records(folder: RunFolder, plan: Plan) -> None:
+    """What must be there before the first request. A caller that forgets one is a bug, not bad input."""
+    for key in (PLAN, INTENT):
+        folder.store.stat(key)
+    open_store(join(str(plan.job["outputs"]), "code")).stat(f"{plan.code.sha256}.tar.gz")

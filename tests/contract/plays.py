@@ -1,0 +1,66 @@
+"""A training script that does what its argument says, and the plans that run it. Needs neither torch nor a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headway.planning import Plan, plan
+from headway.spec import Job, Resources, Secret
+from headway.targets.fake import Play
+
+SCRIPT = '''\
+import json, os, signal, sys
+
+play = json.loads(sys.argv[1])
+rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+if play["until_stopped"]:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+for line in play["lines"]:
+    print(line.format(rank=rank, world=world, **os.environ))
+while play["until_stopped"]:
+    signal.pause()
+sys.exit(play["exit_code"])
+'''
+
+
+def write_project(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "play.py").write_text(SCRIPT)
+    return folder
+
+
+def plan_play(
+    project: Path,
+    play: Play,
+    *,
+    on: str,
+    outputs: str,
+    ranks: int = 1,
+    name: str = "play",
+    retries: int = 0,
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, Secret] | None = None,
+) -> Plan:
+    """A plan whose ranks all do what `play` says."""
+    job = Job(
+        name=name,
+        script="play.py",
+        args=(json.dumps(asdict(play), ensure_ascii=False),),
+        outputs=outputs,
+        root=str(project),
+        resources=Resources(processes=ranks),
+        retries=retries,
+        env=env or {},
+        secrets=secrets or {},
+    )
+    return plan(job, on=on)
+
+
+def play_of(plan: Plan) -> Play:
+    """What a plan made by `plan_play` does, read back from it."""
+    known: dict[str, Any] = json.loads(plan.job["args"][0])
+    return Play(**{**known, "lines": tuple(known["lines"])})

@@ -1,0 +1,244 @@
+"""What every target promises, real or fake. A target's test file inherits `TargetContract` and says how to reach it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from headway import launcher
+from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
+from headway.launcher import Launched
+from headway.naming import LONGEST
+from headway.planning import Plan
+from headway.runfolder import INTENT, RECEIPT, STOP
+from headway.spec import Secret
+from headway.storage import open_store, subfolders
+from headway.targets.base import Handle, State, Target
+from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
+
+CANARY = "canary-5f3a-never-to-be-seen"
+WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
+
+
+def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    """Wait for something that must come. The limit only ends a test that has failed."""
+    limit = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < limit, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+class TargetContract:
+    """Subclasses give `kind`, `target`, `half_gone` and `failing_submit`."""
+
+    kind: str
+
+    @pytest.fixture
+    def target(self) -> Target:
+        raise NotImplementedError
+
+    def half_gone(self, hold: Launched) -> None:
+        """Remove part of a live run from the target behind Headway's back, without a farewell."""
+        raise NotImplementedError
+
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> AbstractContextManager[None]:
+        """Inside it, a submit of two ranks fails after it has begun to make things."""
+        raise NotImplementedError
+
+    # What the tests below share.
+
+    @pytest.fixture(autouse=True)
+    def _own_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+
+    @pytest.fixture
+    def outputs(self, tmp_path: Path) -> str:
+        return str(tmp_path / "runs")
+
+    @pytest.fixture
+    def plan_of(self, tmp_path: Path, outputs: str) -> Callable[..., Plan]:
+        project = write_project(tmp_path / "project")
+        return lambda play, **more: plan_play(project, play, **{"on": self.kind, "outputs": outputs, **more})
+
+    @pytest.fixture
+    def start(self, target: Target, plan_of: Callable[..., Plan]) -> Iterator[Callable[..., Launched]]:
+        """Launch a play, detached. Whatever is still there at the end of the test is taken down."""
+        holds: list[Launched] = []
+
+        def begin(play: Play, *, run: str | None = None, **more: object) -> Launched:
+            hold = launcher.launch(plan_of(play, **more), name=run, detach=True, target=target)
+            holds.append(hold)
+            return hold
+
+        yield begin
+        for hold in holds:
+            hold.target.down(hold.handle)
+
+    def running(self, hold: Launched) -> Launched:
+        eventually(lambda: any("waits" in line.text for line in hold.logs()), f"{hold.run} prints")
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        return hold
+
+    def texts(self, hold: Launched, rank: int | None = 0) -> list[str]:
+        return [line.text for line in hold.logs(rank=rank)]
+
+    # The promises.
+
+    def test_a_job_runs_to_success_and_nothing_is_left(self, start: Callable[..., Launched], target: Target) -> None:
+        hold = start(Play(lines=("hello from {rank} of {world}",)))
+        outcome = hold.wait()
+        assert (outcome.status.state, outcome.exit_code) == (State.FINISHED, 0)
+        assert self.texts(hold) == ["hello from 0 of 1"]
+        assert outcome.receipt is not None
+        assert outcome.receipt.created
+        assert outcome.receipt.left == ()
+        assert hold.folder.read_json(RECEIPT)
+        assert target.found() == []
+
+    def test_a_failing_script_is_reported_with_its_exit_code_and_last_lines(self, start: Callable[..., Launched]) -> None:
+        hold = start(Play(lines=("all is well", "the disk is on fire"), exit_code=7))
+        outcome = hold.wait()
+        assert (outcome.status.state, outcome.exit_code) == (State.FAILED, 1)
+        assert "7" in outcome.status.reason
+        (exit_,) = [event for event in hold.folder.events() if event["kind"] == "rank_exit"]
+        assert exit_["code"] == 7
+        assert exit_["lines"][-1] == "the disk is on fire"
+
+    def test_logs_are_complete_and_in_order_from_before_the_start(self, start: Callable[..., Launched]) -> None:
+        lines = tuple(f"line {i}" for i in range(3000))
+        hold = start(Play(lines=lines))
+        followed = [line.text for line in hold.logs(follow=True, rank=0)]
+        assert followed == list(lines)
+        assert self.texts(hold) == list(lines)
+
+    def test_a_follower_sees_lines_while_the_run_is_live_and_ends_with_it(self, start: Callable[..., Launched]) -> None:
+        hold = start(WAITS)
+        seen: list[str] = []
+        follower = threading.Thread(
+            target=lambda: seen.extend(line.text for line in hold.logs(follow=True, rank=0)), daemon=True
+        )
+        follower.start()
+        self.running(hold)
+        assert follower.is_alive()
+        hold.down()
+        follower.join(60)
+        assert not follower.is_alive()
+        assert "rank 0 of 1 waits" in seen
+
+    def test_stop_ends_it_and_it_can_be_resumed(self, start: Callable[..., Launched], target: Target) -> None:
+        hold = self.running(start(WAITS))
+        outcome = hold.stop("enough for today")
+        assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
+        assert target.found() == []
+        assert hold.folder.read_json(STOP)
+        again = launcher.resume(hold.url, target=target)
+        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        assert hold.folder.read_json(STOP) is None
+        assert again.target.status(again.handle).state is State.RUNNING
+        assert again.stop().status.state is State.STOPPED
+        assert [line.text for line in again.logs(rank=0)] == ["rank 0 of 1 waits"] * 2
+
+    def test_a_second_start_on_a_live_run_is_refused(self, start: Callable[..., Launched], target: Target) -> None:
+        hold = self.running(start(WAITS, run="mine"))
+        with pytest.raises(RunBusy):
+            launcher.resume(hold.url, target=target)
+        with pytest.raises(BadInput, match="headway resume mine"):
+            start(WAITS, run="mine")
+        assert hold.target.status(hold.handle).state is State.RUNNING
+
+    def test_a_finished_run_is_not_started_again(self, start: Callable[..., Launched], target: Target) -> None:
+        hold = start(Play())
+        hold.wait()
+        said: list[str] = []
+        again = launcher.resume(hold.url, target=target, say=said.append)
+        assert "nothing to do" in said[0]
+        assert again.outcome().exit_code == 0
+        assert [event["kind"] for event in hold.folder.events()].count("attempt") == 1
+
+    def test_down_twice_is_the_same_as_once(self, start: Callable[..., Launched], target: Target) -> None:
+        hold = self.running(start(WAITS))
+        first = hold.down()
+        second = hold.down()
+        assert first.removed
+        assert first.left == second.left == ()
+        assert set(first.removed) <= set(second.removed)
+        assert target.found() == []
+
+    def test_down_of_something_half_gone_removes_the_other_half(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = self.running(start(WAITS, ranks=2))
+        self.half_gone(hold)
+        assert hold.down().left == ()
+        assert target.found() == []
+        assert hold.target.status(hold.handle).state.resumable
+
+    def test_a_submit_that_fails_half_way_leaves_nothing(
+        self, plan_of: Callable[..., Plan], target: Target, outputs: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plan = plan_of(WAITS, ranks=2)
+        said: list[str] = []
+        with self.failing_submit(monkeypatch, target), pytest.raises(HeadwayError):
+            launcher.launch(plan, name="unlucky", detach=True, target=target, say=said.append)
+        assert "taken down" in said[-1]
+        assert target.found() == []
+        assert "unlucky" not in subfolders(open_store(outputs))
+
+    def test_what_a_lost_client_left_is_found_and_removed_without_local_state(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hold = self.running(start(WAITS))
+        hold.folder.store.delete(INTENT)
+        monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
+        (found,) = target.found()
+        assert (found.run, found.url) == (hold.run, hold.url)
+        assert launcher.reach(found.url, target=target).down().left == ()
+        assert target.found() == []
+
+    def test_a_run_that_does_not_exist_has_no_status(self, target: Target, outputs: str) -> None:
+        with pytest.raises(UnknownRun):
+            target.status(Handle(target=self.kind, run="nobody", url=f"{outputs}/nobody"))
+
+    def test_ranks_know_each_other_and_their_logs_can_be_told_apart(self, start: Callable[..., Launched]) -> None:
+        hold = start(Play(lines=("rank {rank} of {world}",)), ranks=2)
+        assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold, rank=0) == ["rank 0 of 2"]
+        assert self.texts(hold, rank=1) == ["rank 1 of 2"]
+
+    def test_names_at_their_limits_and_any_script_of_the_world(
+        self, start: Callable[..., Launched], tmp_path: Path
+    ) -> None:
+        text = "größer 模型 обучение 🚂 \u202e"
+        hold = start(Play(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs=str(tmp_path / "läufe 跑"))
+        assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold) == [text]
+
+    def test_names_that_cannot_be_are_refused_before_anything_is_made(
+        self, start: Callable[..., Launched], outputs: str
+    ) -> None:
+        for name in ("n" * (LONGEST + 1), "Upper", "-dash", "dash-", "with space", "../up", "a/b", "läufe", "code", "last"):
+            with pytest.raises(BadInput):
+                start(Play(), run=name)
+        assert set(subfolders(open_store(outputs))) <= {"code"}
+
+    def test_a_secret_is_in_no_request_plan_or_log(
+        self, start: Callable[..., Launched], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TOKEN_HERE", CANARY)
+        play = Play(lines=self.lines_about_a_secret())
+        more = {"secrets": {"TOKEN": Secret(ref="env:TOKEN_HERE")}}
+        assert CANARY not in plan_of(play, **more).to_json()
+        hold = start(play, **more)
+        assert hold.wait().status.state is State.FINISHED
+        for entry in hold.folder.store.list():
+            assert CANARY.encode() not in hold.folder.store.read(entry.key), entry.key
+
+    def lines_about_a_secret(self) -> tuple[str, ...]:
+        """Where ranks are real, they print the value itself."""
+        return ()

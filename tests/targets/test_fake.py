@@ -1,0 +1,71 @@
+"""The fake keeps every promise of a target, and adds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headway import launcher
+from headway.errors import NotThere, UnknownRun
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.targets.base import State, Target
+from headway.targets.fake import FakeTarget, Play
+from headway.targets.registry import TARGETS, Entry
+from tests.contract.plays import play_of
+from tests.contract.suite import TargetContract
+
+FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")
+
+
+class TestFake(TargetContract):
+    kind = "fake"
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(TARGETS, "fake", FAKE)
+
+    @pytest.fixture
+    def target(self) -> Target:
+        return FakeTarget(plays=play_of)
+
+    @pytest.fixture
+    def outputs(self, request: pytest.FixtureRequest) -> str:
+        return f"memory://{request.node.name}/runs"
+
+    def half_gone(self, hold: Launched) -> None:
+        assert isinstance(hold.target, FakeTarget)
+        hold.target.workers[hold.url].pop()
+
+    @contextmanager
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
+        assert isinstance(target, FakeTarget)
+        target.room = 1
+        yield
+
+    def test_a_run_moves_only_when_the_test_says_so(self, plan_of: Callable[..., Plan]) -> None:
+        target = FakeTarget()
+        hold = launcher.launch(plan_of(Play()), detach=True, target=target)
+        assert hold.status().state is State.PENDING
+        target.begin(hold.url)
+        target.say(hold.url, "a word")
+        assert hold.status().state is State.RUNNING
+        target.end(hold.url, State.BUDGET, reason="5 USD are spent")
+        assert target.workers != {}
+        assert hold.outcome().exit_code == 3
+        assert target.workers == {}, "whoever sees the end takes it down"
+
+    def test_a_machine_that_vanishes_leaves_a_lost_run_that_can_go_on(self, plan_of: Callable[..., Plan]) -> None:
+        target = FakeTarget()
+        hold = launcher.launch(plan_of(Play()), detach=True, target=target)
+        target.begin(hold.url)
+        target.vanish(hold.url)
+        assert hold.outcome().exit_code == 4
+        launcher.resume(hold.url, target=target)
+        assert target.begin(hold.url) == 2
+
+    def test_it_refuses_a_run_that_was_never_claimed_or_announced(self, plan_of: Callable[..., Plan]) -> None:
+        with pytest.raises((NotThere, UnknownRun)):
+            FakeTarget().submit(plan_of(Play()), "from-nowhere")

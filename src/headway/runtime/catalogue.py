@@ -1,0 +1,115 @@
+"""Which checkpoints there are, what they are called, and which may go. Kept in `checkpoints/last.json` by rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from headway.errors import NotThere
+from headway.runfolder import checkpoint_folder
+from headway.runtime.encoding import Damaged
+from headway.runtime.records import encode_record, read_record
+from headway.spec.model import Checkpoint
+from headway.storage.base import Store
+
+LAST = "checkpoints/last.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One committed checkpoint, as far as choosing among them needs."""
+
+    step: int
+    epoch: int
+    names: tuple[str, ...] = ()
+    score: float | None = None  # higher is better, whatever the metric
+    forever: bool = False
+
+
+class Catalogue:
+    """The committed checkpoints of a run, newest last, and the rule of which are kept."""
+
+    def __init__(self, store: Store, rule: Checkpoint, *, protected: int | None = None) -> None:
+        self._store, self._rule = store, rule
+        self.protected = protected  # the one this attempt resumed from
+        self._kept: dict[int, Kept] = {}
+        self._written: set[str] = set()  # pointer files that this attempt has written
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self._kept)
+
+    def adopt(self, kept: Iterable[Kept]) -> None:
+        """What earlier attempts left."""
+        for one in kept:
+            self._kept[one.step] = one
+
+    def forget(self, step: int) -> None:
+        """A checkpoint that proved to be damaged: it counts no more, and its files are left for people to look at."""
+        self._kept.pop(step, None)
+
+    def named(self, name: str) -> int | None:
+        """The step a name points to: the newest that was given it."""
+        return max((one.step for one in self._kept.values() if name in one.names), default=None)
+
+    def best(self) -> Kept | None:
+        scored = [one for one in self._kept.values() if one.score is not None]
+        return max(scored, key=lambda one: (one.score, one.step), default=None)
+
+    def record(self, new: Kept) -> None:
+        """Note a commit and point its names at it. Written before anything is removed."""
+        self._kept[new.step] = new
+        for name in new.names:
+            for step, one in self._kept.items():
+                if step != new.step and name in one.names:
+                    names = tuple(other for other in one.names if other != name)
+                    self._kept[step] = Kept(one.step, one.epoch, names, one.score, one.forever)
+            self._store.write(f"checkpoints/{name}.json", encode_record({"step": new.step}))
+        self._write_last()
+
+    def prune(self) -> None:
+        """Remove what the rule does not keep: first from the record, then the manifest, then the files."""
+        going = sorted(set(self._kept) - self._keepers())
+        if not going:
+            return
+        for step in going:
+            del self._kept[step]
+        self._write_last()
+        for step in going:
+            remove(self._store, step)
+
+    def _keepers(self) -> set[int]:
+        steps = self.steps
+        keepers = set(steps[-self._rule.keep_last :])
+        scored = [one for one in self._kept.values() if one.score is not None]
+        scored.sort(key=lambda one: (one.score, one.step))
+        keepers |= {one.step for one in scored[-self._rule.keep_best :]} if self._rule.keep_best else set()
+        keepers |= {one.step for one in self._kept.values() if one.forever or one.names}
+        if self.protected is not None:
+            keepers.add(self.protected)
+        return keepers
+
+    def _write_last(self) -> None:
+        steps = self.steps
+        body = {"step": steps[-1], "steps": steps, "kept": [asdict(self._kept[step]) for step in steps]}
+        self._store.write(LAST, encode_record(body))
+
+
+def read_last(store: Store) -> list[Kept] | None:
+    """The recorded commits; None when none was ever recorded. Damaged when the record is."""
+    try:
+        record = read_record(store, LAST)
+    except NotThere:
+        return None
+    try:
+        return [Kept(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
+    except (KeyError, TypeError):
+        raise Damaged(f"{LAST} is damaged: it does not say which checkpoints there are") from None
+
+
+def remove(store: Store, step: int) -> None:
+    """The manifest first: what is half removed is no checkpoint."""
+    folder = checkpoint_folder(step)
+    store.delete(f"{folder}/manifest.json")
+    for entry in list(store.list(f"{folder}/")):
+        store.delete(entry.key)

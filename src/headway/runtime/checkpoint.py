@@ -1,0 +1,328 @@
+"""Checkpoints written while training goes on: each rank its part, rank 0 the manifest, and without a manifest nothing.
+
+A thread of each rank hashes and writes what the main thread has copied. At most two snapshots exist: one being written,
+one waiting; a newer one replaces the one that waits, unless that has a name. No collectives here: rank 0 looks for the
+other ranks' part records in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import NotThere, StoreError
+from headway.lease import LeaseLost
+from headway.runfolder import checkpoint_folder
+from headway.runtime.catalogue import Catalogue, Kept
+from headway.runtime.control import Outside, say
+from headway.runtime.patience import Impatient, Patience
+from headway.runtime.records import encode_record, read_record
+from headway.runtime.snapshot import Image, Layout, deal, signature
+from headway.storage.base import Store
+
+_POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What a checkpoint is of."""
+
+    step: int
+    epoch: int
+    tree: Any  # everything but the tensors
+    names: tuple[str, ...] = ()  # pointers to set: best, epoch_5
+    score: float | None = None
+    forever: bool = False  # retention never removes it
+    stall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Snapshot:
+    moment: Moment
+    image: Image
+    ready: Any = None  # a CUDA event behind the copies
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """This rank among its like, under one attempt."""
+
+    rank: int
+    ranks: int
+    attempt: int
+
+    def part(self, rank: int) -> str:
+        return f"a{self.attempt:04d}-r{rank}"
+
+
+class Saver:
+    """Takes snapshots in the main thread; a thread of its own makes checkpoints of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        seat: Seat,
+        catalogue: Catalogue,
+        outside: Outside,
+        *,
+        environment: Mapping[str, Any],
+        flush_metrics: Callable[[int], None] = lambda step: None,
+        still_ours: Callable[[], bool] = lambda: True,
+        pin: bool = False,
+    ) -> None:
+        self._store, self._seat, self._catalogue, self._outside = store, seat, catalogue, outside
+        self._environment, self._pin = environment, pin
+        self._flush_metrics, self._still_ours = flush_metrics, still_ours
+        self._patience = Patience(outside, self._hopeless)
+        self._change = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._writing: Snapshot | None = None
+        self._held: Snapshot | None = None
+        self._free: list[Image] = []
+        self._closed = False
+        self._abandon_at: float | None = None
+        self.fenced: LeaseLost | None = None
+        self.committed = -1  # the newest step whose manifest is written
+        self.last_seconds = 0.0  # how long the newest took, from snapshot to manifest
+        self._thread = threading.Thread(target=self._work, name="headway-saver", daemon=True)
+        self._thread.start()
+
+    # In the main thread
+
+    @property
+    def busy(self) -> bool:
+        return self._writing is not None or self._waiting is not None
+
+    def prepare(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+        """Have the memory ready before the first checkpoint is due."""
+        mine = self._mine(tensors, spread)
+        threading.Thread(target=self._preallocate, args=(mine,), daemon=True).start()
+
+    def _preallocate(self, mine: Mapping[str, Tensor]) -> None:
+        image = Image(Layout(mine), mine, pin=self._pin)
+        with self._change:
+            if not self._free and not self.busy:
+                self._free.append(image)
+
+    def take(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+        """Copy the state and queue it. What this takes is all that training waits for."""
+        snapshot = self._copy(moment, tensors, spread)
+        self._queue(snapshot)
+        return snapshot
+
+    def hold(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+        """Copy the state without writing it: for the case that we are stopped before the next one."""
+        if self._waiting is None:  # else there would be three
+            self._held = self._copy(moment, tensors, spread)
+
+    def release(self) -> None:
+        """What was held is of no use any more."""
+        with self._change:
+            if self._held is not None:
+                self._free.append(self._held.image)
+                self._held = None
+
+    def write_held(self) -> None:
+        """We are being stopped: write what was held."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._queue(held)
+
+    def _copy(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+        began = time.perf_counter()
+        mine = self._mine(tensors, spread)
+        image = self._room(mine, moment)
+        image.fill(mine)
+        snapshot = Snapshot(moment, image)
+        if self._pin:
+            snapshot.ready = torch.cuda.Event()
+            snapshot.ready.record()
+        snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
+        return snapshot
+
+    def _queue(self, snapshot: Snapshot) -> None:
+        with self._change:
+            self._waiting = snapshot
+            self._change.notify_all()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything taken is written; False if that was not done in time, and then it is given up."""
+        with self._change:
+            if timeout_s is not None:
+                self._abandon_at = time.monotonic() + timeout_s
+            done = self._change.wait_for(lambda: not self.busy or self.fenced is not None, timeout_s)
+        return done and self.fenced is None
+
+    def close(self, timeout_s: float | None = None) -> None:
+        self.drain(timeout_s)
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join(timeout_s)
+
+    def _mine(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> dict[str, Tensor]:
+        names = deal(tensors, spread, self._seat.ranks)[self._seat.rank]
+        return {name: tensors[name] for name in names}
+
+    def _room(self, mine: Mapping[str, Tensor], moment: Moment) -> Image:
+        with self._change:
+            if self._waiting is not None and not self._replaceable(self._waiting.moment, moment):
+                say(f"the store is slow: waiting for the checkpoint of step {self._waiting.moment.step}")
+                self._change.wait_for(lambda: self._waiting is None or self.fenced is not None)
+            if self._waiting is not None:
+                self._free.append(self._waiting.image)
+                self._waiting.done.set()
+                self._waiting = None
+            fitting = [image for image in self._free if image.layout.signature == signature(mine)]
+            self._free = []  # of another layout: never used again
+            if fitting:
+                return fitting[0]
+        return Image(Layout(mine), mine, pin=self._pin)
+
+    @staticmethod
+    def _replaceable(old: Moment, new: Moment) -> bool:
+        return not old.forever and set(old.names) <= set(new.names)
+
+    # In the thread
+
+    def _work(self) -> None:
+        _be_nice()
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting is not None or self._closed)
+                if self._waiting is None:
+                    return
+                snapshot, self._waiting = self._waiting, None
+                self._writing = snapshot
+                self._change.notify_all()
+            try:
+                self._save(snapshot)
+            except Impatient as given_up:
+                say(f"the checkpoint of step {snapshot.moment.step} was given up: {given_up}")
+            except LeaseLost as lost:
+                self.fenced = lost
+            except BaseException as error:  # a bug must not end checkpoints silently while training goes on
+                self.fenced = LeaseLost(f"checkpoints cannot be written: {type(error).__name__}: {error}")
+                self.fenced.__cause__ = error
+                raise
+            finally:
+                self._finish(snapshot)
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        with self._change:
+            self._writing = None
+            self._free.append(snapshot.image)
+            snapshot.done.set()
+            self._change.notify_all()
+
+    def _save(self, snapshot: Snapshot) -> None:
+        began = time.monotonic()
+        moment, seat = snapshot.moment, self._seat
+        if snapshot.ready is not None:
+            snapshot.ready.synchronize()
+        folder, part = checkpoint_folder(moment.step), seat.part(seat.rank)
+        body = snapshot.image.bytes
+        record = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+        patient = self._patience
+        patient(lambda: self._store.write(f"{folder}/{part}.safetensors", body))
+        if seat.rank:
+            patient(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
+            return
+        files = {f"{part}.safetensors": record}
+        files |= {f"{seat.part(rank)}.safetensors": self._part(moment, rank) for rank in range(1, seat.ranks)}
+        self._commit(moment, files)
+        self.last_seconds = time.monotonic() - began
+        self._outside.event(
+            "checkpoint",
+            step=moment.step,
+            names=list(moment.names),
+            bytes=sum(file["bytes"] for file in files.values()),
+            seconds=round(self.last_seconds, 3),
+            stall_ms=round(moment.stall_s * 1000, 2),
+        )
+
+    def _part(self, moment: Moment, rank: int) -> dict[str, Any]:
+        """What another rank says it wrote; Impatient when it went on to a later one instead."""
+        pause, longest = _POLL_S
+        key = f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+        while True:
+            found = self._patience(lambda: self._look(key))
+            if found is not None:
+                return found
+            newer = self._waiting
+            if newer is not None and self._patience(lambda n=newer: self._look(self._key_of(n.moment, rank))):
+                raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
+            self._hopeless(f"rank {rank} has not written its part")
+            time.sleep(pause)
+            pause = min(longest, pause * 1.5)
+
+    def _key_of(self, moment: Moment, rank: int) -> str:
+        return f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+
+    def _look(self, key: str) -> dict[str, Any] | None:
+        try:
+            return read_record(self._store, key)
+        except NotThere:
+            return None
+
+    def _commit(self, moment: Moment, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """State, metrics, then the manifest: whoever sees a manifest can rely on everything else."""
+        folder, patient = checkpoint_folder(moment.step), self._patience
+        state_name = f"a{self._seat.attempt:04d}-state.json"
+        state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
+        patient(lambda: self._store.write(f"{folder}/{state_name}", state))
+        patient(lambda: self._flush_metrics(moment.step))
+        if not patient(self._still_ours):
+            raise LeaseLost("this run was taken over by another start of it", where=self._store.url)
+        manifest = {
+            "schema": 1,
+            "step": moment.step,
+            "epoch": moment.epoch,
+            "attempt": self._seat.attempt,
+            "ranks": self._seat.ranks,
+            "names": list(moment.names),
+            "score": moment.score,
+            "forever": moment.forever,
+            "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
+            "files": dict(files),
+        }
+        patient(lambda: self._store.write(f"{folder}/manifest.json", encode_record(manifest)))
+        self.committed = moment.step
+        kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
+        patient(lambda: self._catalogue.record(kept))
+        patient(self._catalogue.prune)
+
+    def _hopeless(self, why: str) -> None:
+        """Called between tries: ends them when a newer snapshot waits or the grace period is over."""
+        if self._abandon_at is not None and time.monotonic() > self._abandon_at:
+            raise Impatient(f"out of time ({why})")
+        if self._closed:
+            raise Impatient(why)
+
+
+def lease_is_ours(store: Store, attempt: int) -> bool:
+    """Whether no later attempt has begun. A run without a lease (a rehearsal, a test) is always ours."""
+    from headway import lease
+
+    record, _ = lease.read(store)
+    return record is None or record.attempt <= attempt
+
+
+def _be_nice() -> None:
+    """Give way to the training on a full machine."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    except (OSError, AttributeError):  # not Linux, or not allowed: then it competes
+        pass
+
+
+__all__ = ["Moment", "Saver", "Seat", "StoreError", "lease_is_ours"]

@@ -1,0 +1,238 @@
+"""What a run must not lose: the objects it was given, where it is, and how both go into checkpoints and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headway.errors import BadInput, HeadwayError, NoCheckpoint
+from headway.runtime import machine
+from headway.runtime.catalogue import Catalogue
+from headway.runtime.checkpoint import Moment, Saver, Seat, lease_is_ours
+from headway.runtime.control import say
+from headway.runtime.encoding import Damaged, flatten
+from headway.runtime.position import Position, Rhythm, Scores
+from headway.runtime.restore import Archive, Damage, Loaded
+from headway.runtime.session import Session
+
+RESERVED = ("run",)
+
+
+class Keeping:
+    """The state of a run, in memory and in its folder."""
+
+    def __init__(self, session: Session, flush_metrics: Callable[[int], None]) -> None:
+        self._session = session
+        job, world = session.identity.job, session.identity.world
+        self.position, self.scores = Position(), Scores()
+        self.rhythm = Rhythm(job.checkpoint, spot=job.resources.spot)
+        self.objects: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}  # the feed's fingerprint and length
+        self._catalogue = Catalogue(session.store, job.checkpoint)
+        self._archive = Archive(session.store, say=session.say)
+        self.environment = machine.environment(world, session.device)
+        self.saver = Saver(
+            session.store,
+            Seat(rank=world.rank, ranks=world.size, attempt=session.identity.attempt),
+            self._catalogue,
+            session.outside,
+            environment=self.environment,
+            flush_metrics=flush_metrics,
+            still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
+            pin=session.device.type == "cuda",
+        )
+        self._names: list[str] = []  # pointers that the next checkpoint is to get
+        self._score: float | None = None
+        self._taken: tuple[int, ...] | None = None  # where the newest snapshot was taken
+        self._prepared = False
+
+    # Coming back
+
+    def restore(self, objects: Mapping[str, Any]) -> Loaded | None:
+        """Load the newest good checkpoint into `objects`, or find that there never was one."""
+        _check(objects)
+        self.objects.update(objects)
+        loaded = self._choose()
+        if loaded is None:
+            return None
+        self._load(loaded)
+        self._catalogue.protected = loaded.step
+        return loaded
+
+    def _choose(self) -> Loaded | None:
+        """Rank 0 decides, so that all ranks go on from the same step."""
+        session = self._session
+        damaged: list[Damage] = []
+        trouble: HeadwayError | None = None
+        loaded: Loaded | None = None
+        if session.first:
+            try:
+                self._catalogue.adopt(self._archive.recorded())
+                loaded = self._archive.newest(damaged)
+                if loaded is None:
+                    self._look_for_traces()
+            except HeadwayError as error:
+                trouble = error
+        choice = -2.0 if trouble else float(loaded.step) if loaded else -1.0
+        choice = session.gang.from_first([choice])[0]
+        for damage in damaged:
+            say(f"the checkpoint of step {damage.step} is damaged and was passed over: {damage.why}")
+            session.outside.event("damaged", step=damage.step, why=damage.why)
+            self._catalogue.forget(damage.step)
+        if trouble is not None:
+            raise trouble
+        if choice == -2:
+            raise NoCheckpoint("rank 0 could not choose a checkpoint: see its log")
+        if choice >= 0 and loaded is None:
+            loaded = self._load_as_told(int(choice))
+        if loaded is not None:
+            session.outside.event("restored", step=loaded.step, fallback=bool(damaged))
+        return loaded
+
+    def _load_as_told(self, step: int) -> Loaded:
+        try:
+            return self._archive.load(step)
+        except Damaged as damage:
+            raise NoCheckpoint(f"rank 0 could read the checkpoint of step {step}, this one not: {damage}") from None
+
+    def _look_for_traces(self) -> None:
+        """No checkpoint is there: was there ever one? The events would say so."""
+        from headway.runfolder import RunFolder
+
+        session = self._session
+        if session.identity.attempt <= 1:
+            return
+        commits = [event for event in RunFolder(session.store).events() if event.get("kind") == "checkpoint"]
+        if commits:
+            raise NoCheckpoint(
+                f"step {commits[-1].get('step')} was committed by attempt {commits[-1]['attempt']}, and no checkpoint is left",
+                where=f"{session.store.url}/checkpoints",
+                fix="restore the files, or start a new run: this one would begin again from nothing",
+            )
+
+    def _load(self, loaded: Loaded) -> None:
+        state = dict(loaded.state)
+        own = state.pop("run")
+        missing, extra = sorted(self.objects.keys() - state.keys()), sorted(state.keys() - self.objects.keys())
+        if missing or extra:
+            words = [f"it lacks {name}" for name in missing] + [f"nothing was given for its {name}" for name in extra]
+            raise BadInput(
+                f"the checkpoint of step {loaded.step} does not fit: {', '.join(words)}",
+                fix="give run.restore the same names as when it was written",
+            )
+        for name, thing in self.objects.items():
+            thing.load_state_dict(state[name])
+        self.position = Position(**own["position"])
+        self.scores = Scores(**own["scores"])
+        self._compare(own, loaded)
+
+    def _compare(self, own: Mapping[str, Any], loaded: Loaded) -> None:
+        changed = machine.differences(loaded.environment, self.environment)
+        if changed:
+            self._session.say(f"not the machine of the checkpoint, so not to the bit: {', '.join(changed)}")
+            self._session.outside.event("changed", what=changed)
+        if own["data"] and self.data and own["data"] != self.data:
+            self._session.say(f"the data is not what the checkpoint saw: {own['data']} → {self.data}")
+            self._session.outside.event("changed", what=["data"])
+            if self.position.batch and own["data"].get("steps") != self.data.get("steps"):
+                raise BadInput(
+                    f"an epoch had {own['data'].get('steps')} steps when the checkpoint was written, now {self.data.get('steps')}, "
+                    f"and it stands in the middle of one (step {self.position.batch})",
+                    fix="bring back the data and batch size, or start a new run with init_from",
+                )
+
+    # Going forth
+
+    def name_next(self, name: str, score: float | None = None) -> None:
+        """The next checkpoint is to be called this."""
+        if name not in self._names:
+            self._names.append(name)
+        if score is not None:
+            self._score = score
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._names)
+
+    def prepare(self) -> None:
+        """Once the optimizer has its state: have the memory ready, and find out early what cannot be kept."""
+        if self._prepared or not self.objects:
+            return
+        self._prepared = True
+        _, tensors = flatten(self._state())
+        self.saver.prepare(tensors, self._spread(tensors))
+
+    def take(self, *, epoch_ended: bool = False) -> None:
+        """Snapshot the state as it is now, to be written in the background."""
+        if not self.objects:
+            return
+        position = self.position
+        keep = self.rhythm.name_to_keep(position.step, position.passed, epoch_ended=epoch_ended)
+        if keep is not None:
+            self.name_next(keep)
+        tree, tensors = flatten(self._state())
+        moment = self._moment(tree, names=tuple(self._names), score=self._score, forever=keep is not None)
+        self._names, self._score = [], None
+        self.rhythm.taken()
+        self._taken = self._here
+        self.saver.take(moment, tensors, self._spread(tensors))
+
+    def hold(self) -> None:
+        """Snapshot the state as it is now, to be written only if we are stopped before the next one."""
+        if self.objects and not self.taken_here:
+            tree, tensors = flatten(self._state())
+            self.saver.hold(self._moment(tree), tensors, self._spread(tensors))
+
+    def _moment(self, tree: Any, **more: Any) -> Moment:
+        return Moment(step=self.position.step, epoch=self.position.passed, tree=tree, **more)
+
+    def keeps_epoch(self, passed: int) -> bool:
+        return self.rhythm.name_to_keep(-1, passed, epoch_ended=True) is not None
+
+    def load_best(self) -> int:
+        """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""
+        step = self._catalogue.named("best")
+        if step is None:
+            return self.position.step
+        loaded = self._archive.load(step)
+        for name, thing in self.objects.items():
+            if isinstance(thing, nn.Module):
+                thing.load_state_dict(loaded.state[name])
+        return step
+
+    @property
+    def taken_here(self) -> bool:
+        """Whether the newest snapshot is of this very moment."""
+        return self._taken == self._here
+
+    @property
+    def _here(self) -> tuple[int, ...]:
+        return self.position.step, self.position.stage, self.position.passed, self.position.batch
+
+    def _state(self) -> dict[str, Any]:
+        own = {"position": self.position.as_dict(), "scores": self.scores.as_dict(), "data": dict(self.data)}
+        return {**{name: thing.state_dict() for name, thing in self.objects.items()}, "run": own}
+
+    def _spread(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """What every rank holds alike: parameters and optimizer state. Anything else is saved as rank 0 has it."""
+        alike: set[str] = set()
+        for name, thing in self.objects.items():
+            if isinstance(thing, Optimizer):
+                alike.update(path for path in tensors if path.startswith(f"{name}/"))
+            elif isinstance(thing, nn.Module):
+                alike.update(f"{name}/{key}" for key, _ in thing.named_parameters())
+        return [path for path in tensors if path in alike]
+
+
+def _check(objects: Mapping[str, Any]) -> None:
+    for name, thing in objects.items():
+        if name in RESERVED or "/" in name:
+            raise BadInput(f"{name!r} cannot be the name of something to restore", fix="call it something else")
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise BadInput(
+                f"{name} ({type(thing).__name__}) has no state_dict and load_state_dict",
+                fix="give it both, or do not pass it to run.restore",
+            )

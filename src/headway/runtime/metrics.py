@@ -1,0 +1,77 @@
+"""Numbers over time: buffered without waiting for the device, written in segments by a thread. About 1 µs a value."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import BadInput
+from headway.segments import SegmentWriter
+from headway.storage.base import Store
+
+
+class Metrics:
+    """One record a step. What is logged twice for a step is one record; a number on a GPU is read when it is written."""
+
+    def __init__(self, store: Store, attempt: int, resume_step: int) -> None:
+        self._writer = SegmentWriter(store, "metrics", attempt)
+        self._lock = threading.Lock()
+        self._records: list[dict[str, Any]] = []
+        self._writer.add(json.dumps({"resume_step": resume_step}))
+
+    def log(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        with self._lock:
+            records = self._records
+            if records and records[-1]["step"] == step:
+                records[-1].update(values)
+            else:
+                records.append({"step": step, "epoch": epoch, "time": round(time.time(), 3), **values})
+
+    def flush(self, through: int | None = None) -> None:
+        """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
+        with self._lock:
+            count = len(self._records) if through is not None else max(0, len(self._records) - 1)
+            while through is not None and count and self._records[count - 1]["step"] > through:
+                count -= 1
+            ready, self._records = self._records[:count], self._records[count:]
+        for record in _numbers(ready):
+            self._writer.add(json.dumps(record, allow_nan=False))
+        self._writer.flush()
+
+    def finish(self) -> None:
+        self.flush(through=1 << 62)
+
+
+def plain(name: str, value: Any) -> Any:
+    """A number now, or a detached tensor that becomes one later without stopping the device."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise BadInput(f"{name} has {value.numel()} values, a metric is one", fix=f"log {name}.mean()")
+        return value.item() if value.device.type == "cpu" else value.detach()
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name} is a {type(value).__name__}, a metric is a number") from None
+
+
+def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with all device values read in one go."""
+    waiting = [(record, name) for record in records for name, value in record.items() if isinstance(value, Tensor)]
+    if waiting:
+        values = torch.stack([record[name].reshape(()).float() for record, name in waiting]).tolist()
+        for (record, name), value in zip(waiting, values, strict=True):
+            record[name] = value
+    for record in records:
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = repr(value)  # JSON has no nan; readers see "nan" rather than a broken line
+    return records

@@ -1,0 +1,83 @@
+"""Where a run is, and when its next checkpoint is due. Plain values; nothing here knows of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headway.spec.model import Cadence, Checkpoint
+
+DEFAULT_S, SPOT_S = 600.0, 120.0
+
+
+@dataclass(slots=True)
+class Position:
+    """`step` counts optimizer steps, `batch` the global batches of this epoch, `stage` the calls of run.epochs."""
+
+    stage: int = 0
+    epoch: int = 0  # within the stage
+    passed: int = 0  # epochs of all stages: what the data's order is keyed by
+    batch: int = 0
+    step: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Scores:
+    """The history that "best" and early stopping are decided by."""
+
+    best: dict[str, float] = field(default_factory=dict)  # per pointer name, higher is better
+    best_step: dict[str, int] = field(default_factory=dict)
+    since_best: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def better(self, name: str, value: float, step: int) -> bool:
+        """Note a score; True when it is the best yet under that name. Not a number is never better."""
+        known = self.best.get(name)
+        if value == value and (known is None or value > known):
+            self.best[name], self.best_step[name], self.since_best[name] = value, step, 0
+            return True
+        self.since_best[name] = self.since_best.get(name, 0) + 1
+        return False
+
+
+class Rhythm:
+    """When the job's checkpoint section asks for one."""
+
+    def __init__(self, rule: Checkpoint, *, spot: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every = rule.every or Cadence(seconds=SPOT_S if spot else DEFAULT_S)
+        self._keep = rule.keep_every
+        self._clock = clock
+        self._last = self._last_kept = clock()
+
+    def due_after_step(self, step: int) -> bool:
+        every = self._every
+        if every.seconds is not None:
+            return self._clock() - self._last >= every.seconds
+        return every.steps is not None and step % every.steps == 0
+
+    def due_after_epoch(self, passed: int) -> bool:
+        return self._every.epochs is not None and passed % self._every.epochs == 0
+
+    def taken(self) -> None:
+        self._last = self._clock()
+
+    def name_to_keep(self, step: int, passed: int, *, epoch_ended: bool) -> str | None:
+        """What to call the checkpoint that is kept for good now, if one is."""
+        keep = self._keep
+        if keep is None:
+            return None
+        if keep.epochs is not None and epoch_ended and passed % keep.epochs == 0:
+            return f"epoch_{passed}"
+        if keep.steps is not None and step % keep.steps == 0:
+            return f"step_{step}"
+        if keep.seconds is not None and self._clock() - self._last_kept >= keep.seconds:
+            self._last_kept = self._clock()
+            return f"step_{step}"
+        return None

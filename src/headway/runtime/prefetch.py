@@ -1,0 +1,116 @@
+"""Batches one after the other from any position, made ahead of time by worker processes where the feed asks for them.
+
+Feeds are pure, so being ahead changes nothing. Other iterables are replayed up to the position, which costs their time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from headway.errors import BadInput
+from headway.runtime.feed import Feed
+from headway.runtime.randomness import DATA, Dice
+
+Key = tuple[int, int, int, int]  # epoch, step, part, parts
+_PR_SET_PDEATHSIG = 1
+
+
+class Keys(Sampler[Key]):
+    """The keys of an epoch from a step on: what the workers are asked for, in order."""
+
+    def __init__(self) -> None:
+        self.epoch, self.first, self.last, self.parts = 0, 0, 0, range(1)
+        self.of = 1
+
+    def __iter__(self) -> Iterator[Key]:
+        for step in range(self.first, self.last):
+            for part in self.parts:
+                yield self.epoch, step, part, self.of
+
+
+class ByKey(Dataset[Any]):
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __getitem__(self, key: Key) -> Any:
+        return self._feed.batch(*key)
+
+
+class Prefetcher:
+    """Worker processes for one feed, kept over epochs."""
+
+    def __init__(self, feed: Feed, workers: int, *, pin: bool = False) -> None:
+        self._keys = Keys()
+        self._loader: DataLoader[Any] = DataLoader(
+            ByKey(feed),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=_settle_worker,
+            persistent_workers=True,
+            pin_memory=pin,
+            generator=torch.Generator(),  # its own: the default one belongs to the model
+        )
+
+    def batches(self, epoch: int, first: int, last: int, parts: range, of: int) -> Iterator[Any]:
+        keys = self._keys
+        keys.epoch, keys.first, keys.last, keys.parts, keys.of = epoch, first, last, parts, of
+        return iter(self._loader)
+
+
+def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iterator[Any]:
+    """The same batches, made here and now."""
+    for step in range(first, len(feed)):
+        for part in parts:
+            yield feed.batch(epoch, step, part, of)
+
+
+def from_iterable(source: Any, dice: Dice, epoch: int, skip: int, world: int) -> Iterator[Any]:
+    """The batches of a DataLoader or any other sized iterable, the first `skip` of them made and thrown away.
+
+    Generators are seeded for the epoch before it begins and for each batch before it is made, so that a replay draws
+    what the first pass drew.
+    """
+    sampler = getattr(source, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler.set_epoch(epoch)
+    elif world > 1:
+        raise BadInput(
+            f"{world} ranks would all be given the same batches of this {type(source).__name__}",
+            fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
+        )
+    dice.roll(DATA, epoch, 0)
+    batches = iter(source)
+    number = 0
+    while True:
+        number += 1
+        dice.roll(DATA, epoch, number)
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        if number > skip:
+            yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _settle_worker(worker: int) -> None:
+    """A loader's process neither heeds the signals meant for its rank nor outlives it."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)

@@ -1,0 +1,28 @@
+"""Small JSON files of a checkpoint, written one way and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headway.runtime.encoding import Damaged
+from headway.storage.base import Store
+
+
+def encode_record(value: Any) -> bytes:
+    return (json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+
+
+def decode_record(body: bytes, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise Damaged(f"{key} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{key} is damaged: not a record")
+    return value
+
+
+def read_record(store: Store, key: str) -> dict[str, Any]:
+    """NotThere when it was never written, Damaged when it is not what was."""
+    return decode_record(store.read(key), key)

@@ -1,0 +1,161 @@
+"""Finding the newest good checkpoint. Never a silent restart: damage is named, and the one before is used.
+
+No commit ever recorded: a fresh start. A recorded commit that cannot be verified: the one before it, with an event.
+None left: NoCheckpoint. A store that does not answer is asked again: that is neither damage nor absence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from headway.errors import Denied, NoBucket, NoCheckpoint, NotThere, StoreError
+from headway.runfolder import checkpoint_folder
+from headway.runtime.catalogue import Kept, read_last
+from headway.runtime.encoding import Damaged, build
+from headway.runtime.records import decode_record, read_record
+from headway.runtime.snapshot import read_image
+from headway.storage.base import Store
+
+_MANIFEST = re.compile(r"checkpoints/(\d{8,})/manifest\.json$")
+TRY_FOR_S = 300.0  # a store that does not answer
+STALE_FOR_S = 10.0  # an object that was recorded and is not seen yet
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A verified checkpoint."""
+
+    step: int
+    manifest: dict[str, Any]
+    state: dict[str, Any]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Why a recorded checkpoint was passed over."""
+
+    step: int
+    why: str
+
+
+class Archive:
+    """The committed checkpoints of a run, read with suspicion."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        try_for_s: float = TRY_FOR_S,
+        stale_for_s: float = STALE_FOR_S,
+        say: Callable[[str], None] = lambda text: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store, self._say, self._sleep = store, say, sleep
+        self._try_for_s, self._stale_for_s = try_for_s, stale_for_s
+
+    def recorded(self) -> list[Kept]:
+        """Every commit that left a trace, in the record or as a manifest; the record itself may be damaged or behind."""
+        try:
+            kept = {one.step: one for one in self._ask(lambda: read_last(self._store)) or ()}
+        except Damaged as damage:
+            self._say(f"{damage}; the manifests are read instead")
+            kept = {}
+        for step in self._ask(self._listed):
+            kept.setdefault(step, self._described(step))
+        return [kept[step] for step in sorted(kept)]
+
+    def newest(self, damaged: list[Damage], *, below: int | None = None) -> Loaded | None:
+        """The newest that verifies; None when none was ever recorded. What was passed over is put into `damaged`."""
+        steps = [kept.step for kept in self.recorded() if below is None or kept.step < below]
+        for step in reversed(steps):
+            try:
+                return self.load(step)
+            except Damaged as damage:
+                damaged.append(Damage(step, str(damage)))
+        if not steps:
+            return None
+        raise NoCheckpoint(
+            f"{len(steps)} checkpoints were recorded and none can be read: "
+            + "; ".join(damage.why for damage in damaged),
+            where=self._store.url,
+            fix="restore the files, or start a new run: this one would begin again from nothing",
+        )
+
+    def load(self, step: int) -> Loaded:
+        """One checkpoint, every byte of it checked. Damaged when anything is missing or is not what was written."""
+        folder = checkpoint_folder(step)
+        manifest = decode_record(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
+        try:
+            state_file, files = manifest["state"], manifest["files"]
+            record = decode_record(self._verified(folder, state_file["name"], state_file), state_file["name"])
+            tensors: dict[str, Tensor] = {}
+            for name, file in files.items():
+                tensors |= read_image(bytearray(self._verified(folder, name, file)))
+            state = build(record["state"], tensors)
+            return Loaded(step, manifest, state, record["environment"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{folder}/manifest.json is damaged: {type(error).__name__}: {error}") from None
+
+    def _verified(self, folder: str, name: str, file: dict[str, Any]) -> bytes:
+        key = f"{folder}/{name}"
+        body = self._bytes(key)
+        if len(body) != file["bytes"]:
+            raise Damaged(f"{key} has {len(body)} bytes of {file['bytes']}")
+        if hashlib.sha256(body).hexdigest() != file["sha256"]:
+            raise Damaged(f"{key} is not what was written: its checksum differs")
+        return body
+
+    def _bytes(self, key: str) -> bytes:
+        """A recorded object may be hidden for a moment by a stale view; then it is missing."""
+        for pause in (*_pauses(self._stale_for_s), None):
+            try:
+                return self._ask(lambda: self._store.read(key))
+            except NotThere:
+                if pause is not None:
+                    self._sleep(pause)
+        raise Damaged(f"{key} is missing")
+
+    def _listed(self) -> list[int]:
+        found = (_MANIFEST.search(entry.key) for entry in self._store.list("checkpoints/"))
+        return [int(match[1]) for match in found if match]
+
+    def _described(self, step: int) -> Kept:
+        """A commit whose record was not written any more, as its manifest describes it."""
+        try:
+            manifest = self._ask(lambda: read_record(self._store, f"{checkpoint_folder(step)}/manifest.json"))
+            return Kept(step, manifest["epoch"], tuple(manifest["names"]), manifest["score"], manifest["forever"])
+        except (Damaged, NotThere, KeyError, TypeError):
+            return Kept(step, 0)  # it will be found out when it is read
+
+    def _ask(self, operation: Callable[[], Any]) -> Any:
+        """Until the store answers. No permission and no bucket are answers; only silence is asked again."""
+        said = False
+        for pause in (*_pauses(self._try_for_s), None):
+            try:
+                return operation()
+            except (NotThere, Denied, NoBucket):
+                raise
+            except StoreError as error:
+                if pause is None:
+                    raise
+                if not said:
+                    self._say(f"the store does not answer, trying again: {error}")
+                    said = True
+                self._sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _pauses(total_s: float) -> Iterator[float]:
+    pause, spent = 0.1, 0.0
+    while spent < total_s:
+        yield pause
+        spent += pause
+        pause = min(10.0, pause * 1.7)

@@ -1,0 +1,111 @@
+"""What a rank runs, where, and with which environment. Secrets become values here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.errors import BadInput
+from headway.planning.model import Plan
+from headway.runtime.ranks import Command
+from headway.runtime.world import NodeWorld, cpus_here, rank_env
+
+# Of whatever started the supervisor, these would mislead a rank: torch would look for torchrun's store, for one.
+_NOT_FOR_RANKS = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
+_NOT_OURS_ANY_MORE = ("HEADWAY_HOSTS", "HEADWAY_NODE", "HEADWAY_SPOOL", "TF_CONFIG")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secrets:
+    """Values, in this process only. `variables` is what ranks see: the value, or the path of a file with it."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Folders of this node."""
+
+    work: Path  # private to this supervisor
+    spool: Path
+    files: Path  # $HEADWAY_RUN_DIR
+    resume: Path  # $HEADWAY_RESUME_DIR
+    code: Path
+
+
+def resolve_secrets(plan: Plan, folder: Path, resolve: Callable[[str], str]) -> Secrets:
+    """Every secret of the job, looked up once. One that cannot be had is an error before anything is started."""
+    variables, values = {}, []
+    for name, secret in plan.job.get("secrets", {}).items():
+        value = resolve(str(secret["ref"]))
+        values.append(value)
+        if secret.get("as", secret.get("as_")) == "file":
+            folder.mkdir(mode=0o700, exist_ok=True)
+            path = folder / name
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(value)
+            value = str(path)
+        variables[name] = value
+    return Secrets(variables=variables, values=tuple(values))
+
+
+def threads(plan: Plan, world: NodeWorld) -> str:
+    """OMP_NUM_THREADS of every rank: the job's word, the plan's, or an equal share of this node's CPUs."""
+    chosen = plan.job.get("env", {}).get("OMP_NUM_THREADS") or plan.environment.get("threads")
+    return str(chosen or max(1, cpus_here() // world.processes))
+
+
+def argv(plan: Plan, code: Path) -> tuple[str, ...]:
+    """The recipe, the user's Python script, or the user's program."""
+    if plan.job.get("recipe"):
+        return (sys.executable, "-m", "headway.recipes.main")
+    script, args = str(plan.job.get("script") or ""), tuple(map(str, plan.job.get("args", ())))
+    path = code / script
+    if not script or not path.is_file():
+        raise BadInput(f"there is no script {script!r} in the code that was sent", where=str(code), fix="headway plan")
+    if path.suffix == ".py":
+        return (sys.executable, script, *args)
+    if not os.access(path, os.X_OK):
+        raise BadInput(f"{script} is neither a .py file nor executable", where=str(code), fix=f"chmod +x {script}")
+    return (str(path), *args)
+
+
+def command(
+    plan: Plan,
+    world: NodeWorld,
+    local_rank: int,
+    *,
+    base: Mapping[str, str],
+    run: Mapping[str, str],
+    places: Places,
+    secrets: Secrets,
+) -> Command:
+    """One rank. `base` is the supervisor's own environment, `run` what this run and attempt add to it."""
+    inherited = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith(_NOT_FOR_RANKS) and name not in _NOT_OURS_ANY_MORE
+    }
+    own = rank_env(world, local_rank)
+    asked: dict[str, Any] = {name: str(value) for name, value in plan.job.get("env", {}).items()}
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name in base or name in asked:
+            own.pop(name, None)  # somebody knows this network better
+    env = {
+        **inherited,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
+        **asked,
+        **secrets.variables,
+        **own,
+        **run,
+        "OMP_NUM_THREADS": threads(plan, world),
+        "HEADWAY_RUN_DIR": str(places.files),
+        "HEADWAY_RESUME_DIR": str(places.resume),
+    }
+    return Command(rank=world.ranks[local_rank], argv=argv(plan, places.code), env=env, cwd=places.code)

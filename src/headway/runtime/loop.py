@@ -1,0 +1,137 @@
+"""The supervisor's main thread: it waits for pipes, signals and messages of other threads, and never for a store.
+
+Everything that can block for minutes runs on a thread of its own and posts what it has to say here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+Ready = Callable[[], object]
+_SAME_REQUEST_S = 1.0  # a closed terminal or systemd sends SIGHUP and SIGTERM together: one request, not two
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants a graceful stop: a signal, or stop.json."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopNow:
+    """A second signal: end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """Another start of the run has fenced us."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDied:
+    """A thread of ours ended by an error that none of us foresaw."""
+
+    name: str
+    error: BaseException
+
+
+class Inbox:
+    """Messages for the main thread, from any thread or signal handler."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()  # reentrant: a signal handler may post
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wake_fd(self) -> int:
+        return self._writer
+
+    def post(self, message: Any) -> None:
+        self._queue.put(message)
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            os.write(self._writer, b"!")
+        except BlockingIOError:
+            pass  # full: the main thread is sure to wake already
+
+    def drain(self) -> list[Any]:
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        messages = []
+        while True:
+            try:
+                messages.append(self._queue.get_nowait())
+            except Empty:
+                return messages
+
+
+class Loop:
+    """Waits, calls what is ready, hands messages to `heard`. One of it, on the main thread."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.wake)
+
+    def watch(self, fd: int, ready: Ready) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, ready)
+
+    def forget(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def turn(self, timeout_s: float) -> list[Any]:
+        """One wait of at most `timeout_s`; pipes that are ready are read; returns the messages that came."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.fileobj is not self.inbox:
+                ready: Ready = key.data
+                ready()
+        return self.inbox.drain()
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP become messages, a second one `StopNow`. SIGCHLD wakes the loop."""
+
+    STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._first: tuple[int, float] | None = None
+
+    def install(self) -> None:
+        for number in self.STOP:
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
+                signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._inbox.wake_fd, warn_on_full_buffer=False)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (number, now)
+            self._inbox.post(StopAsked(signal.Signals(number).name))
+        elif number == self._first[0] or now - self._first[1] > _SAME_REQUEST_S:
+            self._inbox.post(StopNow())
+
+
+def until(moment: float | None) -> float:
+    """Seconds from now to a moment of the monotonic clock; a long time where there is none."""
+    return 3600.0 if moment is None else moment - time.monotonic()

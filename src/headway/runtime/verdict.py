@@ -1,0 +1,140 @@
+"""What to do when the ranks have ended: try again, or end the run, and why. Pure; the supervisor acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
+from headway.lease import RENEW_S, Record
+from headway.runtime.ranks import RankExit
+
+SAME_PLACE = 3  # crashes at one step before it is called hopeless
+QUICK_S = 60.0  # a crash this soon after the start, by a rank that never spoke of steps, counts as one at the start
+LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the run ended, as the last event says it."""
+
+    state: str  # finished, failed, budget, stopped
+    reason: str
+    exit_code: int
+    crash: RankExit | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """Start the ranks once more, under the next attempt number."""
+
+    reason: str
+    count: int  # of restarts, over all attempts
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How an attempt's ranks ended, all of them."""
+
+    exits: tuple[RankExit, ...] = ()
+    stop: str = ""  # who asked for a stop
+    overdue: bool = False  # the budget was spent before the ranks had ended
+    budget: bool = False  # the ranks ended by themselves because it was nearly spent
+    killed: tuple[int, ...] = ()  # ranks that did not end when asked
+    lost: str = ""  # a node that is gone, in words
+    absent: str = ""  # nodes that never came, in words
+    crash: RankExit | None = None  # the first rank that failed by itself
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """What earlier attempts have used up, from their events."""
+
+    spent_s: float = 0.0
+    restarts: int = 0
+    crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: nobody knows
+
+    def with_crash(self, crash: RankExit | None) -> Past:
+        return replace(self, crashes=(*self.crashes, place_of(crash)))
+
+
+def past(events: Sequence[Mapping[str, Any]], former: Record | None, *, renew_s: float = RENEW_S) -> Past:
+    """Spent time is kept as durations, so clocks may jump. A supervisor that was killed spent what its lease shows."""
+    spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
+    starts = [event for event in events if event["kind"] == "attempt"]
+    if former is not None and former.holder is not None and starts:
+        spent = max(spent, float(starts[-1].get("held_from_s", 0.0)) + former.beat * renew_s)
+    return Past(
+        spent_s=spent,
+        restarts=sum(event["kind"] == "restart" for event in events),
+        crashes=tuple(event.get("place") for event in events if event["kind"] == "rank_exit" and event.get("first")),
+    )
+
+
+def restarted(now: Past, again: Again) -> Past:
+    return replace(now, restarts=again.count)
+
+
+def stopped(by: str) -> Outcome:
+    return Outcome(state="stopped", reason=f"{by}: asked to stop", exit_code=WORKER_AGAIN)
+
+
+def place_of(crash: RankExit | None) -> int | None:
+    """Where a crash happened, for comparison with the next one."""
+    if crash is None or (crash.step is None and crash.seconds > QUICK_S):
+        return None
+    return -1 if crash.step is None else crash.step
+
+
+def judge(ending: Ending, before: Past, *, retries: int, first_pause_s: float = 1.0) -> Outcome | Again:
+    """`before` does not yet know of this ending."""
+    settled = _settled(ending)
+    if settled is not None:
+        return settled
+    crash = ending.crash
+    reason = str(crash) if crash is not None else ending.lost
+    if crash is not None and crash.code == BAD_INPUT:
+        reason = f"{reason}: bad input, which trying again does not mend"
+        return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
+    hopeless = _hopeless(before.with_crash(crash))
+    if hopeless:
+        return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
+    if before.restarts >= retries:
+        used = "no retries were asked for" if retries == 0 else f"all {retries} retries are used up"
+        return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
+    pause = min(LONGEST_PAUSE_S, first_pause_s * 2**before.restarts)
+    return Again(reason=reason, count=before.restarts + 1, pause_s=pause)
+
+
+def _settled(ending: Ending) -> Outcome | None:
+    """The endings that are no crash."""
+    if ending.overdue:
+        return Outcome(state="budget", reason=_asked("the budget is spent", ending), exit_code=WORKER_DONE)
+    done = bool(ending.exits) and all(end.code == 0 for end in ending.exits)
+    if done and not ending.lost:
+        state, reason = ("budget", "the budget is nearly spent") if ending.budget else ("finished", "done")
+        return Outcome(state=state, reason=reason, exit_code=WORKER_DONE)
+    if ending.stop:
+        return Outcome(state="stopped", reason=_asked(f"{ending.stop}: asked to stop", ending), exit_code=WORKER_AGAIN)
+    if ending.absent:
+        return Outcome(state="failed", reason=ending.absent, exit_code=FAILED)
+    if ending.crash is None and not ending.lost:
+        return Outcome(state="stopped", reason="the ranks were told to stop", exit_code=WORKER_AGAIN)
+    return None
+
+
+def _asked(reason: str, ending: Ending) -> str:
+    if not ending.killed:
+        return reason
+    ranks = ", ".join(map(str, ending.killed))
+    return f"{reason}; rank {ranks} did not end in time and was killed"
+
+
+def _hopeless(now: Past) -> str:
+    latest = now.crashes[-SAME_PLACE:]
+    if len(latest) < SAME_PLACE or latest[-1] is None or len(set(latest)) > 1:
+        return ""
+    where = "before its first step" if latest[-1] == -1 else f"at step {latest[-1]}"
+    return f"the last {SAME_PLACE} crashes were all {where}, so trying again would not help"

@@ -1,0 +1,76 @@
+"""The nouns of a drawn scene, and which combinations of them are held out. Costs nothing to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SIDE: Final = 64  # pixels
+UNIT: Final = 8  # lengths are integers, in eighths of a pixel
+REFERENCES: Final = 5  # captions a picture
+
+SHAPES: Final = ("circle", "cross", "ring", "square", "star", "triangle")
+COLOURS: Final = ("red", "orange", "yellow", "green", "blue", "purple")
+SIZES: Final = ("small", "large")
+COUNTS: Final = ("one", "two", "three")
+ROWS: Final = ("top", "middle", "bottom")
+COLUMNS: Final = ("left", "middle", "right")
+
+# Never in train or val. Each colour and each shape is missing one partner, so nothing is seen less than the others.
+HELD_OUT_PAIRS: Final = frozenset(
+    {
+        ("red", "star"),
+        ("orange", "circle"),
+        ("yellow", "cross"),
+        ("green", "ring"),
+        ("blue", "triangle"),
+        ("purple", "square"),
+    }
+)
+HELD_OUT_COUNTS: Final = frozenset({("two", "orange"), ("three", "green")})
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One shape in a picture. Its cell of the 3 by 3 grid is what captions speak of; x and y vary within it."""
+
+    shape: str
+    colour: str
+    size: str
+    row: int
+    column: int
+    x: int  # of the centre, in units
+    y: int
+    radius: int
+    tilt: int  # index into the table of rotations
+    rgb: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    corner: tuple[int, int, int]  # the colour at the top left …
+    across: tuple[int, int, int]  # … what is added from left to right …
+    down: tuple[int, int, int]  # … and from top to bottom
+    grain: int  # seeds the noise
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a picture shows. `group` is the number of equal things that `things` begins with."""
+
+    split: str
+    index: int
+    things: tuple[Thing, ...]
+    group: int
+    background: Background
+
+    @property
+    def combinations(self) -> frozenset[tuple[str, str]]:
+        """The (colour, shape) and (count, colour) pairs that describing this scene takes."""
+        pairs = {(thing.colour, thing.shape) for thing in self.things}
+        return frozenset(pairs | {(COUNTS[self.group - 1], self.things[0].colour)})
+
+    @property
+    def held_out(self) -> frozenset[tuple[str, str]]:
+        """The combinations in it that training never shows; empty for every scene of `train` and `val`."""
+        return self.combinations & (HELD_OUT_PAIRS | HELD_OUT_COUNTS)

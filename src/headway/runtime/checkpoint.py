@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.errors import NotThere, StoreError
+from headway.errors import NotThere
 from headway.lease import LeaseLost
 from headway.runfolder import checkpoint_folder
 from headway.runtime.catalogue import Catalogue, Kept
@@ -102,6 +102,12 @@ class Saver:
     def busy(self) -> bool:
         return self._writing is not None or self._waiting is not None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a snapshot waits that no other may replace."""
+        waiting = self._waiting
+        return waiting is not None and (waiting.moment.forever or bool(waiting.moment.names))
+
     def prepare(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
         """Have the memory ready before the first checkpoint is due."""
         mine = self._mine(tensors, spread)
@@ -144,7 +150,7 @@ class Saver:
         image.fill(mine)
         snapshot = Snapshot(moment, image)
         if self._pin:
-            snapshot.ready = torch.cuda.Event()
+            snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             snapshot.ready.record()
         snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
         return snapshot
@@ -259,14 +265,15 @@ class Saver:
             if found is not None:
                 return found
             newer = self._waiting
-            if newer is not None and self._patience(lambda n=newer: self._look(self._key_of(n.moment, rank))):
+            if newer is not None and self._has_part(newer.moment, rank):
                 raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
             self._hopeless(f"rank {rank} has not written its part")
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
 
-    def _key_of(self, moment: Moment, rank: int) -> str:
-        return f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+    def _has_part(self, moment: Moment, rank: int) -> bool:
+        key = f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+        return self._patience(lambda: self._look(key)) is not None
 
     def _look(self, key: str) -> dict[str, Any] | None:
         try:
@@ -323,6 +330,3 @@ def _be_nice() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
     except (OSError, AttributeError):  # not Linux, or not allowed: then it competes
         pass
-
-
-__all__ = ["Moment", "Saver", "Seat", "StoreError", "lease_is_ours"]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from headway.errors import HeadwayError
-from headway.runtime.control import say as say_aloud
 from headway.runtime.session import Session
 from headway.storage.base import Store
 
@@ -40,11 +38,3 @@ def upload(folder: Path, store: Store) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda path: path.name == LAST):
         store.write(f"export/{path.relative_to(folder).as_posix()}", path)
-
-
-def last_words(write: Callable[[], None]) -> None:
-    """At exit: try, and say what could not be done."""
-    try:
-        write()
-    except HeadwayError as error:
-        say_aloud(f"the newest metrics could not be written: {error}")

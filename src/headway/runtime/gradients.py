@@ -71,7 +71,7 @@ class GradientSync:
         self._armed, self._launched = False, 0
         self._works: list[Any] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._arrival(index))
+            parameter.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
         ]
         self.clear()
@@ -95,12 +95,16 @@ class GradientSync:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def arm(self, weight: float | Tensor, flags: Sequence[float], metrics: Sequence[float]) -> None:
+    def arm(self, weight: float | Tensor, flags: Sequence[float], metrics: Sequence[Any]) -> None:
         """Before the backward pass of a step's last micro-batch: from here on, full buckets are sent."""
         head = self._slots.head
-        values = [0.0, *flags, *metrics]
-        head.copy_(torch.tensor(values + [0.0] * (HEAD + METRICS - len(values))))
-        head[WEIGHT] = weight
+        values = [weight, *flags, *metrics]
+        head.zero_()
+        numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
+        head[: len(numbers)].copy_(torch.tensor(numbers), non_blocking=True)
+        for slot, value in enumerate(values):
+            if isinstance(value, Tensor):  # stays on the device: reading it would wait for the forward pass
+                head[slot] = value.detach()
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
         self._armed, self._launched = True, 0

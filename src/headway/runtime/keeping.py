@@ -47,6 +47,7 @@ class Keeping:
         self._names: list[str] = []  # pointers that the next checkpoint is to get
         self._score: float | None = None
         self._taken: tuple[int, ...] | None = None  # where the newest snapshot was taken
+        self._began = self._here
         self._prepared = False
 
     # Coming back
@@ -108,7 +109,7 @@ class Keeping:
         commits = [event for event in RunFolder(session.store).events() if event.get("kind") == "checkpoint"]
         if commits:
             raise NoCheckpoint(
-                f"step {commits[-1].get('step')} was committed by attempt {commits[-1]['attempt']}, and no checkpoint is left",
+                f"attempt {commits[-1]['attempt']} committed step {commits[-1].get('step')}, and no checkpoint is left",
                 where=f"{session.store.url}/checkpoints",
                 fix="restore the files, or start a new run: this one would begin again from nothing",
             )
@@ -127,6 +128,7 @@ class Keeping:
             thing.load_state_dict(state[name])
         self.position = Position(**own["position"])
         self.scores = Scores(**own["scores"])
+        self._began = self._here
         self._compare(own, loaded)
 
     def _compare(self, own: Mapping[str, Any], loaded: Loaded) -> None:
@@ -139,8 +141,8 @@ class Keeping:
             self._session.outside.event("changed", what=["data"])
             if self.position.batch and own["data"].get("steps") != self.data.get("steps"):
                 raise BadInput(
-                    f"an epoch had {own['data'].get('steps')} steps when the checkpoint was written, now {self.data.get('steps')}, "
-                    f"and it stands in the middle of one (step {self.position.batch})",
+                    f"the checkpoint stands in the middle of an epoch (batch {self.position.batch}) of "
+                    f"{own['data'].get('steps')} batches, which now has {self.data.get('steps')}",
                     fix="bring back the data and batch size, or start a new run with init_from",
                 )
 
@@ -153,9 +155,29 @@ class Keeping:
         if score is not None:
             self._score = score
 
+    def judge(self, name: str, value: float) -> bool:
+        """Note a score, higher being better; the best yet has the next checkpoint named after it."""
+        better = self.scores.better(name, value, self.position.step)
+        if better and self._session.identity.job.checkpoint.keep_best:
+            self.name_next(name, value)
+        return better
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be taken after this step. While a named one waits, others can wait too."""
+        if self._names:
+            return True
+        return self.rhythm.due_after_step(step) and not self.saver.crowded
+
     @property
-    def wanted(self) -> bool:
-        return bool(self._names)
+    def due_after_epoch(self) -> bool:
+        passed = self.position.passed
+        keep = self.rhythm.name_to_keep(-1, passed, epoch_ended=True)
+        return bool(self._names) or keep is not None or self.rhythm.due_after_epoch(passed)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was done since the start or the restore."""
+        return self._here == self._began
 
     def prepare(self) -> None:
         """Once the optimizer has its state: have the memory ready, and find out early what cannot be kept."""
@@ -188,9 +210,6 @@ class Keeping:
 
     def _moment(self, tree: Any, **more: Any) -> Moment:
         return Moment(step=self.position.step, epoch=self.position.passed, tree=tree, **more)
-
-    def keeps_epoch(self, passed: int) -> bool:
-        return self.rhythm.name_to_keep(-1, passed, epoch_ended=True) is not None
 
     def load_best(self) -> int:
         """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""

@@ -18,11 +18,11 @@ from headway.storage.base import Store
 
 
 class Metrics:
-    """One record a step. What is logged twice for a step is one record; a number on a GPU is read when it is written."""
+    """One record a step, also when it is logged in pieces. A number on a GPU is read when it is written."""
 
     def __init__(self, store: Store, attempt: int, resume_step: int) -> None:
         self._writer = SegmentWriter(store, "metrics", attempt)
-        self._lock = threading.Lock()
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._records: list[dict[str, Any]] = []
         self._writer.add(json.dumps({"resume_step": resume_step}))
 
@@ -36,14 +36,18 @@ class Metrics:
 
     def flush(self, through: int | None = None) -> None:
         """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
+        with self._flushing:  # one at a time: what another call has taken out must be written before this one returns
+            for record in _numbers(self._take_out(through)):
+                self._writer.add(json.dumps(record, allow_nan=False))
+            self._writer.flush()
+
+    def _take_out(self, through: int | None) -> list[dict[str, Any]]:
         with self._lock:
             count = len(self._records) if through is not None else max(0, len(self._records) - 1)
             while through is not None and count and self._records[count - 1]["step"] > through:
                 count -= 1
             ready, self._records = self._records[:count], self._records[count:]
-        for record in _numbers(ready):
-            self._writer.add(json.dumps(record, allow_nan=False))
-        self._writer.flush()
+        return ready
 
     def finish(self) -> None:
         self.flush(through=1 << 62)

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 FIRST_S, LONGEST_S = 0.2, 30.0
 
 
-class Impatient(Exception):  # noqa: N818 - it is a decision, not an error
+class Impatient(Exception):
     """Not worth trying any longer: something newer waits, or time is up."""
 
 

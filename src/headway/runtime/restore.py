@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from headway.runtime.records import decode_record, read_record
 from headway.runtime.snapshot import read_image
 from headway.storage.base import Store
 
+Result = TypeVar("Result")
 _MANIFEST = re.compile(r"checkpoints/(\d{8,})/manifest\.json$")
 TRY_FOR_S = 300.0  # a store that does not answer
 STALE_FOR_S = 10.0  # an object that was recorded and is not seen yet
@@ -62,7 +63,7 @@ class Archive:
         self._try_for_s, self._stale_for_s = try_for_s, stale_for_s
 
     def recorded(self) -> list[Kept]:
-        """Every commit that left a trace, in the record or as a manifest; the record itself may be damaged or behind."""
+        """Every commit that left a trace, in the record or as a manifest. The record may be damaged, or behind."""
         try:
             kept = {one.step: one for one in self._ask(lambda: read_last(self._store)) or ()}
         except Damaged as damage:
@@ -135,7 +136,7 @@ class Archive:
         except (Damaged, NotThere, KeyError, TypeError):
             return Kept(step, 0)  # it will be found out when it is read
 
-    def _ask(self, operation: Callable[[], Any]) -> Any:
+    def _ask(self, operation: Callable[[], Result]) -> Result:
         """Until the store answers. No permission and no bucket are answers; only silence is asked again."""
         said = False
         for pause in (*_pauses(self._try_for_s), None):

@@ -50,6 +50,12 @@ class Session:
         if self.first:
             say(text)
 
+    @property
+    def words(self) -> str:
+        """Where we are, for the first line of the log."""
+        size = self.identity.world.size
+        return f"{size} ranks on {self.device.type}" if size > 1 else f"on {self.device.type}"
+
     def close(self, *, failed: bool) -> None:
         self.stopping.unwatch()
         if self._lease is not None:

@@ -39,7 +39,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def deal(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
-    """Which rank writes which tensor: those in `spread`, which every rank holds alike, by size; the rest is rank 0's."""
+    """Which rank writes which tensor: those in `spread`, alike on every rank, by size; the rest is rank 0's."""
     shares: list[list[str]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     alike = set(spread) if ranks > 1 else set()
@@ -104,7 +104,7 @@ class Image:
 
     @property
     def bytes(self) -> memoryview:
-        return memoryview(self._buffer.numpy())
+        return memoryview(self._buffer.numpy())  # type: ignore[arg-type]
 
 
 def read_image(body: Any) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headway.errors import BadInput
-from headway.runtime.gradients import HEAD, WEIGHT, Agreed, GradientSync
+from headway.runtime.gradients import Agreed, GradientSync
 
 Optimizers = Optimizer | Sequence[Optimizer]
 
@@ -42,7 +42,7 @@ class Wishes:
     budget: bool = False
     save: bool = False
     names: float = 0.0  # a digest of the metrics' names, to see whether all ranks logged the same
-    metrics: list[float] = field(default_factory=list)
+    metrics: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -198,6 +198,3 @@ def _nonzero(weight: Any) -> Any:
 
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase)
-
-
-__all__ = ["HEAD", "WEIGHT", "Alone", "Outcome", "Request", "Together", "Wishes", "trainable"]

@@ -1,0 +1,166 @@
+"""Between two steps: the only place where training is copied, stopped or ended. Every rank decides the same there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from headway.errors import HeadwayError
+from headway.runtime import exporting
+from headway.runtime.control import say
+from headway.runtime.exporting import Bundle
+from headway.runtime.gradients import Agreed
+from headway.runtime.journal import Journal
+from headway.runtime.keeping import Keeping
+from headway.runtime.session import Session
+from headway.runtime.stepping import Wishes
+from headway.runtime.stopping import RESERVE_S, Stop
+
+EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
+
+
+class Boundary:
+    """Decides what happens between steps, during evaluations and at the end."""
+
+    def __init__(self, session: Session, keeping: Keeping, journal: Journal) -> None:
+        self._session, self._keeping, self._journal = session, keeping, journal
+        self._stopping, self._gang = session.stopping, session.gang
+        self.inside = False  # in the loop's body: the state is between two steps
+        self.agreed: Agreed | None = None  # of the step in this body
+        self.bundle: Callable[[], Bundle] | None = None
+        self._finished = self._closed = False
+
+    # With several ranks: what this one would like, and what all do
+
+    def wishes(self) -> Wishes:
+        first = self._session.first
+        names, metrics = self._journal.riders
+        step = self._keeping.position.step + 1
+        return Wishes(
+            stop=self._stopping.asked,
+            budget=first and self._over_budget(),
+            save=first and self._keeping.due(step),
+            names=names,
+            metrics=metrics,
+        )
+
+    def after_step(self, *, stepped: bool) -> None:
+        self._check_fence()
+        if self._gang.world.size == 1:
+            stop, budget = self._stopping.asked, self._over_budget()
+            save = stepped and self._keeping.due(self._keeping.position.step)
+        elif self.agreed is not None:
+            stop, budget, save = self.agreed.stop, self.agreed.budget, self.agreed.save
+        else:
+            return
+        if not (stop or budget or save):
+            return
+        self._journal.settle(self._gang, self._keeping.position.step)
+        if not self._keeping.taken_here:
+            self._keeping.take()
+        if stop:
+            self._leave()
+        if budget:
+            self._end_by_budget()
+
+    def after_steps(self) -> None:
+        """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is now."""
+        self._journal.settle(self._gang, self._keeping.position.step)
+        self._keeping.hold()
+
+    def after_epoch(self, *, last: bool) -> None:
+        self.heed()
+        position = self._keeping.position
+        self._keeping.saver.release()
+        position.epoch, position.batch, position.passed = position.epoch + 1, 0, position.passed + 1
+        budget = self._gang.from_first([float(self._over_budget())])[0] > 0 and not last
+        if last or budget or self._keeping.due_after_epoch:
+            self._keeping.take(epoch_ended=True)
+        if budget:
+            self._end_by_budget()
+
+    def heed(self) -> None:
+        """During an evaluation: give it up when asked to stop. It is done again from the epoch's last step."""
+        self._check_fence()
+        if self.inside:
+            return
+        if self._stopping.asked and not self._stopping.interruptible:
+            self._keeping.saver.write_held()
+            self._leave()
+        if self._gang.world.size == 1 and self._over_budget():
+            self._keeping.saver.write_held()
+            self._end_by_budget()
+
+    def finish(self, bundle: Bundle | None) -> None:
+        keeping = self._keeping
+        if not keeping.taken_here and not keeping.fresh:
+            keeping.take()
+        keeping.saver.drain()
+        self._check_fence()
+        self._stopping.interruptible = True
+        if self._stopping.asked:
+            raise Stop
+        if self._session.first and bundle is not None:
+            exporting.export(bundle, self._session, say)
+        self._journal.finish()
+        self._finished = True
+        self._end("finished", "", 0)
+        self._session.say(f"finished at step {keeping.position.step}: {self._session.store.url}")
+
+    def close(self) -> None:
+        """At exit, however it came: what was logged and copied is written, within reason."""
+        if self._closed:
+            return
+        self._closed = True
+        left = self._stopping.left_s
+        self._keeping.saver.close(timeout_s=EXPORT_S if left is None else left)
+        self._journal.close()
+        if self._keeping.saver.fenced is None:
+            try:
+                self._journal.finish()
+            except HeadwayError as error:  # nothing more can be done for them here
+                say(f"the newest metrics could not be written: {error}")
+        self._session.close(failed=not self._finished)
+
+    def _over_budget(self) -> bool:
+        total = self._session.identity.deadline_s
+        if total is None:
+            return False
+        margin = min(total / 5, EXPORT_S + 3 * self._keeping.saver.last_seconds)
+        return self._stopping.over_budget(margin)
+
+    def _leave(self) -> NoReturn:
+        """Finish the last checkpoint as far as the grace period allows, and exit."""
+        left = self._stopping.left_s
+        if left is None:  # another rank was asked
+            left = max(1.0, self._session.identity.grace_s - RESERVE_S)
+        step = self._keeping.position.step
+        if self._keeping.saver.drain(left):
+            self._session.say(f"stopped at step {step}; start again to go on")
+        else:
+            self._session.say(f"stopped at step {step} without its checkpoint; an earlier one stands")
+        self._end("stopped", "asked to stop", 143)
+        raise Stop
+
+    def _end_by_budget(self) -> NoReturn:
+        """The budget is nearly spent: the state is kept; export the best so far, and be done."""
+        keeping, session = self._keeping, self._session
+        session.say(f"the budget ends here, at step {keeping.position.step}")
+        keeping.saver.drain()
+        if session.first and self.bundle is not None:
+            session.say(f"exporting the best so far, of step {keeping.load_best()}")
+            exporting.export(self.bundle(), session, say)
+        self._finished = True
+        session.outside.event("budget", step=keeping.position.step)
+        self._end("budget", "the budget is spent", 0)
+        raise SystemExit(0)
+
+    def _end(self, state: str, reason: str, code: int) -> None:
+        """The farewell, which is the supervisor's where there is one."""
+        if not self._session.identity.supervised:
+            self._session.outside.event("ended", state=state, reason=reason, exit_code=code)
+
+    def _check_fence(self) -> None:
+        lost = self._keeping.saver.fenced
+        if lost is not None:
+            raise lost

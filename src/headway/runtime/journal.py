@@ -1,0 +1,118 @@
+"""What a run logs: numbers of each step, averaged over micro-batches and ranks by weight, at no extra collective.
+
+Values logged for a step wait and ride on the next step's gradients. Where no next step comes (a checkpoint, the end
+of an epoch) `settle` sums them at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headway.runtime.gang import Gang
+from headway.runtime.gradients import METRICS, Agreed
+from headway.runtime.metrics import Metrics, plain
+from headway.runtime.progress import Reporter
+from headway.runtime.session import Session
+
+
+class Journal:
+    """Collects, averages and records. Only rank 0 writes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._metrics: Metrics | None = None
+        self._reporter: Reporter | None = None
+        self._body: dict[str, Any] = {}  # logged since the loop's body began
+        self._sums: dict[str, Any] = {}  # value × weight, over the micro-batches of a step
+        self._weight: float | Tensor = 0.0
+        self._epoch = 0
+        self.latest: dict[str, Any] = {}
+
+    def begin(self, step: int, look: Any) -> None:
+        """The attempt's first record: everything after `step` that was logged before is void."""
+        if self._metrics is None and self._session.first:
+            self._metrics = Metrics(self._session.store, self._session.identity.attempt, step)
+            self._reporter = Reporter(look, self._session.outside, self._metrics.flush)
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Logged inside the loop's body."""
+        for name, value in values.items():
+            self._body[name] = plain(name, value)
+
+    def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        """Logged elsewhere, the same on every rank."""
+        clean = {name: plain(name, value) for name, value in values.items()}
+        self.latest.update(clean)
+        if self._metrics is not None:
+            self._metrics.log(step, epoch, clean)
+
+    def end_body(self, weight: float | Tensor, step: int, epoch: int, *, micro: bool) -> None:
+        """A body is over. `micro` when it was not the last of its step, or others' values must be added."""
+        if not self._body:
+            return
+        body, self._body = self._body, {}
+        if not micro and not self._sums and self._session.gang.world.size == 1:
+            self.record(step, epoch, body)
+            return
+        weight = weight.detach() if isinstance(weight, Tensor) else weight
+        for name, value in body.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * weight
+        self._weight, self._epoch = self._weight + weight, epoch
+        if not micro and self._session.gang.world.size == 1:
+            self._close_step(step, self._sums, self._weight)
+
+    @property
+    def riders(self) -> tuple[float, list[Any]]:
+        """For the next reduction: a digest of the names, and the weight and sums to be added over ranks."""
+        names = sorted(self._sums)[: METRICS - 1]
+        return self._digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
+
+    def arrived(self, agreed: Agreed, step: int) -> None:
+        """The riders have been added up: they belong to `step`."""
+        names = sorted(self._sums)[: METRICS - 1]
+        if not names:
+            return
+        alike = agreed.names == self._digest(names) * self._session.gang.world.size
+        if alike:
+            totals = dict(zip(names, agreed.metrics[1:], strict=False))
+            self._close_step(step, totals, agreed.metrics[0])
+        else:  # ranks logged different things: rank 0's own stand
+            self._close_step(step, self._sums, self._weight)
+
+    def settle(self, gang: Gang, step: int) -> None:
+        """Add up now what would have ridden on the next step."""
+        if gang.world.size == 1:
+            return
+        names = sorted(self._sums)
+        digest, count = self._digest(names), float(len(names))
+        if gang.sums([digest, count]) != [digest * gang.world.size, count * gang.world.size] or not names:
+            if names:
+                self._close_step(step, self._sums, self._weight)
+            return
+        weight, *totals = gang.sums([float(self._weight), *(float(self._sums[name]) for name in names)])
+        self._close_step(step, dict(zip(names, totals, strict=True)), weight)
+
+    def flush(self, through: int) -> None:
+        if self._metrics is not None:
+            self._metrics.flush(through)
+
+    def finish(self) -> None:
+        if self._metrics is not None:
+            self._metrics.finish()
+
+    def close(self) -> None:
+        if self._reporter is not None:
+            self._reporter.close()
+
+    def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
+        values = {name: value / (weight or 1.0) for name, value in sums.items()}
+        self._sums, self._weight = {}, 0.0
+        self.record(step, self._epoch, values)
+
+    @staticmethod
+    def _digest(names: list[str]) -> float:
+        return float(1 + zlib.crc32(" ".join(names).encode()) % 65521) if names else 0.0  # exact in single precision

@@ -4,7 +4,10 @@ job = load("headway.yaml", set=["config.epochs=3"])     # BadJob lists every pro
 undump(dump(job)) == job                                # plain JSON, for the plan
 """
 
-from headway.spec.loading import load, loads
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from headway.spec.model import (
     Accelerator,
     Budget,
@@ -23,7 +26,10 @@ from headway.spec.model import (
     Source,
     TargetEntry,
 )
-from headway.spec.plain import dump, from_plain, to_plain, undump
+
+if TYPE_CHECKING:
+    from headway.spec.loading import load, loads
+    from headway.spec.plain import dump, from_plain, to_plain, undump
 
 __all__ = [
     "Accelerator",
@@ -49,3 +55,21 @@ __all__ = [
     "to_plain",
     "undump",
 ]
+
+# Imported on first use: who only needs the nouns does not pay for YAML.
+_HOMES = {
+    "dump": "headway.spec.plain",
+    "from_plain": "headway.spec.plain",
+    "load": "headway.spec.loading",
+    "loads": "headway.spec.loading",
+    "to_plain": "headway.spec.plain",
+    "undump": "headway.spec.plain",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headway.spec' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

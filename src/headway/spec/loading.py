@@ -108,7 +108,10 @@ def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
 
 def _in_order(problems: Sequence[Problem]) -> list[Problem]:
     """Each once, in the file's order, and no more than a person can read."""
-    ordered = sorted(dict.fromkeys(problems), key=_position)
+    once: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        once.setdefault((problem.where, problem.fix), problem)  # what an alias repeats is told once
+    ordered = sorted(once.values(), key=_position)
     if len(ordered) <= MOST_PROBLEMS:
         return ordered
     rest = len(ordered) - MOST_PROBLEMS

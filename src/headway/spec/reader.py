@@ -171,8 +171,9 @@ class Reader:
         """How what was given alone is written in a list."""
         if isinstance(node.value, dict):
             return "{…}"
+        text = node.text[:60].strip("[]")
         first = next(iter(keys_of(inside))) if is_dataclass(inside) else ""
-        return f"{{{first}: {node.text[:60]}}}" if first else node.text[:60]
+        return f"{{{first}: {text}}}" if first else text
 
     def _mapping(self, node: Node, kind: Any, path: str) -> Any:
         if not isinstance(node.value, dict):
@@ -214,7 +215,7 @@ class Reader:
         meant: set[str] = set()
         unknown = [name for name in members if name not in keys]
         for name in unknown[:MOST_UNKNOWN]:
-            near = closest(name, [key for key in keys if key not in members])
+            near = closest(name, [key for key in keys if key not in members]) or closest(name, keys)
             meant.update([near] if near else [])
             fix = f"did you mean {near}?" if near else f"remove it; there are {', '.join(keys)}"
             what = f"unknown key '{name[:60]}'" + (f" in {path}" if path else "")

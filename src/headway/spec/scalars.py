@@ -81,7 +81,7 @@ def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return wrong_type(node, kind, path, to)
-    if not math.isfinite(value) or abs(value) >= _BIGGEST:
+    if not math.isfinite(value) or (isinstance(value, int) and abs(value) >= _BIGGEST):
         return to.report(f"{path}: {node.text[:60]} is too large", node.where, "write a smaller number")
     for limit in marks.bounds(extra):
         if not limit.holds(value):

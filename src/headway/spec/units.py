@@ -24,7 +24,7 @@ ACCELERATORS = (
     *("MI250X", "MI300X", "GPU"),
 )
 
-_NUMBER = r"[0-9]{1,12}(?:[.][0-9]{1,6})?"
+_NUMBER = r"[0-9]{1,20}(?:[.][0-9]{1,6})?"
 _PARTS = " *".join(f"(?:{_NUMBER}{unit})?" for unit in SECONDS)
 
 # Shared with the JSON Schema, hence without anything that only Python understands.
@@ -32,6 +32,9 @@ DURATION_PATTERN = rf"^(?=[0-9]){_PARTS}$"
 SIZE_PATTERN = rf"^{_NUMBER} *(?:{'|'.join(BYTES)})$"
 CADENCE_PATTERN = rf"^(?:(?=[0-9]){_PARTS}|[1-9][0-9]{{0,11}} *(?:steps?|epochs?))$"
 ACCELERATOR_PATTERN = rf"^(?:{'|'.join(ACCELERATORS)})(?::[1-9][0-9]{{0,3}})?$"
+
+
+_CADENCES = "write 10m, 500 steps or 5 epochs"
 
 
 class BadUnit(ValueError):
@@ -106,20 +109,22 @@ def cadence(text: str) -> Cadence:
     """How often: a duration, `500 steps` or `5 epochs`."""
     text = text.strip()
     counted = re.fullmatch(r"([0-9]{1,12}) *(step|epoch)s?", text)
-    if counted and int(counted[1]) > 0:
-        number = int(counted[1])
-        return Cadence(steps=number) if counted[2] == "step" else Cadence(epochs=number)
+    number = int(counted[1]) if counted else _seconds_between(text)
+    if number <= 0:
+        raise BadUnit(f"'{text}' is never", _CADENCES)
+    if counted:
+        return Cadence(steps=int(number)) if counted[2] == "step" else Cadence(epochs=int(number))
+    return Cadence(seconds=number)
+
+
+def _seconds_between(text: str) -> float:
     if re.fullmatch(r"[0-9]{1,12}", text):
         raise BadUnit(f"{text} what?", f"write {text}m, {text} steps or {text} epochs")
     try:
-        seconds = duration(text)
+        return duration(text)
     except BadUnit as bad:
-        given = "write" in bad.fix and bad.fix.count(",") == 0
-        fix = bad.fix if given else "write 10m, 500 steps or 5 epochs"
-        raise BadUnit(f"'{text}' does not say how often", fix) from None
-    if seconds <= 0:
-        raise BadUnit(f"'{text}' is never", "write 10m, 500 steps or 5 epochs")
-    return Cadence(seconds=seconds)
+        guessed = "," not in bad.fix
+        raise BadUnit(f"'{text}' does not say how often", bad.fix if guessed else _CADENCES) from None
 
 
 def cadence_text(every: Cadence) -> str:

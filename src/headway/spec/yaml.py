@@ -21,21 +21,26 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000  # after aliases are written out
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNUSABLE = re.compile("[\\0\\ud800-\\udfff]")  # written as an escape, and refused by everything that comes after
 _INT = re.compile(r"[-+]?[0-9]{1,40}|0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 
+TABS = "indent with spaces, not tabs"
+
 # The parser's own words, and what to do about each. First match wins.
 _FIXES = (
-    ("tab", "indent with spaces, not tabs"),
-    ("\\t", "indent with spaces, not tabs"),
-    ("mapping values are not allowed", "put quotes around a value that contains ': ', and check the indentation"),
+    ("tab", TABS),
+    ("mapping values are not allowed", "write `key: value`, quote a value that contains ': ', check the indentation"),
     ("could not find expected ':'", "write `key: value`, with a space after the colon"),
-    ("found unexpected end of stream", "close the quote that was opened here"),
+    ("found unexpected end of stream", "close the quote that was opened"),
+    ("'-' indicator", "start each entry of a list with `- `, all indented alike"),
+    ("unknown escape character", "use single quotes, in which a backslash is only a backslash"),
     ("did not find expected ',' or", "close the bracket that was opened above, or put a comma here"),
     ("expected <block end>", "indent the keys of one mapping alike"),
     ("did not find expected key", "indent the keys of one mapping alike"),
@@ -56,7 +61,7 @@ def parse(text: str, file: str, problems: list[Problem]) -> Node | None:
     except _Stop as stop:
         problems.append(stop.problem)
     except yaml.MarkedYAMLError as error:
-        problems.append(_translated(error, file))
+        problems.append(_translated(error, file, text))
     return None
 
 
@@ -72,8 +77,8 @@ def scalar(text: str) -> Scalar:
     if _INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if _FLOAT.fullmatch(text):
-        return float(text.replace(".inf", "inf").replace(".nan", "nan") if text[-1] in "fnFN" else text)
-    return text
+        return float(text)
+    return float(text.replace(".", "")) if _NOT_FINITE.fullmatch(text) else text
 
 
 def _position(text: str, index: int) -> str:
@@ -81,11 +86,16 @@ def _position(text: str, index: int) -> str:
     return f"{line + 1}:{index - (text.rfind(chr(10), 0, index) + 1) + 1}"
 
 
-def _translated(error: yaml.MarkedYAMLError, file: str) -> Problem:
-    mark = error.problem_mark or error.context_mark
+def _translated(error: yaml.MarkedYAMLError, file: str, text: str) -> Problem:
+    """The parser's complaint with its place, where that began, and what to do about it."""
+    begun, mark = error.context_mark, error.problem_mark or error.context_mark
     where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-    words = error.problem or "not YAML"
+    words = error.problem or "something else"
     fix = next((fix for sign, fix in _FIXES if sign in words), "put quotes around text with special characters")
+    if mark and text[mark.index : mark.index + 1] == "\t":
+        words, fix = "found a tab", TABS
+    if begun and mark and begun.line < mark.line:
+        words = f"{words} ({error.context}, line {begun.line + 1})"
     return Problem(what=f"not YAML: {words}", where=where, fix=fix)
 
 
@@ -138,6 +148,9 @@ class _Builder:
         self.problems.append(Problem(what=what, where=where, fix=fix))
 
     def _scalar(self, event: Any, where: str) -> Node:
+        odd = _UNUSABLE.search(event.value)
+        if odd:
+            self._report(f"the character {odd[0]!r} cannot be used", where, "remove it")
         value = scalar(event.value) if event.implicit[0] and event.tag is None else event.value
         if isinstance(value, float) and not math.isfinite(value):
             self._report(f"{event.value} is not a finite number", where, "write a finite one, or quote it to mean text")

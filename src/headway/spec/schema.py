@@ -1,0 +1,209 @@
+"""The published JSON Schema of the job file, for editors: `python -m headway.spec.schema` writes it anew.
+
+Made from the same annotations and marks as the reader uses. A test holds the file up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from headway.errors import MissingExtra
+from headway.spec import marks, rules, units
+from headway.spec.catalog import Catalog, shipped
+from headway.spec.comments import field_comments, summary
+from headway.spec.kinds import NOTHING, Key, is_collection, is_list, is_mapping, keys_of, union_members, unmarked
+from headway.spec.model import Accelerator, Cadence, Job, Secret, TargetEntry
+from headway.spec.plain import to_plain
+
+PATH = Path(__file__).with_name("headway.schema.json")
+
+Schema = dict[str, Any]
+
+_SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_LIMITS = {">": "exclusiveMinimum", ">=": "minimum", "<": "exclusiveMaximum", "<=": "maximum"}
+_TEXT_FORMS: dict[Any, Schema] = {
+    Accelerator: {"type": "string", "pattern": units.ACCELERATOR_PATTERN, "examples": ["T4:1", "A100:8"]},
+    Cadence: {"type": "string", "pattern": units.CADENCE_PATTERN, "examples": ["10m", "500 steps", "5 epochs"]},
+}
+
+
+def job_schema(catalog: Catalog) -> Schema:
+    """The schema of a job file that may name what is in the catalog."""
+    definitions: dict[str, Schema] = {}
+    job = _object(Job, definitions)
+    job["properties"]["recipe"]["enum"] = [*sorted(catalog.recipes), None]
+    job["properties"]["targets"] = _targets(catalog, definitions)
+    job["allOf"] += [_config_of(name, catalog, definitions) for name in sorted(catalog.recipes)]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Headway job file",
+        **job,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _config_of(recipe: str, catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
+    name = f"{recipe}-config"
+    definitions[name] = _object(catalog.recipes[recipe](), definitions)
+    chosen = {"properties": {"recipe": {"const": recipe}}, "required": ["recipe"]}
+    return {"if": chosen, "then": {"properties": {"config": _or_nothing({"$ref": _reference(name)})}}}
+
+
+def _targets(catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
+    """One named place: the keys of its kind, and no others."""
+    entries = []
+    for kind in sorted(catalog.targets):
+        name = f"{kind}-target"
+        definitions[name] = _target(kind, catalog, definitions)
+        entries.append({"$ref": _reference(name)})
+    key = keys_of(Job)["targets"]
+    names = {"pattern": marks.FORMS["target name"].pattern}
+    places = {"type": "object", "propertyNames": names, "additionalProperties": {"anyOf": entries}}
+    return {"description": field_comments(Job)[key.field.name], **_or_nothing(places)}
+
+
+def _target(kind: str, catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
+    described = {"const": kind, "description": field_comments(TargetEntry)["kind"]}
+    try:
+        options = _object(catalog.targets[kind](), definitions)
+    except MissingExtra:  # its options are described on machines that have it
+        options = {"type": "object", "properties": {}}
+    options["properties"] = {"kind": described, **options["properties"]}
+    options["required"] = ["kind", *options.get("required", [])]
+    return options
+
+
+def _object(cls: Any, definitions: dict[str, Schema]) -> Schema:
+    """A mapping with the keys of a dataclass."""
+    comments = field_comments(cls)
+    keys = keys_of(cls).values()
+    schema = {
+        "description": summary(cls),
+        "type": "object",
+        "properties": {key.name: _property(key, comments.get(key.field.name, ""), definitions) for key in keys},
+        "required": [key.name for key in keys if key.required],
+        "additionalProperties": False,
+        **_exclusions(cls),
+    }
+    return {name: part for name, part in schema.items() if part not in ("", [])}
+
+
+def _exclusions(cls: Any) -> Schema:
+    """Keys of which exactly one must be there, and keys that cannot stand together."""
+    one_of = [_given(name) for name in rules.ONE_OF.get(cls, ())]
+    never = [{"not": {"allOf": [_given(one), _given(other)]}} for one, other, _ in rules.NOT_BESIDE.get(cls, ())]
+    return {**({"oneOf": one_of} if one_of else {}), **({"allOf": never} if never else {})}
+
+
+def _given(name: str) -> Schema:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+def _property(key: Key, comment: str, definitions: dict[str, Schema]) -> Schema:
+    schema = schema_of(key.type, definitions)
+    if is_collection(key.type) and not key.required:
+        schema = _or_nothing(schema)
+    default = typed_default(key)
+    if default is not None:
+        schema = {**schema, "default": default}
+    return {"description": comment, **schema} if comment else schema
+
+
+def typed_default(key: Key) -> Any:
+    """What a left-out key means, as it would be typed; None where there is nothing to show."""
+    if key.required or is_collection(key.type):
+        return None
+    value = key.default()
+    forms = [form for member in union_members(key.type) for form in marks.forms(unmarked(member)[1])]
+    if value is not None and "duration" in forms:
+        return units.duration_text(value)
+    return units.size_text(value) if value is not None and "size" in forms else to_plain(value)
+
+
+def _or_nothing(schema: Schema) -> Schema:
+    """Also allowed: the key with nothing after it."""
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def schema_of(annotation: Any, definitions: dict[str, Schema]) -> Schema:
+    """What an annotation allows."""
+    kind, extra = unmarked(annotation)
+    members = union_members(kind)
+    if len(members) > 1:
+        return _union(members, definitions)
+    if kind is Any:
+        return {}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if is_list(kind):
+        return _list(kind, definitions)
+    if is_mapping(kind):
+        return _mapping(kind, definitions)
+    if is_dataclass(kind):
+        return _nested(kind, definitions)
+    return _simple(kind, extra)
+
+
+def _union(members: tuple[Any, ...], definitions: dict[str, Schema]) -> Schema:
+    choices = [schema_of(member, definitions) for member in members if member is not NOTHING]
+    schema = choices[0] if len(choices) == 1 else {"anyOf": choices}
+    if NOTHING not in members:
+        return schema
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    return _or_nothing(schema)
+
+
+def _list(kind: Any, definitions: dict[str, Schema]) -> Schema:
+    inside = get_args(kind)
+    if get_origin(kind) is list or inside[-1] is Ellipsis:
+        return {"type": "array", "items": schema_of(inside[0], definitions)}
+    parts = [schema_of(part, definitions) for part in inside]
+    return {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+
+
+def _mapping(kind: Any, definitions: dict[str, Schema]) -> Schema:
+    names, values = get_args(kind)
+    schema: Schema = {"type": "object", "additionalProperties": schema_of(values, definitions)}
+    forms = marks.forms(unmarked(names)[1])
+    return {**schema, "propertyNames": {"pattern": marks.FORMS[forms[0]].pattern}} if forms else schema
+
+
+def _nested(cls: Any, definitions: dict[str, Schema]) -> Schema:
+    if cls in _TEXT_FORMS:
+        return dict(_TEXT_FORMS[cls])
+    ours = cls.__module__ == Job.__module__
+    name = cls.__name__ if ours else f"{cls.__module__.removeprefix('headway.')}.{cls.__name__}"
+    if name not in definitions:
+        definitions[name] = _object(cls, definitions)
+    nested = {"$ref": _reference(name)}
+    return {"anyOf": [_simple(str, ("secret",)), nested]} if cls is Secret else nested
+
+
+def _simple(kind: Any, extra: tuple[object, ...]) -> Schema:
+    forms = marks.forms(extra)
+    if kind is str or {"duration", "size"} & set(forms):
+        shape: Schema = {"type": ["string", "number", "boolean"] if marks.AS_TYPED in extra else "string"}
+        return {**shape, **({"pattern": marks.FORMS[forms[0]].pattern} if forms else {})}
+    limits = {_LIMITS[bound.sign]: bound.limit for bound in marks.bounds(extra)}
+    whole = {name: int(limit) if limit.is_integer() else limit for name, limit in limits.items()}
+    return {"type": _SIMPLE[kind], **whole}
+
+
+def _reference(name: str) -> str:
+    return f"#/$defs/{name}"
+
+
+def text(catalog: Catalog | None = None) -> str:
+    return json.dumps(job_schema(catalog or shipped()), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
+    sys.stdout.write(f"wrote {PATH}\n")

@@ -14,7 +14,7 @@ from headway.errors import FINISHED, HeadwayError
 
 if TYPE_CHECKING:
     from headway.launcher import Launched, Outcome
-    from headway.targets.base import LogLine
+    from headway.targets.base import LogLine, State
 
 LOOK_S = 0.5  # how often the progress is read again
 
@@ -23,12 +23,15 @@ def say(text: str) -> None:
     print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
-def attach(launched: Launched, *, json: bool = False) -> int:
-    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run."""
+def attach(launched: Launched, *, since: str = "", json: bool = False) -> int:
+    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run.
+
+    What was printed before `since`, by earlier attempts, is not shown again.
+    """
     say(f"{launched.run} in {launched.url}")
     try:
-        with _display(launched, quiet=json) as on_line:
-            outcome = launched.wait(on_line)
+        with _display(launched, quiet=json) as show:
+            outcome = launched.wait(lambda line: show(line) if line.time >= since else None)
     except KeyboardInterrupt:
         if _leave():
             print(
@@ -49,8 +52,16 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
     lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
-    following = f"headway eval {run}" if good else f"headway resume {run}" if state.resumable else f"headway logs {run}"
-    return "\n".join([*lines, f"folder: {launched.url}", f"next: {following}"])
+    return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
+
+
+def following(launched: Launched, state: State) -> str:
+    """What one would most likely type next."""
+    if state.resumable:
+        return f"headway resume {launched.run}"
+    if not state.ended:
+        return f"headway logs {launched.run} -f"
+    return f"headway {'eval' if launched.folder.plan().job.get('recipe') else 'pull'} {launched.run}"
 
 
 def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
@@ -73,7 +84,7 @@ def _leave() -> bool:
 @contextmanager
 def _display(launched: Launched, *, quiet: bool) -> Iterator[Any]:
     if quiet:
-        yield None
+        yield lambda line: None
     elif sys.stdout.isatty():
         with _live(launched) as on_line:
             yield on_line

@@ -48,7 +48,7 @@ def describe(plan: Plan) -> str:
     biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
     rows = {
         "trains": f"{what}, seed {job['seed']}",
-        "data": ", ".join(sorted(plan.data)) or "the recipe's own",
+        "data": ", ".join(sorted(plan.data)) or ("the recipe's own" if job.get("recipe") else "none named"),
         "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
         f"{plan.environment.get('threads', '?')} threads each",
         "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),

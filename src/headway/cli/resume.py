@@ -17,10 +17,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from headway.cli.attached import attach, say
     from headway.launcher import resume
+    from headway.intent import now
 
-    launched = resume(locate(args.run), say=say)
+    url, since = locate(args.run), now()
+    launched = resume(url, say=say)
     if not args.detach:
-        return attach(launched, json=args.json)
+        return attach(launched, since=since, json=args.json)
     found = {"run": launched.run, "url": launched.url}
     print(as_json(found) if args.json else f"{launched.run} goes on\nnext: headway logs {launched.run} -f")
     return 0

@@ -29,6 +29,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def facts(launched: Launched, status: Status) -> dict[str, Any]:
+    from headway.cli.attached import following
+
     folder = launched.folder
     events = folder.events()
     saved = [event for event in events if event["kind"] == "checkpoint"]
@@ -42,6 +44,7 @@ def facts(launched: Launched, status: Status) -> dict[str, Any]:
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
         "progress": folder.read_json("progress.json"),
+        "next": following(launched, status.state),
     }
 
 
@@ -56,14 +59,7 @@ def describe(found: dict[str, Any]) -> str:
         "attempts": str(found["attempts"]),
         "step": f"{steps}{left}",
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
-        "next": following(found),
+        "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]
     return "\n".join([paint(found["run"], "bold"), *lines])
-
-
-def following(found: dict[str, Any]) -> str:
-    run = found["run"]
-    if found["state"] in ("pending", "running"):
-        return f"headway logs {run} -f"
-    return f"headway resume {run}" if found["resumable"] else f"headway eval {run}"

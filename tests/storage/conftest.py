@@ -1,0 +1,61 @@
+"""Servers are started once a session, and only for the tests that need them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.servers import processes
+from tests.servers.gcs import GcsServer
+
+from headway.storage.patience import Patience
+
+CLOUD_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "GCE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")
+
+# Tests of what fails must not wait as long as a run would.
+QUICK = Patience(tries=3, total_s=10, first_pause_s=0.01, longest_pause_s=0.05, connect_s=2, request_s=10)
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No credentials of the person who runs the tests, and no metadata server of the machine."""
+    for name in list(os.environ):
+        if name.startswith(CLOUD_VARIABLES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def folder_name() -> str:
+    """A fresh folder in a bucket that all tests share."""
+    return f"t-{uuid.uuid4().hex[:12]}/sub folder"
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    with processes.moto() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def azurite_url() -> Iterator[str]:
+    with processes.azurite() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def shared_gcs() -> Iterator[GcsServer]:
+    with GcsServer("bucket", page=7) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
+    """A server of the test's own, to break at will, reached as an emulator."""
+    with GcsServer("bucket") as server:
+        server.tokens.add("emulator")
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server

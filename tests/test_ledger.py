@@ -13,7 +13,9 @@ import pytest
 from headway.ledger import Ledger, Row
 
 
-def row(name: str, created: float = 1.0, *, target: str = "local", outputs: str = "/runs", state: str = "running") -> Row:
+def row(
+    name: str, created: float = 1.0, *, target: str = "local", outputs: str = "/runs", state: str = "running"
+) -> Row:
     return Row(name=name, url=f"{outputs}/{name}", target=target, job="job", created=created, state=state)
 
 

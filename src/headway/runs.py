@@ -41,13 +41,12 @@ def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("
         return _at(text)
     if "/" in text or text.startswith((".", "~")):
         return _folder(Path(text).expanduser())
-    rows = _present((ledger or Ledger()).rows(limit=SHOWN) if text == LAST else (ledger or Ledger()).named(text))
+    ledger = ledger or Ledger()
     if text == LAST:
-        if not rows:
-            raise UnknownRun("no run has been started from this machine yet", fix="headway run, or name a folder")
-        return _ref(rows[0])
+        return _last(ledger)
+    rows = ledger.named(text)
     exact = [row for row in rows if row.name == text]
-    known = exact or rows
+    known = _present(exact or rows)
     if len(known) == 1:
         return _ref(known[0])
     if known:
@@ -55,7 +54,16 @@ def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("
     for place in (*(Path(output) / text for output in outputs if "://" not in output), Path(text)):
         if (place / PLAN).is_file():
             return _folder(place)
-    raise _unknown(text, ledger or Ledger())
+    if exact:  # never another run whose name merely begins like this one's
+        raise UnknownRun(f"the folder of {text} is gone: {exact[0].url}", fix="headway ps")
+    raise _unknown(text, ledger)
+
+
+def _last(ledger: Ledger) -> RunRef:
+    rows = _present(ledger.rows(limit=SHOWN))
+    if not rows:
+        raise UnknownRun("no run has been started from this machine yet", fix="headway run, or name a folder")
+    return _ref(rows[0])
 
 
 def _at(url: str) -> RunRef:

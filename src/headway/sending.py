@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from headway.errors import BadPlan, Conflict, NotThere
@@ -13,7 +14,7 @@ from headway.planning.model import UNRESOLVED, Plan
 from headway.planning.package import archive_path
 from headway.planning.wheel import wheel_path
 from headway.storage import ABSENT, Store, join, open_store
-from headway.targets.base import Target
+from headway.targets.base import Request, Target
 from headway.version import __version__
 
 
@@ -21,8 +22,7 @@ def still_true(plan: Plan, target: Target) -> None:
     """BadPlan where a saved plan would now be carried out otherwise than it says."""
     if plan.headway != __version__:
         raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")
-    rendered = [asdict(request) for request in target.render(plan)]
-    if json.dumps(rendered) != json.dumps([asdict(request) for request in plan.requests]):
+    if _text(target.render(plan)) != _text(plan.requests):
         raise _stale("its requests would be others now: another interpreter, or a plan edited by hand")
     for source, pinned in sorted(plan.data.items()):
         found = fingerprint(source)
@@ -45,6 +45,10 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
                 store.write(key, body, when=ABSENT)
             except Conflict:
                 pass  # somebody else has sent the same content
+
+
+def _text(requests: Iterable[Request]) -> str:
+    return json.dumps([asdict(request) for request in requests], sort_keys=True)
 
 
 def _there(store: Store, key: str) -> bool:

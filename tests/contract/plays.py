@@ -11,8 +11,11 @@ from typing import Any
 from headway.planning import Plan, plan
 from headway.spec import Job, Resources, Secret
 from headway.targets.fake import Play
+from headway.targets.registry import Entry
 
-SCRIPT = '''\
+# The fake is no place for users to run things, so it is in the registry only where a test puts it.
+FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")
+SCRIPT = """\
 import json, os, signal, sys
 
 play = json.loads(sys.argv[1])
@@ -24,7 +27,7 @@ for line in play["lines"]:
 while play["until_stopped"]:
     signal.pause()
 sys.exit(play["exit_code"])
-'''
+"""
 
 
 def write_project(folder: Path) -> Path:

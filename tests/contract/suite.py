@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.contract.plays import plan_play, write_project
 
 from headway import launcher
 from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
@@ -20,7 +21,6 @@ from headway.spec import Secret
 from headway.storage import open_store, subfolders
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
-from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
 WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
@@ -81,8 +81,12 @@ class TargetContract:
             hold.target.down(hold.handle)
 
     def running(self, hold: Launched) -> Launched:
-        eventually(lambda: any("waits" in line.text for line in hold.logs()), f"{hold.run} prints")
-        assert hold.target.status(hold.handle).state is State.RUNNING
+        def prints() -> bool:
+            status = hold.target.status(hold.handle)
+            assert not status.state.ended, status
+            return any("waits" in line.text for line in hold.logs())
+
+        eventually(prints, f"{hold.run} prints")
         return hold
 
     def texts(self, hold: Launched, rank: int | None = 0) -> list[str]:
@@ -101,7 +105,9 @@ class TargetContract:
         assert hold.folder.read_json(RECEIPT)
         assert target.found() == []
 
-    def test_a_failing_script_is_reported_with_its_exit_code_and_last_lines(self, start: Callable[..., Launched]) -> None:
+    def test_a_failing_script_is_reported_with_its_exit_code_and_last_lines(
+        self, start: Callable[..., Launched]
+    ) -> None:
         hold = start(Play(lines=("all is well", "the disk is on fire"), exit_code=7))
         outcome = hold.wait()
         assert (outcome.status.state, outcome.exit_code) == (State.FAILED, 1)
@@ -222,7 +228,18 @@ class TargetContract:
     def test_names_that_cannot_be_are_refused_before_anything_is_made(
         self, start: Callable[..., Launched], outputs: str
     ) -> None:
-        for name in ("n" * (LONGEST + 1), "Upper", "-dash", "dash-", "with space", "../up", "a/b", "läufe", "code", "last"):
+        for name in (
+            "n" * (LONGEST + 1),
+            "Upper",
+            "-dash",
+            "dash-",
+            "with space",
+            "../up",
+            "a/b",
+            "läufe",
+            "code",
+            "last",
+        ):
             with pytest.raises(BadInput):
                 start(Play(), run=name)
         assert set(subfolders(open_store(outputs))) <= {"code"}

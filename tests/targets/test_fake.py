@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.contract.plays import FAKE, play_of
+from tests.contract.suite import TargetContract
 
 from headway import launcher
 from headway.errors import NotThere, UnknownRun
@@ -13,11 +15,7 @@ from headway.launcher import Launched
 from headway.planning import Plan
 from headway.targets.base import State, Target
 from headway.targets.fake import FakeTarget, Play
-from headway.targets.registry import TARGETS, Entry
-from tests.contract.plays import play_of
-from tests.contract.suite import TargetContract
-
-FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")
+from headway.targets.registry import TARGETS
 
 
 class TestFake(TargetContract):

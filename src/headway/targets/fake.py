@@ -113,9 +113,7 @@ class FakeTarget:
         return Receipt(run=handle.run, created=gone, removed=gone)
 
     def found(self) -> list[Handle]:
-        return [
-            Handle(target="fake", run=url.rpartition("/")[2], url=url) for url in sorted(self.workers)
-        ]
+        return [Handle(target="fake", run=url.rpartition("/")[2], url=url) for url in sorted(self.workers)]
 
     def begin(self, url: str) -> int:
         """A supervisor takes the run; returns the attempt's number."""

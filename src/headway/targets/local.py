@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 KIND = "local"
 TRAINS_WITH = ("numpy", "safetensors", "torch")
 GRACE_S = 30.0  # where the plan cannot be read
+FAREWELL_S = 10.0  # beyond the grace period, for a supervisor whose last words meet a slow disk
+LEAVING_S = 3.0  # for what is left of a run that has said how it ended
 LOOK_S = 1.0  # between looks into the folder while the supervisor lives
 
 
@@ -108,12 +110,13 @@ class LocalTarget:
             )
         place, ended = _place(handle.url), _said_farewell(handle)
         leader = spawn.recorded(place)
-        # Where the run has said that it ended, what is left is a straggler, and nothing waits for its checkpoint.
+        # Where the run has said that it ended, its supervisor is on its way out, and nobody waits for a checkpoint.
         receipt = take_down(
             handle.run,
             lambda: labelled.processes_of(handle.url, target=KIND, leader=leader),
             known=[leader] if leader else [],
-            grace_s=spawn.FAREWELL_S if ended else _grace_s(handle) + spawn.FAREWELL_S,
+            ask_after_s=LEAVING_S if ended else 0.0,
+            grace_s=LEAVING_S if ended else _grace_s(handle) + FAREWELL_S,
         )
         if ended and not receipt.left:
             spawn.clear(place, inside_run=local_path(handle.url) is not None)

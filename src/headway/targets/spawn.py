@@ -23,16 +23,17 @@ from headway.storage import local_path, open_store
 from headway.targets.labelled import Process
 
 SUPERVISOR = "headway.runtime.worker"
-FAREWELL_S = 15.0  # for a supervisor whose ranks have gone: last log lines, last event
 PID, LOG, LOCK = "supervisor.pid", "supervisor.log", "lock"
 
 # A shell may itself be part of a run, of torchrun's, or of a Slurm allocation: none of that is this run's world.
-_WORLD = (
+_NOT_INHERITED = (
+    "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_ATTEMPT", "HEADWAY_PLAN", "HEADWAY_RUN_DIR", "HEADWAY_RESUME_DIR",
+    "HEADWAY_DEADLINE_S", "HEADWAY_GRACE_S", "HEADWAY_CONTROL_FD", "HEADWAY_CODE", "HEADWAY_CODE_DIR", "HEADWAY_SPOOL",
+    "HEADWAY_TARGET", "HEADWAY_SUPERVISOR", "HEADWAY_HOSTS", "HEADWAY_NODE", "HEADWAY_STATEFULSET", "HEADWAY_AFTER_END",
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG", "CLUSTER_SPEC", "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NODELIST",
 )  # fmt: skip
-_OURS, _KEPT = "HEADWAY_", "HEADWAY_HOME"
 
 
 def named(body: Any, run: str) -> Any:
@@ -134,8 +135,7 @@ def clear(place: Path, *, inside_run: bool) -> None:
 
 def environment(shell: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """What the supervisor is given: this shell's environment, less another run's, with this run's own on top."""
-    foreign = {key for key in shell if key in _WORLD or (key.startswith(_OURS) and key != _KEPT)}
-    return {**{key: value for key, value in shell.items() if key not in foreign}, **own}
+    return {**{key: value for key, value in shell.items() if key not in _NOT_INHERITED}, **own}
 
 
 @contextmanager

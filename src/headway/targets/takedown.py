@@ -18,12 +18,14 @@ def take_down(
     listing: Callable[[], list[Process]],
     *,
     known: Iterable[Process] = (),
+    ask_after_s: float = 0.0,
     grace_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Receipt:
     """SIGTERM to each root, once; what is left after `grace_s` is killed. Stragglers that appear meanwhile too.
 
-    `known` is what was recorded as created: it stands in the receipt though it may be long gone.
+    `known` is what was recorded as created: it stands in the receipt though it may be long gone. What is about to go
+    by itself is given `ask_after_s`.
     """
     seen = {(process.pid, process.started): process for process in known}
     asked: set[tuple[int, str]] = set()
@@ -34,9 +36,9 @@ def take_down(
             seen.setdefault((process.pid, process.started), process)
         return [process for process in seen.values() if process.alive]
 
-    deadline = clock() + grace_s
-    while (left := remaining()) and clock() < deadline:
-        for process in roots(left):
+    began = clock()
+    while (left := remaining()) and clock() < began + ask_after_s + grace_s:
+        for process in roots(left) if clock() >= began + ask_after_s else []:
             if (process.pid, process.started) not in asked:
                 asked.add((process.pid, process.started))
                 process.send(signal.SIGTERM)

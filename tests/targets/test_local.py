@@ -1,0 +1,399 @@
+"""This machine as a target: real processes, killed in every way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+
+from headway import launcher, processes
+from headway.errors import HeadwayError, TargetError, UnknownRun
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.runfolder import INTENT, PLAN
+from headway.spec import Accelerator, Job, Resources
+from headway.storage import open_store, subfolders
+from headway.targets import labelled, spawn
+from headway.targets.base import Handle, State, Target
+from headway.targets.fake import Play
+from headway.targets.local import LocalTarget, Options
+
+
+def place(hold: Launched) -> Path:
+    return Path(hold.handle.details["dir"])
+
+
+def supervisor(hold: Launched) -> labelled.Process:
+    found = spawn.recorded(place(hold))
+    assert found is not None
+    return found
+
+
+def everything(hold: Launched) -> list[labelled.Process]:
+    return labelled.processes_of(hold.url, target="local", leader=supervisor(hold))
+
+
+def ranks(hold: Launched) -> list[labelled.Process]:
+    """Those that run the script."""
+    return [found for found in everything(hold) if b"play.py" in Path(f"/proc/{found.pid}/cmdline").read_bytes()]
+
+
+class TestLocal(TargetContract):
+    kind = "local"
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Iterator[Target]:
+        target = _Below(tmp_path, LocalTarget())
+        yield target
+        assert target.found() == []
+
+    def half_gone(self, hold: Launched) -> None:
+        os.kill(ranks(hold)[0].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
+        os.kill(supervisor(hold).pid, signal.SIGKILL)
+
+    @contextmanager
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
+        def no_space(place: Path, pid: int) -> labelled.Process:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(spawn, "_record", no_space)  # the process runs, and its pid file cannot be written
+            yield
+
+    def lines_about_a_secret(self) -> tuple[str, ...]:
+        return ("the token is {TOKEN}",)
+
+    # Killed in every way.
+
+    def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_can_go_on(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS, ranks=2))
+        supervisor(hold).send(signal.SIGKILL)
+        eventually(lambda: not supervisor(hold).alive, "it dies")
+        status = hold.target.status(hold.handle)
+        assert status.state is State.LOST
+        assert "killed" in status.reason
+        eventually(lambda: everything(hold) == [], "its ranks go with it")
+        assert launcher.observe(hold.url).exit_code == 4
+        again = launcher.resume(hold.url)
+        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+
+    def test_a_killed_rank_is_started_again_and_the_run_goes_on(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HEADWAY_RESTART_PAUSE_S", "0.1")
+        hold = self.running(start(WAITS, retries=1))
+        ranks(hold)[0].send(signal.SIGKILL)
+        eventually(lambda: len(self.texts(hold)) == 2, "the rank prints again")
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        ranks(hold)[0].send(signal.SIGKILL)
+        eventually(lambda: hold.target.status(hold.handle).state.ended, "its retries are spent")
+        assert hold.status().state is State.FAILED
+        assert "SIGKILL" in hold.status().reason
+
+    def test_when_all_its_processes_are_killed_at_once_the_run_is_lost_and_nothing_is_left(
+        self, start: Callable[..., Launched]
+    ) -> None:
+        hold = self.running(start(WAITS))
+        for process in everything(hold):
+            process.send(signal.SIGKILL)
+        eventually(lambda: everything(hold) == [], "they die")
+        assert hold.outcome().status.state is State.LOST
+
+    @pytest.mark.parametrize("moment", ["before", "code", "started", "recorded"])
+    def test_a_launcher_killed_at_any_moment_leaves_nothing_or_a_run_that_can_be_taken_down(
+        self, plan_of: Callable[..., Plan], target: Target, tmp_path: Path, moment: str
+    ) -> None:
+        (tmp_path / "plan.json").write_text(plan_of(WAITS).to_json())
+        client = subprocess.run(
+            [sys.executable, "-c", KILLED_CLIENT, str(tmp_path / "plan.json"), moment], capture_output=True, text=True
+        )
+        assert client.returncode == -signal.SIGKILL, client.stderr
+        url = str(tmp_path / "runs" / "orphan")
+        live = moment in ("started", "recorded")
+        eventually(lambda: bool(target.found()) == live, "it is found by its label, if it was started")
+        status = launcher.reach(url).target.status(Handle(target="local", run="orphan", url=url))
+        assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
+        receipt = launcher.down(url)
+        assert receipt.left == ()
+        assert target.found() == []
+        again = launcher.resume(url)
+        eventually(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
+        again.down()
+
+    def test_a_run_outlives_its_terminal(self, plan_of: Callable[..., Plan], tmp_path: Path) -> None:
+        (tmp_path / "plan.json").write_text(plan_of(WAITS).to_json())
+        leader, follower = os.openpty()
+        client = subprocess.Popen(
+            [sys.executable, "-c", ATTACHED_CLIENT, str(tmp_path / "plan.json")],
+            stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+        )  # fmt: skip
+        os.close(follower)
+        url = str(tmp_path / "runs" / "mine")
+        eventually(lambda: (Path(url) / INTENT).exists(), "it is announced")
+        hold = launcher.reach(url)
+        eventually(lambda: any("waits" in line.text for line in hold.logs()), "it runs")
+        os.close(leader)  # the terminal is gone: SIGHUP for all that belong to it
+        client.kill()
+        client.wait()
+        hold = launcher.reach(url)
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        leader_process = supervisor(hold)
+        assert leader_process.pid == os.getsid(leader_process.pid)
+        assert hold.stop().status.state is State.STOPPED
+
+    # What else only this target promises.
+
+    def test_a_stubborn_rank_is_killed_after_the_grace_period(
+        self,
+        start: Callable[..., Launched],
+        tmp_path: Path,
+        plan_of: Callable[..., Plan],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("headway.planning.make.LOCAL_GRACE_S", 1.0)
+        hold = self.running(start(WAITS))
+        (rank,) = ranks(hold)
+        rank.send(signal.SIGSTOP)
+        outcome = hold.stop()
+        assert outcome.receipt is not None
+        assert outcome.receipt.left == ()
+        assert not rank.alive
+        assert outcome.status.state.resumable
+
+    def test_what_a_script_left_running_is_ended_too(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+        (tmp_path / "project" / "play.py").write_text(DAEMONIZER)
+        pidfile = tmp_path / "daemon.pid"
+        hold = start(Play(), env={"PIDFILE": str(pidfile)})
+        assert hold.wait().status.state is State.FINISHED
+        daemon = int(pidfile.read_text())
+        eventually(lambda: processes.started(daemon) == "", "the daemon is gone")
+
+    def test_the_pid_file_may_be_lost(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS))
+        os.remove(place(hold) / spawn.PID)
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.down().left == ()
+        assert hold.target.status(hold.handle).state is State.STOPPED
+
+    def test_a_pid_that_now_belongs_to_somebody_else_is_left_alone(self, start: Callable[..., Launched]) -> None:
+        hold = start(Play())
+        hold.wait()
+        bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        try:
+            known = {"pid": bystander.pid, "started": "1", "boot": processes.here(), "host": os.uname().nodename}
+            (place(hold) / spawn.PID).write_text(json.dumps(known))
+            hold.target.down(hold.handle)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            bystander.wait()
+
+    def test_a_run_on_another_machine_is_not_judged_from_here(self, start: Callable[..., Launched]) -> None:
+        hold = start(Play())
+        hold.wait()
+        known = {"pid": 1, "started": "1", "boot": "another", "host": "far-away"}
+        (place(hold) / spawn.PID).write_text(json.dumps(known))
+        with pytest.raises(TargetError, match="far-away"):
+            hold.target.down(hold.handle)
+        assert hold.target.status(hold.handle).state is State.FINISHED
+        (place(hold) / spawn.PID).unlink()
+
+    def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+        (tmp_path / "project" / "extra.txt").write_text("as planned")
+        hold = self.running(start(WAITS))
+        (tmp_path / "project" / "play.py").write_text("raise SystemExit('changed since')")
+        assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
+        hold.stop()
+        (place(hold) / "code" / "extra.txt").write_text("tampered with")
+        (place(hold) / "code" / "own.txt").write_text("left by the script")
+        again = launcher.resume(hold.url)
+        eventually(lambda: len(self.texts(again)) == 2, "it runs the recorded code again")
+        assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
+        assert (place(hold) / "code" / "own.txt").read_text() == "left by the script"
+
+    def test_a_run_goes_on_where_its_folder_was_moved_to(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+        hold = self.running(start(WAITS))
+        hold.stop()
+        moved = tmp_path / "archive" / hold.run
+        moved.parent.mkdir()
+        os.rename(hold.url, moved)
+        again = launcher.resume(str(moved))
+        try:
+            assert again.url == str(moved)
+            eventually(lambda: len(self.texts(again)) == 2, "it prints in its new place")
+        finally:
+            again.down()
+        assert not Path(hold.url).exists()
+
+    def test_the_environment_of_another_run_is_not_passed_on(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "HEADWAY_ATTEMPT", "HEADWAY_HOSTS"):
+            monkeypatch.setenv(name, "77")
+        hold = start(Play(lines=("{rank} {world} {HEADWAY_ATTEMPT}",)))
+        assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold) == ["0 1 1"]
+
+    def test_a_secret_is_in_no_process_listing(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from headway.spec import Secret
+
+        monkeypatch.setenv("TOKEN_HERE", CANARY)
+        hold = self.running(start(WAITS, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}))
+        for found in everything(hold):
+            assert CANARY.encode() not in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+
+    def test_damaged_code_is_refused_and_nothing_is_started(
+        self, plan_of: Callable[..., Plan], target: Target, tmp_path: Path
+    ) -> None:
+        plan = plan_of(WAITS)
+        archive = tmp_path / "runs" / "code" / f"{plan.code.sha256}.tar.gz"
+        archive.parent.mkdir(parents=True)
+        archive.write_bytes(b"not what was planned")
+        with pytest.raises(HeadwayError, match="code archive"):
+            launcher.launch(plan, name="r", detach=True, target=target)
+        assert subfolders(open_store(str(tmp_path / "runs"))) == ["code"]
+
+    def test_an_interpreter_that_cannot_run_is_a_clear_error(
+        self, plan_of: Callable[..., Plan], tmp_path: Path
+    ) -> None:
+        target = LocalTarget(Options(python=str(tmp_path / "nowhere" / "python")))
+        plan = plan_of(WAITS)
+        from dataclasses import replace
+
+        plan = replace(plan, options={"python": target.options.python}, requests=tuple(target.render(plan)))
+        with pytest.raises(TargetError, match="nowhere"):
+            launcher.launch(plan, name="r", detach=True)
+        assert not (tmp_path / "runs" / "r").exists()
+
+    def test_a_corrupt_plan_is_said_and_does_not_keep_the_run_from_being_ended(
+        self, start: Callable[..., Launched]
+    ) -> None:
+        hold = self.running(start(WAITS))
+        (Path(hold.url) / PLAN).write_text('{"schema": 1, "job"')
+        assert launcher.down(hold.url).left == ()
+        with pytest.raises(HeadwayError, match="not a plan"):
+            launcher.resume(hold.url)
+
+    def test_a_folder_deleted_under_a_live_run_does_not_keep_it_from_being_ended(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        import shutil
+
+        hold = self.running(start(WAITS))
+        shutil.rmtree(hold.url, ignore_errors=True)
+        (found,) = target.found()
+        assert target.down(found).left == ()
+        assert target.found() == []
+        with pytest.raises(UnknownRun):
+            target.status(found)
+
+
+class _Below:
+    """The target, blind to runs in other folders: tests share this machine with whatever else runs on it."""
+
+    def __init__(self, folder: Path, target: LocalTarget) -> None:
+        self._folder, self._target = folder, target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def found(self) -> list[Handle]:
+        return [found for found in self._target.found() if found.url.startswith(str(self._folder))]
+
+
+def test_check_finds_what_would_stop_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    job = Job(name="j", script="x.py", outputs=str(tmp_path / "file" / "runs"), resources=Resources(nodes=2))
+    said = [str(problem) for problem in LocalTarget().check(job)]
+    assert any("one machine" in text for text in said)
+    assert any("is a file" in text for text in said)
+    assert LocalTarget().check(Job(name="j", script="x.py", outputs=str(tmp_path / "runs"))) == []
+    monkeypatch.setattr("headway.targets.local.find_spec", lambda name: None)
+    (problem,) = LocalTarget().check(Job(name="j", recipe="captioning", outputs=str(tmp_path)))
+    assert "pip install" in problem.fix
+    (problem,) = LocalTarget(Options(python="/no/such/python")).check(Job(name="j", script="x", outputs=str(tmp_path)))
+    assert "/no/such/python" in problem.what
+
+
+def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
+    job = Job(name="j", script="x.py", resources=Resources(accelerator=Accelerator(kind="T4")))
+    assert len(LocalTarget().notes(job, 10_000)) == 2
+    assert LocalTarget().notes(Job(name="j", script="x.py"), 1) == []
+
+
+def test_an_unwritable_folder_is_found_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    (problem,) = LocalTarget().check(Job(name="j", script="x.py", outputs=str(tmp_path / "runs")))
+    assert f"{tmp_path} is not writable" in problem.what
+
+
+def test_the_local_folder_of_a_run_in_a_bucket_is_in_our_own_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.contract.plays import plan_play, write_project
+
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    plans = [
+        plan_play(write_project(tmp_path / "p"), Play(), on="local", outputs=url)
+        for url in ("gs://one/runs", "gs://two/runs")
+    ]
+    places = {plan.requests[0].body["cwd"] for plan in plans}
+    assert len(places) == 2, "the same name in two buckets is two runs"
+    assert all(place.startswith(f"{tmp_path}/home/local/") and place.endswith("/{RUN}") for place in places)
+
+
+KILLED_CLIENT = """
+import os, signal, sys
+from pathlib import Path
+from headway import launcher, intent
+from headway.planning import Plan
+from headway.targets import spawn
+
+def die(*args, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+moment = sys.argv[2]
+if moment == "before":
+    intent.announce = die
+elif moment == "code":
+    spawn._popen = die
+elif moment == "started":
+    spawn._record = die
+else:
+    intent.keep = die
+launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)
+"""
+
+ATTACHED_CLIENT = """
+import sys
+from pathlib import Path
+from headway import launcher
+from headway.planning import Plan
+launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="mine", on_line=lambda line: print(line.text))
+"""
+
+DAEMONIZER = """
+import os, subprocess, sys
+# A daemon with an empty environment, in a session of its own, whose parent is gone.
+code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); os.close(1); time.sleep(600)"
+if os.fork() == 0:
+    os.setsid()
+    subprocess.Popen([sys.executable, "-c", code, os.environ["PIDFILE"]], env={}, close_fds=True)
+    os._exit(0)
+os.wait()
+while not os.path.exists(os.environ["PIDFILE"]) or not open(os.environ["PIDFILE"]).read():
+    pass
+"""

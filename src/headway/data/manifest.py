@@ -86,7 +86,9 @@ class Manifest:
 
     def to_json(self) -> str:
         head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
-        return json.dumps(head | asdict(self), indent=2, ensure_ascii=False) + "\n"
+        body = asdict(self)
+        body["columns"] = [{name: value for name, value in column.items() if value} for column in body["columns"]]
+        return json.dumps(head | body, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = NAME) -> Manifest:

@@ -26,6 +26,7 @@ Fit = Literal["short", "crop", "squash", "pad"]
 FITS: tuple[Fit, ...] = ("short", "crop", "squash", "pad")
 MAX_PIXELS = 64_000_000  # a picture that claims more is refused before it is decoded
 _OVERSAMPLE = 2.0  # decode at least this much larger than needed, and leave the rest to the filter
+_SMALL = 90_000  # pixels: below it, libvips spends more on getting ready than it saves
 _ORIENTATION = 0x0112  # the EXIF tag
 _HARMLESS = ("extraneous bytes", "invalid sof marker", "unsupported marker type")  # the pixels are all there
 
@@ -203,19 +204,20 @@ def _upright(pixels: Pixels, turn: int) -> Pixels:
 
 
 def _resize(pixels: Pixels, to: tuple[int, int]) -> Pixels:
+    """Lanczos, by whichever library is quicker at this size: the choice depends on nothing else."""
     height, width = pixels.shape[:2]
     if (width, height) == to:
         return pixels
-    vips = _vips()
-    image = vips.Image.new_from_memory(np.ascontiguousarray(pixels), width, height, 3, "uchar")
+    if width * height <= _SMALL or to[0] > width or to[1] > height:
+        return _resize_small(pixels, to)
+    image = _vips().Image.new_from_memory(np.ascontiguousarray(pixels), width, height, 3, "uchar")
     resized: Pixels = image.resize(to[0] / width, vscale=to[1] / height, kernel="lanczos3").numpy()
     if resized.shape[:2] == (to[1], to[0]):
         return resized
-    return _resize_exactly(pixels, to)
+    return _resize_small(pixels, to)  # libvips rounds extreme aspect ratios to a neighbouring size
 
 
-def _resize_exactly(pixels: Pixels, to: tuple[int, int]) -> Pixels:
-    """For the aspect ratios at which libvips rounds to a neighbouring size."""
+def _resize_small(pixels: Pixels, to: tuple[int, int]) -> Pixels:
     from PIL import Image
 
     return np.asarray(Image.fromarray(pixels).resize(to, Image.Resampling.LANCZOS))

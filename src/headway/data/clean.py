@@ -1,0 +1,81 @@
+"""What is kept of the text in a source, and why the rest is not. Pure functions: every drop has a reason."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+# VizWiz's annotators chose this sentence from a menu instead of writing a caption.
+_PRE_CANNED = re.compile(r"quality issues are too severe to recognize", re.IGNORECASE)
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+_QUOTES = str.maketrans({"’": "'", "‘": "'", "‛": "'", "´": "'", "`": "'", "“": '"', "”": '"', "„": '"'})
+_WORD_MARKS = re.compile(r"\w")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """Which texts are kept. Words are what spaces separate and what has a letter or digit in it."""
+
+    min_words: int = 2  # of a caption
+    max_words: int = 60
+    keep_flagged: bool = False  # captions that annotators rejected, or chose from a menu
+    max_sentence_words: int = 200  # of a sentence to translate
+    max_ratio: float = 9.0  # of the lengths of a sentence and its translation, where one has more than ten words
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Why something is not in the prepared data. A fault is damage; anything else is a rule at work."""
+
+    reason: str
+    detail: str = ""
+    fault: bool = False
+
+
+def normalised(text: str) -> str:
+    """Composed Unicode, plain quotes, single spaces; nothing invisible. Case and punctuation stay."""
+    composed = unicodedata.normalize("NFC", text).translate(_QUOTES)
+    return " ".join(_NOT_TEXT.sub(" ", composed).split())
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split() if _WORD_MARKS.search(word)]
+
+
+def caption_drop(text: str, flag: str, rules: Rules) -> Drop | None:
+    """Why this caption (already normalised) goes, or None if it stays."""
+    if not is_unicode(text):
+        return Drop("not UTF-8", repr(text)[:80], fault=True)
+    if not words(text):
+        return Drop("empty caption", repr(text)[:80], fault=True)
+    if not rules.keep_flagged and (flag == "pre-canned" or _PRE_CANNED.search(text)):
+        return Drop("pre-canned caption", text[:80])
+    if not rules.keep_flagged and flag == "rejected":
+        return Drop("rejected caption", text[:80])
+    count = len(words(text))
+    if count < rules.min_words:
+        return Drop("caption too short", f"{count} words: {text[:80]}")
+    if count > rules.max_words:
+        return Drop("caption too long", f"{count} words: {text[:80]}")
+    return None
+
+
+def pair_drop(source: str, target: str, rules: Rules) -> Drop | None:
+    """Why this pair of sentences goes, or None if it stays."""
+    if not is_unicode(source) or not is_unicode(target):
+        return Drop("not UTF-8", fault=True)
+    left, right = len(words(source)), len(words(target))
+    if not left or not right:
+        return Drop("empty sentence", repr(target if left else source)[:80], fault=True)
+    longer, shorter = max(left, right), min(left, right)
+    if longer > rules.max_sentence_words:
+        return Drop("sentence too long", f"{longer} words")
+    if longer > 10 and longer / shorter > rules.max_ratio:
+        return Drop("lengths do not match", f"{left} words against {right}")
+    return None
+
+
+def is_unicode(text: str) -> bool:
+    """False for the lone surrogates that JSON escapes can smuggle in: they cannot be written as UTF-8."""
+    return text.isascii() or not any("\ud800" <= mark <= "\udfff" for mark in text)

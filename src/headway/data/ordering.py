@@ -1,0 +1,63 @@
+"""From staged rows to chunks: bounds that depend on the rows and the settings alone, and a proof of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from headway.data.chunk import Chunk, Settings, proof_of
+from headway.data.sources.tree import Tree
+from headway.data.staging import Staging
+
+
+class Orders:
+    """What there is to do. Rows are read from the staging file each time: nothing is kept but the proofs."""
+
+    def __init__(self, staging: Staging, settings: Settings, tree: Tree, dest: str) -> None:
+        self._staging, self._tree, self._dest = staging, tree, dest
+        self.settings = settings
+        self._text = settings.to_json()
+        self.proofs = {chunk.name: proof_of(self._text, chunk.to_json()) for chunk in self.chunks()}
+
+    @property
+    def proof(self) -> str:
+        """Of the whole: the same source and settings have the same."""
+        return hashlib.sha256(json.dumps(self.proofs, sort_keys=True).encode()).hexdigest()
+
+    def chunks(self, doomed: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Chunk]:
+        """All of them, or those named in `doomed`, whose rows there listed must go."""
+        room = self.settings.rows_in_a_shard
+        for split in self._staging.splits():
+            rows = (self._stamped(row) for row in self._staging.rows(split))
+            number = 0
+            while taken := list(islice(rows, room)):
+                chunk = Chunk(split=split, number=number, rows=taken)
+                if doomed is None:
+                    yield chunk
+                elif chunk.name in doomed:
+                    yield Chunk(split=split, number=number, rows=taken, doomed=dict(doomed[chunk.name]))
+                number += 1
+
+    def order(self, chunk: Chunk) -> str:
+        """What `make_shard` is given."""
+        asked = {"settings": self._text, "chunk": chunk.to_json(), "source": self._tree.url, "dest": self._dest}
+        return json.dumps(asked)
+
+    def _stamped(self, row: dict[str, Any]) -> dict[str, Any]:
+        """With size and time of its pictures, where that is cheap to ask: one that was replaced is read again."""
+        if self._tree.path is None or not row["pictures"]:
+            return row
+        row["stamps"] = [_stamp(os.path.join(self._tree.path, key)) for key in row["pictures"].values()]
+        return row
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return []  # missing, or no path at all: the worker says so in the report
+    return [found.st_size, found.st_mtime_ns]

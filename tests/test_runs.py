@@ -11,7 +11,7 @@ import pytest
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 from headway import intent, launcher, lease, processes
-from headway.errors import BadPlan, UnknownRun
+from headway.errors import BadPlan, RunBusy, UnknownRun
 from headway.ledger import Ledger, Row
 from headway.planning import Plan
 from headway.runfolder import INTENT, PLAN, RunFolder
@@ -212,8 +212,6 @@ def test_damage_is_said_and_is_not_taken_for_absence(folder: RunFolder) -> None:
 
 
 def test_of_two_resumes_at_once_one_is_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.errors import RunBusy
-
     reading = intent.read
 
     def slow_read(of: RunFolder) -> dict[str, object]:

@@ -258,6 +258,9 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
             return folder
         except Conflict:
             continue
+        except BaseException:
+            _remove_if_empty(folder)
+            raise
     fix = f"headway resume {name} to go on with it, or another --name"
     raise BadInput(f"a run called {name} is already there", where=outputs, fix=fix)
 
@@ -301,8 +304,13 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
     except HeadwayError as error:  # the caller must see why the start failed; this is said besides
         say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")
         return
+    _remove_if_empty(folder)
+    ledger.forget(folder.url)
+    say(f"{name} could not be started; what had been made of it was taken down")
+
+
+def _remove_if_empty(folder: RunFolder) -> None:
+    """Buckets have no folders; disks keep one that nothing was written into."""
     path = local_path(folder.url)
     if path is not None and not any(folder.store.list()):
         shutil.rmtree(path, ignore_errors=True)
-    ledger.forget(folder.url)
-    say(f"{name} could not be started; what had been made of it was taken down")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -79,7 +80,7 @@ def _check(plan: Plan, key: str, body: bytes) -> None:
         content, pinned = (
             (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)
         )
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise _stale(f"{key} is damaged: {error}") from None
     if hashlib.sha256(content).hexdigest() != pinned:
         raise _stale(f"{key} is not the one that was planned")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 
 from headway import launcher, processes
@@ -20,7 +23,7 @@ from headway.errors import HeadwayError, TargetError, UnknownRun
 from headway.launcher import Launched
 from headway.planning import Plan
 from headway.runfolder import INTENT, PLAN
-from headway.spec import Accelerator, Job, Resources
+from headway.spec import Accelerator, Job, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets import labelled, spawn
 from headway.targets.base import Handle, State, Target
@@ -246,8 +249,6 @@ class TestLocal(TargetContract):
     def test_a_secret_is_in_no_process_listing(
         self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from headway.spec import Secret
-
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = self.running(start(WAITS, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}))
         for found in everything(hold):
@@ -269,8 +270,6 @@ class TestLocal(TargetContract):
     ) -> None:
         target = LocalTarget(Options(python=str(tmp_path / "nowhere" / "python")))
         plan = plan_of(WAITS)
-        from dataclasses import replace
-
         plan = replace(plan, options={"python": target.options.python}, requests=tuple(target.render(plan)))
         with pytest.raises(TargetError, match="nowhere"):
             launcher.launch(plan, name="r", detach=True)
@@ -288,8 +287,6 @@ class TestLocal(TargetContract):
     def test_a_folder_deleted_under_a_live_run_does_not_keep_it_from_being_ended(
         self, start: Callable[..., Launched], target: Target
     ) -> None:
-        import shutil
-
         hold = self.running(start(WAITS))
         shutil.rmtree(hold.url, ignore_errors=True)
         (found,) = target.found()
@@ -343,8 +340,6 @@ def test_an_unwritable_folder_is_found_before_anything_is_started(
 def test_the_local_folder_of_a_run_in_a_bucket_is_in_our_own_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.contract.plays import plan_play, write_project
-
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     plans = [
         plan_play(write_project(tmp_path / "p"), Play(), on="local", outputs=url)

@@ -58,6 +58,6 @@ def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pyt
 
 
 def test_reading_the_table_loads_no_target() -> None:
-    code = "import sys, headway.targets.registry as r; print(list(r.TARGETS)); print('headway.targets.local' in sys.modules)"
+    code = "import sys, headway.targets.registry; print('headway.targets.local' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stdout == "False\n"

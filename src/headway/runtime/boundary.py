@@ -13,7 +13,7 @@ from headway.runtime.gradients import Agreed
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping
 from headway.runtime.session import Session
-from headway.runtime.stepping import Wishes
+from headway.runtime.stepping import Alone, Together, Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
 
 EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
@@ -22,8 +22,8 @@ EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never
 class Boundary:
     """Decides what happens between steps, during evaluations and at the end."""
 
-    def __init__(self, session: Session, keeping: Keeping, journal: Journal) -> None:
-        self._session, self._keeping, self._journal = session, keeping, journal
+    def __init__(self, session: Session, keeping: Keeping, journal: Journal, stepper: Alone | Together) -> None:
+        self._session, self._keeping, self._journal, self._stepper = session, keeping, journal, stepper
         self._stopping, self._gang = session.stopping, session.gang
         self.inside = False  # in the loop's body: the state is between two steps
         self.agreed: Agreed | None = None  # of the step in this body
@@ -55,7 +55,7 @@ class Boundary:
             return
         if not (stop or budget or save):
             return
-        self._journal.settle(self._gang, self._keeping.position.step)
+        self._settle()
         if not self._keeping.taken_here:
             self._keeping.take()
         if stop:
@@ -64,8 +64,8 @@ class Boundary:
             self._end_by_budget()
 
     def after_steps(self) -> None:
-        """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is now."""
-        self._journal.settle(self._gang, self._keeping.position.step)
+        """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is."""
+        self._settle()
         self._keeping.hold()
 
     def after_epoch(self, *, last: bool) -> None:
@@ -122,6 +122,10 @@ class Boundary:
                 say(f"the newest metrics could not be written: {error}")
         self._session.close(failed=not self._finished)
 
+    def _settle(self) -> None:
+        if isinstance(self._stepper, Together):
+            self._journal.settle(self._stepper.exchange, self._keeping.position.step)
+
     def _over_budget(self) -> bool:
         total = self._session.identity.deadline_s
         if total is None:
@@ -151,14 +155,14 @@ class Boundary:
             session.say(f"exporting the best so far, of step {keeping.load_best()}")
             exporting.export(self.bundle(), session, say)
         self._finished = True
-        session.outside.event("budget", step=keeping.position.step)
+        session.event("budget", step=keeping.position.step)
         self._end("budget", "the budget is spent", 0)
         raise SystemExit(0)
 
     def _end(self, state: str, reason: str, code: int) -> None:
         """The farewell, which is the supervisor's where there is one."""
         if not self._session.identity.supervised:
-            self._session.outside.event("ended", state=state, reason=reason, exit_code=code)
+            self._session.event("ended", state=state, reason=reason, exit_code=code)
 
     def _check_fence(self) -> None:
         lost = self._keeping.saver.fenced

@@ -41,6 +41,7 @@ class Moment:
     names: tuple[str, ...] = ()  # pointers to set: best, epoch_5
     score: float | None = None
     forever: bool = False  # retention never removes it
+    turn: int = 0  # how many of this very step were taken before, in this attempt
     stall_s: float = 0.0
 
 
@@ -60,8 +61,9 @@ class Seat:
     ranks: int
     attempt: int
 
-    def part(self, rank: int) -> str:
-        return f"a{self.attempt:04d}-r{rank}"
+    def part(self, rank: int, turn: int = 0) -> str:
+        """The stem of a part's file. A step taken twice in one attempt gets new files, so that the first stay whole."""
+        return f"a{self.attempt:04d}-r{rank}" if not turn else f"a{self.attempt:04d}.{turn}-r{rank}"
 
 
 class Saver:
@@ -84,6 +86,7 @@ class Saver:
         self._flush_metrics, self._still_ours = flush_metrics, still_ours
         self._patience = Patience(outside, self._hopeless)
         self._change = threading.Condition()
+        self._turns: dict[int, int] = {}
         self._waiting: Snapshot | None = None
         self._writing: Snapshot | None = None
         self._held: Snapshot | None = None
@@ -152,7 +155,9 @@ class Saver:
         if self._pin:
             snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             snapshot.ready.record()
-        snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
+        turn = self._turns.get(moment.step, 0)
+        self._turns = {moment.step: turn + 1}  # steps only grow
+        snapshot.moment = replace(moment, turn=turn, stall_s=time.perf_counter() - began)
         return snapshot
 
     def _queue(self, snapshot: Snapshot) -> None:
@@ -235,7 +240,7 @@ class Saver:
         moment, seat = snapshot.moment, self._seat
         if snapshot.ready is not None:
             snapshot.ready.synchronize()
-        folder, part = checkpoint_folder(moment.step), seat.part(seat.rank)
+        folder, part = checkpoint_folder(moment.step), seat.part(seat.rank, moment.turn)
         body = snapshot.image.bytes
         record = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
         patient = self._patience
@@ -244,7 +249,9 @@ class Saver:
             patient(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
             return
         files = {f"{part}.safetensors": record}
-        files |= {f"{seat.part(rank)}.safetensors": self._part(moment, rank) for rank in range(1, seat.ranks)}
+        files |= {
+            f"{seat.part(rank, moment.turn)}.safetensors": self._part(moment, rank) for rank in range(1, seat.ranks)
+        }
         self._commit(moment, files)
         self.last_seconds = time.monotonic() - began
         self._outside.event(
@@ -259,7 +266,7 @@ class Saver:
     def _part(self, moment: Moment, rank: int) -> dict[str, Any]:
         """What another rank says it wrote; Impatient when it went on to a later one instead."""
         pause, longest = _POLL_S
-        key = f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+        key = self._part_key(moment, rank)
         while True:
             found = self._patience(lambda: self._look(key))
             if found is not None:
@@ -271,8 +278,11 @@ class Saver:
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
 
+    def _part_key(self, moment: Moment, rank: int) -> str:
+        return f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json"
+
     def _has_part(self, moment: Moment, rank: int) -> bool:
-        key = f"{checkpoint_folder(moment.step)}/{self._seat.part(rank)}.json"
+        key = self._part_key(moment, rank)
         return self._patience(lambda: self._look(key)) is not None
 
     def _look(self, key: str) -> dict[str, Any] | None:
@@ -284,7 +294,7 @@ class Saver:
     def _commit(self, moment: Moment, files: Mapping[str, Mapping[str, Any]]) -> None:
         """State, metrics, then the manifest: whoever sees a manifest can rely on everything else."""
         folder, patient = checkpoint_folder(moment.step), self._patience
-        state_name = f"a{self._seat.attempt:04d}-state.json"
+        state_name = self._seat.part(0, moment.turn).replace("-r0", "-state.json")
         state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
         patient(lambda: self._store.write(f"{folder}/{state_name}", state))
         patient(lambda: self._flush_metrics(moment.step))
@@ -304,9 +314,16 @@ class Saver:
         }
         patient(lambda: self._store.write(f"{folder}/manifest.json", encode_record(manifest)))
         self.committed = moment.step
+        patient(lambda: self._sweep(folder, {"manifest.json", state_name, *files}))
         kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
         patient(lambda: self._catalogue.record(kept))
         patient(self._catalogue.prune)
+
+    def _sweep(self, folder: str, mine: set[str]) -> None:
+        """Part records have served, and so have the files of attempts that died here."""
+        for entry in list(self._store.list(f"{folder}/")):
+            if entry.key.removeprefix(f"{folder}/") not in mine:
+                self._store.delete(entry.key)
 
     def _hopeless(self, why: str) -> None:
         """Called between tries: ends them when a newer snapshot waits or the grace period is over."""

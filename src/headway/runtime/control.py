@@ -28,7 +28,7 @@ class Pipe:
         self._send({"event": kind, **details})
 
     def progress(self, **numbers: Any) -> None:
-        self._send({"progress": numbers})
+        self._send({"progress": numbers, "step": numbers.get("step")})
 
     def _send(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record) + "\n").encode()

@@ -24,7 +24,7 @@ def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None
         folder = Path(name)
         bundle.write(folder)
         upload(folder, session.store)
-        session.outside.event("export", url=f"{session.store.url}/export")
+        session.event("export", url=f"{session.store.url}/export")
         say(f"exported to {session.store.url}/export")
         to = session.identity.job.export.to
         if to:

@@ -24,7 +24,7 @@ from headway.errors import BadInput
 BUCKET_BYTES = 25 << 20
 WEIGHT, PRESENT, STOP, BUDGET, SAVE, BAD, NAMES = range(7)  # slots of the tail's head
 HEAD = 7
-METRICS = 16  # how many logged values can be averaged over ranks in one step
+METRICS = 32  # a weight, and how many logged values can be averaged over ranks
 _LEAST = 1e-30  # a batch that weighs nothing has no gradient: 0 / tiny is 0, 0 / 0 would not be
 
 
@@ -54,13 +54,13 @@ class GradientSync:
     """Sums gradients over ranks. Made once the trainable parameters are known; made anew when they change."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], norms: Sequence[nn.Module] = (), *, bucket_bytes: int = BUCKET_BYTES
+        self, parameters: Sequence[nn.Parameter], norms: Sequence[nn.Module] = (), *, bucket_bytes: int | None = None
     ) -> None:
         self.parameters = list(parameters)
         self._norms = [norm for norm in norms if isinstance(getattr(norm, "running_mean", None), Tensor)]
         self._device = self.parameters[0].device
         self._tail = self._make_tail()
-        self._buckets, self._views = _buckets(self.parameters, self._tail, bucket_bytes)
+        self._buckets, self._views = _buckets(self.parameters, self._tail, bucket_bytes or BUCKET_BYTES)
         self._tail = self._buckets[-1].flat[-self._tail.numel() :]
         self._slots = _slots(self._tail, len(self.parameters), self._statistics())
         self._home = [0] * len(self.parameters)
@@ -137,6 +137,19 @@ class GradientSync:
             names=values[NAMES],
             metrics=values[HEAD:],
         )
+
+    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
+        """Add up logged values between two steps, to the same bits as if they had ridden on one.
+
+        The whole last bucket is sent, empty but for them: an all-reduce adds in an order that depends on where in its
+        buffer a number lies.
+        """
+        self.arm(0.0, [0.0] * (NAMES - 1) + [names], metrics)
+        self._armed = False
+        dist.all_reduce(self._buckets[-1].flat)
+        agreed = self.agreed()
+        self._buckets[-1].flat.zero_()
+        return agreed
 
     def clear(self) -> None:
         """After the optimizer: gradients are zero views again."""

@@ -7,12 +7,11 @@ of an epoch) `settle` sums them at once.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from headway.runtime.gang import Gang
 from headway.runtime.gradients import METRICS, Agreed
 from headway.runtime.metrics import Metrics, plain
 from headway.runtime.progress import Reporter
@@ -68,33 +67,26 @@ class Journal:
     @property
     def riders(self) -> tuple[float, list[Any]]:
         """For the next reduction: a digest of the names, and the weight and sums to be added over ranks."""
-        names = sorted(self._sums)[: METRICS - 1]
-        return self._digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
+        names = self._riding
+        return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
 
     def arrived(self, agreed: Agreed, step: int) -> None:
         """The riders have been added up: they belong to `step`."""
-        names = sorted(self._sums)[: METRICS - 1]
+        names = self._riding
         if not names:
             return
-        alike = agreed.names == self._digest(names) * self._session.gang.world.size
-        if alike:
-            totals = dict(zip(names, agreed.metrics[1:], strict=False))
-            self._close_step(step, totals, agreed.metrics[0])
-        else:  # ranks logged different things: rank 0's own stand
-            self._close_step(step, self._sums, self._weight)
+        sums, weight = self._sums, self._weight
+        if agreed.names == _digest(names) * self._session.gang.world.size:
+            sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
+        self._close_step(step, sums, weight)  # where ranks logged different things, rank 0's own stand
 
-    def settle(self, gang: Gang, step: int) -> None:
-        """Add up now what would have ridden on the next step."""
-        if gang.world.size == 1:
-            return
-        names = sorted(self._sums)
-        digest, count = self._digest(names), float(len(names))
-        if gang.sums([digest, count]) != [digest * gang.world.size, count * gang.world.size] or not names:
-            if names:
-                self._close_step(step, self._sums, self._weight)
-            return
-        weight, *totals = gang.sums([float(self._weight), *(float(self._sums[name]) for name in names)])
-        self._close_step(step, dict(zip(names, totals, strict=True)), weight)
+    def settle(self, exchange: Callable[[float, Sequence[Any]], Agreed], step: int) -> None:
+        """Add up now what would have ridden on the next step. Every rank calls this at the same place."""
+        self.arrived(exchange(*self.riders), step)
+
+    @property
+    def _riding(self) -> list[str]:
+        return sorted(self._sums)[: METRICS - 1]
 
     def flush(self, through: int) -> None:
         if self._metrics is not None:
@@ -113,6 +105,7 @@ class Journal:
         self._sums, self._weight = {}, 0.0
         self.record(step, self._epoch, values)
 
-    @staticmethod
-    def _digest(names: list[str]) -> float:
-        return float(1 + zlib.crc32(" ".join(names).encode()) % 65521) if names else 0.0  # exact in single precision
+
+def _digest(names: list[str]) -> float:
+    """Exact in single precision, also as the sum of many."""
+    return float(1 + zlib.crc32(" ".join(names).encode()) % 4093) if names else 0.0

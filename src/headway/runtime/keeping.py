@@ -81,7 +81,7 @@ class Keeping:
         choice = session.gang.from_first([choice])[0]
         for damage in damaged:
             say(f"the checkpoint of step {damage.step} is damaged and was passed over: {damage.why}")
-            session.outside.event("damaged", step=damage.step, why=damage.why)
+            session.event("damaged", step=damage.step, why=damage.why)
             self._catalogue.forget(damage.step)
         if trouble is not None:
             raise trouble
@@ -90,7 +90,7 @@ class Keeping:
         if choice >= 0 and loaded is None:
             loaded = self._load_as_told(int(choice))
         if loaded is not None:
-            session.outside.event("restored", step=loaded.step, fallback=bool(damaged))
+            session.event("restored", step=loaded.step, fallback=bool(damaged))
         return loaded
 
     def _load_as_told(self, step: int) -> Loaded:
@@ -135,10 +135,10 @@ class Keeping:
         changed = machine.differences(loaded.environment, self.environment)
         if changed:
             self._session.say(f"not the machine of the checkpoint, so not to the bit: {', '.join(changed)}")
-            self._session.outside.event("changed", what=changed)
+            self._session.event("changed", what=changed)
         if own["data"] and self.data and own["data"] != self.data:
             self._session.say(f"the data is not what the checkpoint saw: {own['data']} → {self.data}")
-            self._session.outside.event("changed", what=["data"])
+            self._session.event("changed", what=["data"])
             if self.position.batch and own["data"].get("steps") != self.data.get("steps"):
                 raise BadInput(
                     f"the checkpoint stands in the middle of an epoch (batch {self.position.batch}) of "

@@ -50,9 +50,9 @@ class Run:
         self._supply = Supply(self.world, self.device, self._dice)
         self._journal = Journal(session)
         self._keeping = Keeping(session, self._journal.flush)
-        self._boundary = Boundary(session, self._keeping, self._journal)
         self._modules: list[nn.Module] = []
         self._stepper: Alone | Together = Alone() if self.world.size == 1 else Together(self._modules)
+        self._boundary = Boundary(session, self._keeping, self._journal, self._stepper)
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
@@ -198,7 +198,7 @@ class Run:
         record = dict(zip(names, numbers, strict=True))
         self._journal.record(self.global_step, self._keeping.position.passed, record)
         self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
-        self._session.outside.event("score", step=self.global_step, **record)
+        self._session.event("score", step=self.global_step, **record)
         if best is None:
             return False
         if best not in record:

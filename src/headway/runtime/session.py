@@ -50,6 +50,11 @@ class Session:
         if self.first:
             say(text)
 
+    def event(self, kind: str, **details: Any) -> None:
+        """For the run's history: told by rank 0 for all."""
+        if self.first:
+            self.outside.event(kind, **details)
+
     @property
     def words(self) -> str:
         """Where we are, for the first line of the log."""

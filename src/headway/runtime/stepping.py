@@ -98,9 +98,8 @@ class Alone:
 class Together:
     """Several ranks: gradients in fixed buckets, agreement in their tail."""
 
-    def __init__(self, modules: Sequence[nn.Module], *, bucket_bytes: int | None = None) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
-        self._bucket_bytes = bucket_bytes
         self._sync: GradientSync | None = None
         self._weight: float | Tensor = 0.0
         self._present = False
@@ -114,8 +113,7 @@ class Together:
             self._sync = None
         if self._sync is None:
             norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
-            options = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
-            self._sync = GradientSync(parameters, norms, **options)
+            self._sync = GradientSync(parameters, norms)
 
     def step(self, request: Request, wishes: Wishes) -> Outcome:
         if self._sync is None:
@@ -141,6 +139,11 @@ class Together:
         norm = update(request.optimizers, request.clip) if not agreed.bad else None
         sync.clear()
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
+
+    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
+        """Between two steps: what would have ridden on the next."""
+        assert self._sync is not None
+        return self._sync.exchange(names, metrics)
 
     def _check(self, optimizers: Sequence[Optimizer], sync: GradientSync) -> None:
         for optimizer in optimizers:

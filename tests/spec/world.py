@@ -53,6 +53,7 @@ class Cluster:
 CATALOG = Catalog(
     recipes={"captioning": lambda: Config},
     targets={"local": lambda: Local, "kubernetes": lambda: Cluster},
+    data={"captioning": "builtin:scenes"},
 )
 
 Load = Callable[..., Job]

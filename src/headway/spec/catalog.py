@@ -13,6 +13,7 @@ Loader = Callable[[], "type[Any]"]  # gives a frozen dataclass
 class Catalog:
     recipes: Mapping[str, Loader] = field(default_factory=dict)  # name -> its config
     targets: Mapping[str, Loader] = field(default_factory=dict)  # kind -> its options
+    data: Mapping[str, str] = field(default_factory=dict)  # recipe -> the source it uses where a job names none
 
 
 def shipped() -> Catalog:
@@ -23,4 +24,5 @@ def shipped() -> Catalog:
     return Catalog(
         recipes={name: recipe.load_config for name, recipe in RECIPES.items()},
         targets={kind: entry.load_options for kind, entry in TARGETS.items()},
+        data={name: recipe.data_default for name, recipe in RECIPES.items() if recipe.data_default},
     )

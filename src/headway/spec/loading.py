@@ -12,7 +12,7 @@ from typing import Any
 from headway.errors import BadJob, MissingExtra, Problem
 from headway.spec import yaml
 from headway.spec.catalog import Catalog, Loader, shipped
-from headway.spec.model import Job, TargetEntry, TargetName
+from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
 from headway.spec.overrides import override
 from headway.spec.plain import to_plain
 from headway.spec.reader import Reader
@@ -139,7 +139,16 @@ class _JobReader:
             "targets": self._targets,
         }
         self.to.problems.extend(job_problems(tree))
-        return self.reader.dataclass(tree, Job, own=own)
+        job = self.reader.dataclass(tree, Job, own=own)
+        return job if job is BAD or job.data != Data() else replace(job, data=self._own_data(job.recipe))
+
+    def _own_data(self, recipe: str | None) -> Data:
+        """What a recipe brings along, for a job that names no data."""
+        source = self.catalog.data.get(recipe or "")
+        if source is None:
+            return Data()
+        brought = (Source(source=source),)
+        return Data(train=brought, val=brought, test=brought)
 
     def _recipe(self, node: Node | None, path: str) -> Any:
         name = self.reader.value(node, str | None, path) if node is not None else None

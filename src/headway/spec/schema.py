@@ -37,6 +37,7 @@ def job_schema(catalog: Catalog) -> Schema:
     job = _object(Job, definitions)
     job["properties"]["recipe"]["enum"] = [*sorted(catalog.recipes), None]
     job["properties"]["targets"] = _targets(catalog, definitions)
+    del definitions[TargetEntry.__name__]  # each kind of target has a definition of its own
     job["allOf"] += [_config_of(name, catalog, definitions) for name in sorted(catalog.recipes)]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,0 +1,47 @@
+"""Which of two spirals does a point lie on? A loop one can read from top to bottom; `run` does the hard parts.
+
+`headway run` starts it. So does `python train.py`, with the settings below.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import headway
+from headway.runtime import Loader
+
+
+def spirals(count: int, seed: int) -> TensorDataset:
+    """Points of two interleaved spirals, slightly shaken, and which of the two each belongs to."""
+    dice = torch.Generator().manual_seed(seed)
+    spiral = torch.arange(count) % 2
+    radius = torch.rand(count, generator=dice)
+    angle = 7 * radius + torch.pi * spiral
+    points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+    return TensorDataset(points + 0.02 * torch.randn(points.shape, generator=dice), spiral)
+
+
+def loss_and_hits(model: nn.Module, points: Tensor, spiral: Tensor) -> tuple[Tensor, Tensor]:
+    guesses = model(points)
+    return nn.functional.cross_entropy(guesses, spiral, reduction="sum"), (guesses.argmax(1) == spiral).sum()
+
+
+run = headway.start(config={"epochs": 10, "batch": 64, "lr": 0.01, "width": 64})
+epochs, batch, lr, width = (run.config[name] for name in ("epochs", "batch", "lr", "width"))
+
+train, val = Loader(spirals(4096, seed=1), batch), Loader(spirals(1024, seed=2), 256, shuffle=False)
+model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+model = run.place(model)  # on this rank's device, with the same values on all ranks
+optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+run.restore(model=model, optimizer=optimizer, data=train)  # the newest good checkpoint, or a fresh start
+
+for _epoch in run.epochs(epochs):
+    for points, spiral in run.steps(train):  # checkpoints, preemption and budget are taken care of in here
+        loss, _ = loss_and_hits(model, points, spiral)
+        run.step(loss, optimizer, weight=len(points))  # divided by the points of all ranks together
+        run.log(loss=loss / len(points))
+    with torch.no_grad():
+        hits = sum(loss_and_hits(model, points, spiral)[1] for points, spiral in run.evaluating(val))
+    run.score({"accuracy": run.total(hits) / len(val.dataset)}, best="accuracy")
+
+run.finish()

@@ -1,0 +1,63 @@
+"""What `headway init` writes works as it is, and works with its commented-out parts put in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.spec import Job, load
+
+TEMPLATES = Path(__file__).parents[2] / "src" / "headway" / "spec" / "templates"
+KINDS = sorted(path.stem for path in TEMPLATES.glob("*.yaml"))
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    shutil.copy(TEMPLATES / "train.py", tmp_path)
+    return tmp_path
+
+
+def test_there_is_a_template_for_a_recipe_and_for_a_script() -> None:
+    assert KINDS == ["captioning", "script"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_template_is_a_job(begun: Path, kind: str) -> None:
+    shutil.copy(TEMPLATES / f"{kind}.yaml", begun / "headway.yaml")
+    assert isinstance(Job.load(begun / "headway.yaml"), Job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_template_has_commented_out_works_when_it_is_put_in(begun: Path, kind: str) -> None:
+    text = (TEMPLATES / f"{kind}.yaml").read_text()
+    whole = re.sub(r"^# ( *[A-Za-z_]+:)", r"\1", text, flags=re.MULTILINE)
+    assert whole.count("\n") == text.count("\n")
+    (begun / "headway.yaml").write_text(whole)
+    job = load(begun / "headway.yaml")
+    assert job.budget.hours == 1
+    assert job.resources.accelerator is not None
+
+
+def test_every_setting_of_the_script_template_is_explained_or_plain() -> None:
+    code = (TEMPLATES / "train.py").read_text()
+    settings = load_settings()
+    assert all(f'"{name}": {value}' in code for name, value in settings.items()), "by hand and by headway: the same"
+
+
+def load_settings() -> dict[str, object]:
+    return dict(load(TEMPLATES / "script.yaml").config)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_script_template_trains(begun: Path) -> None:
+    script = begun / "train.py"
+    script.write_text(script.read_text().replace('"epochs": 10', '"epochs": 1'))
+    done = subprocess.run([sys.executable, "train.py"], cwd=begun, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout + done.stderr

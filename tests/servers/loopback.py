@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 
@@ -33,18 +34,22 @@ class Fault:
     """What happens to the next `times` requests that match.
 
     refuse: answer `status` without doing anything. lose: do it, then answer `status`. cut: send half of the body and
-    close. drop: do it, then close without an answer. hang: answer nothing until the server stops.
+    close. drop: do it, then close without an answer. hang: answer nothing until the server stops. none: do it.
+    In each case `meanwhile` is called first: somebody else was quicker.
     """
 
-    kind: Literal["refuse", "lose", "cut", "drop", "hang"]
+    kind: Literal["refuse", "lose", "cut", "drop", "hang", "none"]
     status: int = 503
     times: int = 1
     method: str = ""
-    contains: str = ""  # in the path
+    header: str = ""  # only requests that have it
     body: bytes = b""
+    meanwhile: Callable[[], object] = lambda: None
 
     def strikes(self, request: Request) -> bool:
-        if self.times <= 0 or self.method not in ("", request.method) or self.contains not in request.path:
+        if self.times <= 0 or self.method not in ("", request.method):
+            return False
+        if self.header and self.header not in request.headers:
             return False
         self.times -= 1
         return True
@@ -86,6 +91,9 @@ class LoopbackServer:
         fault = self.fault(request)
         if fault is None:
             return self._answer(request), False
+        fault.meanwhile()
+        if fault.kind == "none":
+            return self._answer(request), False
         if fault.kind == "hang":
             self._stopping.wait()
             return None, False
@@ -101,6 +109,10 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
     block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients may hang up
+            super().handle_error(request, client_address)
 
 
 def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:

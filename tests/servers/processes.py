@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NODE_CACHE = REPOSITORY / ".cache" / "node"
 AZURITE, S3RVER = "azurite@3.35.0", "s3rver@3.7.1"
 
-_ADDRESS = re.compile(r"(http://127\.0\.0\.1:[1-9]\d*)")
+_ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
 _START_S = 60
 
 
@@ -77,9 +77,9 @@ def _address(process: subprocess.Popen[str], marker: str) -> str:
     try:
         for line in process.stdout:
             lines.append(line)
-            if marker in line and (found := _ADDRESS.search(line.replace("localhost", "127.0.0.1"))):
+            if marker in line and (found := _ADDRESS.search(line)):
                 threading.Thread(target=process.stdout.read, daemon=True).start()  # or it blocks on a full pipe
-                return found[1]
+                return f"http://{found[0]}"
     finally:
         watchdog.cancel()
     raise RuntimeError(f"{process.args!r} did not start:\n{''.join(lines)}")

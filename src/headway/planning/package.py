@@ -61,7 +61,7 @@ def package(job: Job) -> Package:
     """The job's code, packed into this machine's cache. Nothing is written when that content is there already."""
     root = Path(job.root).resolve()
     secrets: list[str] = []
-    chosen = sorted(_walk(root, _outputs(job, root), secrets)) if job.script else []
+    chosen = sorted(_walk(root, _ours(job, root), secrets)) if job.script else []
     tar, files = _pack(root, chosen)
     sha256 = hashlib.sha256(tar).hexdigest()
     path = archive_path(sha256)
@@ -91,11 +91,12 @@ def unpack(archive: Path, sha256: str, to: Path) -> None:
             target.chmod(member.mode)
 
 
-def _outputs(job: Job, root: Path) -> Path | None:
-    return None if "://" in job.outputs else (root / job.outputs).resolve()
+def _ours(job: Job, root: Path) -> set[Path]:
+    """Folders that Headway itself fills: they are no part of the user's code."""
+    return {home().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
 
 
-def _walk(root: Path, outputs: Path | None, secrets: list[str]) -> Iterator[str]:
+def _walk(root: Path, ours: set[Path], secrets: list[str]) -> Iterator[str]:
     """Relative names of the files to send. Ignore files bind for their folder and below, as git reads them."""
     specs: dict[Path, GitIgnoreSpec] = {}
     for folder, names, files in os.walk(root):
@@ -103,7 +104,7 @@ def _walk(root: Path, outputs: Path | None, secrets: list[str]) -> Iterator[str]
         spec = _ignore_spec(here, files)
         if spec is not None:
             specs[here] = spec
-        names[:] = sorted(name for name in names if here / name != outputs)
+        names[:] = sorted(name for name in names if here / name not in ours)
         names[:] = [name for name in names if _wanted(here / name, root, specs, secrets, folder=True)]
         for name in sorted(files):
             if _wanted(here / name, root, specs, secrets, folder=False):

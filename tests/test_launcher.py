@@ -341,6 +341,35 @@ def test_a_receipt_of_an_earlier_attempt_does_not_stand_for_a_later_one(
     assert target.found() == []
 
 
+def test_a_full_disk_does_not_keep_a_run_from_being_stopped(
+    plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = FakeTarget()
+    said: list[str] = []
+    hold = launcher.launch(plan_of(outputs=str(tmp_path / "runs")), detach=True, target=target, say=said.append)
+
+    def full(path: Path, body: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_store, "_write_durably", full)
+        outcome = hold.stop()
+    assert outcome.receipt == Receipt(
+        run=hold.run, created=(f"worker 0 of {hold.run}",), removed=(f"worker 0 of {hold.run}",)
+    )
+    assert target.found() == []
+    assert len([text for text in said if "No space" in text or "no space" in text]) == 2
+    hold.status()
+    assert hold.folder.read_json(RECEIPT), "the next verb writes what could not be written"
+
+
+def test_a_damaged_receipt_is_replaced_by_a_whole_one(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
+    hold = launcher.launch(plan_of(Play()), detach=True, target=target)
+    hold.folder.store.write(RECEIPT, b"{ half")
+    hold.status()
+    assert (hold.folder.read_json(RECEIPT) or {})["left"] == []
+
+
 def test_a_run_in_the_ledger_carries_the_state_it_was_last_seen_in(
     plan_of: Callable[..., Plan], target: FakeTarget
 ) -> None:

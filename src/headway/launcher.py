@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway import errors, intent, lease, receipts
-from headway.errors import BadInput, Conflict, HeadwayError, RunBusy, TargetError
+from headway.errors import BadInput, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.ledger import Ledger, Row
 from headway.naming import candidates, checked_name
 from headway.planning.model import Plan
@@ -93,15 +93,25 @@ class Launched:
     def stop(self, reason: str = "") -> Outcome:
         """Checkpoint, end, stay resumable: asks, waits for the plan's grace period, then uses force."""
         if not self.target.status(self.handle).state.ended:
-            self.folder.write_json(STOP, {"by": intent.who(), "reason": reason or "asked to stop", "at": intent.now()})
+            self._ask(reason or "asked to stop")
         receipt = self.down()
         return self._seen(self.target.status(self.handle), receipt)
 
     def down(self) -> Receipt:
         """Stop it and remove all it made on its target. Its folder stays, with the receipt in it."""
-        receipt = receipts.write(self.folder, self.target.down(self.handle))
+        receipt = self.target.down(self.handle)
+        try:
+            receipt = receipts.write(self.folder, receipt)
+        except StoreError as error:  # what counts is down; the next verb writes the receipt
+            self.say(f"the receipt could not be written: {error}")
         self.ledger.saw(self.url, self._state())
         return receipt
+
+    def _ask(self, reason: str) -> None:
+        try:
+            self.folder.write_json(STOP, {"by": intent.who(), "reason": reason, "at": intent.now()})
+        except StoreError as error:  # a full disk must not keep a run from being stopped: a signal says the same
+            self.say(f"the reason for the stop could not be recorded: {error}")
 
     def _settle(self) -> Receipt | None:
         known = receipts.written(self.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.errors import BadPlan
 from headway.intent import now, who
 from headway.runfolder import RECEIPT, RunFolder
 from headway.runs import newest_attempt
@@ -12,7 +13,7 @@ from headway.targets.base import Receipt
 
 def written(folder: RunFolder) -> Receipt | None:
     """The receipt of the newest attempt, if one was written and nothing was left."""
-    known = folder.read_json(RECEIPT)
+    known = _known(folder)
     if known is None or known["left"] or known["attempt"] < newest_attempt(folder):
         return None
     return _receipt(known)
@@ -21,7 +22,7 @@ def written(folder: RunFolder) -> Receipt | None:
 def write(folder: RunFolder, receipt: Receipt) -> Receipt:
     """Put it into the run's folder. A second one for the same attempt adds to the first."""
     attempt = newest_attempt(folder)
-    known = folder.read_json(RECEIPT)
+    known = _known(folder)
     if known is not None and known["attempt"] == attempt:
         earlier = _receipt(known)
         receipt = Receipt(
@@ -41,6 +42,14 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
     }
     folder.write_json(RECEIPT, record)
     return receipt
+
+
+def _known(folder: RunFolder) -> dict[str, Any] | None:
+    try:
+        known = folder.read_json(RECEIPT)
+    except BadPlan:  # damaged: whoever asks looks again, and writes a whole one
+        return None
+    return known if known and known.keys() >= {"run", "attempt", "created", "removed", "left"} else None
 
 
 def _receipt(known: dict[str, Any]) -> Receipt:

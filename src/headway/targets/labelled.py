@@ -93,13 +93,13 @@ def labels(*, target: str) -> list[dict[str, str]]:
 
 
 def _scan() -> Iterator[Process]:
-    """Our user's living processes in our own pid namespace: a container's belong to whoever runs containers."""
+    """Our user's living processes (for root: everybody's) in our own pid namespace: a container's are not ours."""
     mine, namespace = os.geteuid(), _namespace("self")
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
-            if entry.stat().st_uid != mine or _namespace(entry.name) != namespace:
+            if mine not in (0, entry.stat().st_uid) or _namespace(entry.name) != namespace:
                 continue
             stat = Path(entry.path, "stat").read_text(errors="replace")
         except OSError:  # gone while we looked, or not ours to look at

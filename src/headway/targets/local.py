@@ -118,7 +118,7 @@ class LocalTarget:
             ask_after_s=LEAVING_S if ended else 0.0,
             grace_s=LEAVING_S if ended else _grace_s(handle) + FAREWELL_S,
         )
-        if ended and not receipt.left:
+        if not receipt.left and (ended or _said_farewell(handle)):
             spawn.clear(place, inside_run=local_path(handle.url) is not None)
         return receipt
 
@@ -239,4 +239,4 @@ def _why_lost(seen: Evidence, place: Path) -> str:
     said = f"; it last said: {last}" if last else ""
     if not seen.started:
         return f"the supervisor ended before its first attempt{said}" if last else "was never started"
-    return f"the supervisor was killed: it is gone without a last word{said}"
+    return f"killed, or crashed: the supervisor is gone without a last word{said}"

@@ -127,9 +127,9 @@ def last_line(place: Path) -> str:
 
 def clear(place: Path, *, inside_run: bool) -> None:
     """Remove what is of no use after the end. A run's own folder keeps its logs; a bucket has them already."""
-    if inside_run:
-        (place / PID).unlink(missing_ok=True)
-    else:
+    (place / PID).unlink(missing_ok=True)
+    unsaved = (place / "files").exists()  # the supervisor removes what a script wrote once it is in the bucket
+    if not inside_run and not unsaved:
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -39,7 +39,7 @@ class Leader:
         self._ending = False  # the ranks are being ended: what fails now is no cause
         self._budget_said = False
         self._why = "first start" if attempt == 1 else "started again"
-        node.heard = self._heard
+        node.heard, node.heed = self._heard, self._heed
         node.scribe.open_events(attempt)
         node.open(attempt)
 
@@ -108,13 +108,13 @@ class Leader:
         self._exits, self._crash, self._ending, self._budget_said = {}, None, False, False
         if self._left_s() == 0.0:
             return Ending(overdue=True)
-        self.node.prepare_files(self._heed)
+        self.node.prepare_files()
         absent = self._absent()
         if absent or self.node.stop:
             return Ending(stop=self.node.stop, absent=absent)
         self._lost = ""
         self._start()
-        overdue = not self.node.until(self._must_end, self._left_s(), heed=self._heed)
+        overdue = not self.node.until(self._must_end, self._left_s())
         killed = self._end_ranks(overdue)
         self.node.sweep()
         return Ending(
@@ -138,7 +138,7 @@ class Leader:
         if not others <= self._peers.keys():
             node.say(f"waiting for {_nodes(others - self._peers.keys(), world.nodes)}")
         waited = node.settings.peers_s
-        if node.until(lambda: bool(node.stop) or others <= self._peers.keys(), waited, heed=self._heed):
+        if node.until(lambda: bool(node.stop) or others <= self._peers.keys(), waited):
             return ""
         missing = _nodes(others - self._peers.keys(), world.nodes)
         return f"{missing} never came: waited {waited:g} s on port {world.meeting_port}"
@@ -184,7 +184,7 @@ class Leader:
             self.node.say(f"{cause}: stopping the ranks")
         elif not self._crash and not self._lost:
             # Somebody has told a rank to stop behind our back. Those that step together stop together, by themselves.
-            self.node.until(self._all_ended, self.node.settings.halt_s, heed=self._heed)
+            self.node.until(self._all_ended, self.node.settings.halt_s)
         patience = self.node.ranks_grace_s
         if self._crash or self._lost:
             patience = min(patience, self.node.settings.halt_s)
@@ -192,11 +192,11 @@ class Leader:
 
     def _force(self, patience_s: float) -> tuple[int, ...]:
         self._tell_ranks(signal.SIGTERM)
-        if self.node.until(self._all_ended, patience_s, heed=self._heed):
+        if self.node.until(self._all_ended, patience_s):
             return ()
         left = tuple(rank for rank in range(self.node.world.size) if rank not in self._exits)
         self._tell_ranks(signal.SIGKILL)
-        self.node.until(self._all_ended, _BURIAL_S, heed=self._heed)
+        self.node.until(self._all_ended, _BURIAL_S)
         return left
 
     def _tell_ranks(self, number: signal.Signals) -> None:
@@ -293,11 +293,11 @@ class Leader:
         self.event("restart", count=again.count, pause_s=again.pause_s, reason=again.reason)
         node.say(f"{again.reason}; restart {again.count} in {again.pause_s:g} s")
         self._lost = ""
-        if node.until(lambda: bool(node.stop), again.pause_s, heed=self._heed):
+        if node.until(lambda: bool(node.stop), again.pause_s):
             return False
         former = self.attempt
         self._heartbeat.advance()
-        node.until(lambda: self.attempt > former or bool(node.stop), heed=self._heed)
+        node.until(lambda: self.attempt > former or bool(node.stop))
         if node.stop:
             return False
         self._why = f"restart {again.count}: {again.reason}"
@@ -315,7 +315,7 @@ class Leader:
     def _dismiss_peers(self, patience_s: float) -> None:
         """They have been told; here they say farewell by hanging up."""
         if self._peers:
-            self.node.until(lambda: not self._peers, patience_s, heed=self._heed)
+            self.node.until(lambda: not self._peers, patience_s)
         if self._meeting is not None:
             self._meeting.close()
 

@@ -27,9 +27,10 @@ class Member:
         self._gone = False
         self._told_of_stop = False
         self._attempt = 0
+        self._started = False
         self._order: dict[str, Any] | None = None  # to start: carried out between messages, not amid them
         self._cancelled = False  # the order was taken back before it was carried out
-        node.heard = self._heard
+        node.heard, node.heed = self._heard, self._heed
 
     def serve(self) -> tuple[int, str]:
         """The exit code and why. 143 when node 0 is not there: whoever restarts us both brings us together again."""
@@ -64,12 +65,12 @@ class Member:
         where = (world.master_addr, world.meeting_port)
         self.node.say(f"{world}; joining node 0 at {where[0]}:{where[1]}")
         Joining(where, self._key, world.node, hello, post, patience_s=patience).start()
-        self.node.until(lambda: bool(self._leader or self._never or self.node.stop), heed=self._heed)
+        self.node.until(lambda: bool(self._leader or self._never or self.node.stop))
 
     def _follow(self) -> None:
         """Until node 0 ends the run or is gone. A stop is told to node 0, which tells everybody."""
         while True:
-            self.node.until(lambda: self._over() or self._order is not None, heed=self._heed)
+            self.node.until(lambda: self._over() or self._order is not None)
             order, self._order = self._order, None
             if order is None or self._over():
                 return
@@ -98,7 +99,7 @@ class Member:
         """Without node 0 no step can be finished and no checkpoint committed: nothing is gained by asking."""
         if self.node.ranks.running:
             self.node.ranks.kill()
-            self.node.until(self._none_running, _BURIAL_S, heed=lambda message: None)
+            self.node.until(self._none_running, _BURIAL_S)
 
     def _none_running(self) -> bool:
         self._collect()
@@ -137,7 +138,10 @@ class Member:
         assert self._leader is not None
         node, self._attempt = self.node, int(order["attempt"])
         node.open(self._attempt)
-        node.prepare_files(self._heed)
+        if not self._started:
+            self._started = True
+            node.rescue_logs(self._attempt)
+        node.prepare_files()
         interface = interface_of(self._leader.own_address)
         world = replace(node.world, workers=tuple(order["workers"]), interface=interface)
         node.say(f"attempt {self._attempt}; {world}")

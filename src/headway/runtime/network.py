@@ -1,4 +1,4 @@
-"""Which address, interface and ports a node uses. Asks the kernel only: nothing is sent, no `ip` command is needed."""
+"""Which interface and ports a node uses. Asks the kernel only: nothing is sent, no `ip` command is needed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,6 @@ def free_ports(count: int, host: str = "") -> list[int]:
         for each in sockets:
             each.bind((host, 0))
         return [int(each.getsockname()[1]) for each in sockets]
-
-
-def address_towards(host: str) -> str:
-    """Our own address on the way to `host`. An unresolvable name is an OSError: the caller knows whether to wait."""
-    family, kind, protocol, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)  # on UDP this only asks the routing table
-        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.errors import HeadwayError, Transient
+from headway.errors import HeadwayError, StoreError, Transient
 from headway.planning.model import Plan
 from headway.runfolder import RunFolder
 from headway.runtime.commands import Places, Secrets, command
@@ -18,7 +18,7 @@ from headway.runtime.echo import Echo
 from headway.runtime.loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
 from headway.runtime.mirror import Mirror, MirrorDuty, copy_folder
 from headway.runtime.ranks import Ranks, Reaper, Record, Undertaker
-from headway.runtime.spool import Redactor, Spool
+from headway.runtime.spool import Redactor, Spool, rescue
 from headway.runtime.world import NodeWorld
 
 _TURN_S = 1.0  # the longest the main thread waits without looking up
@@ -59,7 +59,8 @@ class Node:
     loop: Loop
     undertaker: Undertaker
     echo: Echo
-    heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)
+    heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)  # control records of our ranks
+    heed: Callable[[Any], None] = field(default=lambda message: None)  # messages of other threads
 
     def __post_init__(self) -> None:
         self.redact = Redactor(self.secrets.values)
@@ -90,8 +91,7 @@ class Node:
         if self._log is not None:
             self._log.finish()
             self.scribe.close_log(self._log)
-        node = self.world.node
-        self._log = self._spool(attempt, "s" if node == 0 else f"s{node}")
+        self._log = self._spool(attempt, self._own_writer)
 
     def say(self, text: str) -> None:
         """One line in the supervisor's log and on its standard output."""
@@ -100,15 +100,26 @@ class Node:
             self._log.say(text)
         self.echo.say(text)
 
-    def prepare_files(self, heed: Callable[[Any], None]) -> None:
+    def prepare_files(self) -> None:
         """Bring back what the script had saved. A store that is down is waited for: never a silent restart."""
         self.places.files.mkdir(parents=True, exist_ok=True)
         if not self._restored:
-            count = self.aside(lambda: self._patiently(self.mirror.restore), heed=heed)
+            count = self.aside(lambda: self._patiently(self.mirror.restore))
             if count:
                 self.say(f"restored {count} files into {self.places.files}")
             self._restored = not self.stop
-        self.aside(lambda: copy_folder(self.places.files, self.places.resume), heed=heed)
+        self.aside(lambda: copy_folder(self.places.files, self.places.resume))
+
+    def rescue_logs(self, attempt: int) -> None:
+        """What a killed supervisor of this node had on disk and not yet in the store belongs to the run's logs."""
+        writers = [self._own_writer, *(f"r{rank}" for rank in self.world.ranks)]
+        try:
+            found = self.aside(lambda: rescue(self.places.spool, self.folder.store, below=attempt, writers=writers))
+        except StoreError as error:
+            self.say(f"the logs of an earlier attempt stay on this disk only: {error.problem.what}")
+            return
+        if found:
+            self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
     def start_ranks(self, world: NodeWorld, attempt: int, left_s: float | None) -> None:
         """On the main thread: the kernel ends a rank with the thread that started it."""
@@ -137,8 +148,8 @@ class Node:
         self._rank_logs.clear()
         self.mirroring.wake()
 
-    def until(self, done: Callable[[], bool], seconds: float | None = None, *, heed: Callable[[Any], None]) -> bool:
-        """Pump until `done`, or for so many seconds; `heed` hears the messages. Says which: True when done."""
+    def until(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Pump until `done`, or for so many seconds. Says which: True when done."""
         end = None if seconds is None else time.monotonic() + seconds
         while not done():
             left = _TURN_S if end is None else min(_TURN_S, end - time.monotonic())
@@ -146,11 +157,11 @@ class Node:
                 return False
             for message in self.loop.turn(left):
                 self._urgent(message)
-                heed(message)
+                self.heed(message)
             self._reaper.reap(spare=self.ranks.pids | {self.undertaker.pid})
         return True
 
-    def aside(self, work: Callable[[], Any], *, heed: Callable[[Any], None] = lambda message: None) -> Any:
+    def aside(self, work: Callable[[], Any]) -> Any:
         """Run it on a thread while the main thread stays awake to signals; its result, or its error. A stop ends it."""
         result: list[Any] = []
         error: list[BaseException] = []
@@ -164,7 +175,7 @@ class Node:
                 self.loop.inbox.wake()
 
         threading.Thread(target=carry_out, name="aside", daemon=True).start()
-        self.until(lambda: bool(result or error or self.stop), heed=heed)
+        self.until(lambda: bool(result or error or self.stop))
         if error:
             raise error[0]
         return result[0] if result else None
@@ -181,7 +192,7 @@ class Node:
         return self.finished(duty, seconds)
 
     def finished(self, duty: str, seconds: float) -> bool:
-        return self.until(lambda: duty in self._done, seconds, heed=lambda message: None)
+        return self.until(lambda: duty in self._done, seconds)
 
     def close(self) -> None:
         if self._log is not None:
@@ -207,6 +218,10 @@ class Node:
             self.ask_to_stop(message.by)
         if isinstance(message, Done):
             self._done.add(message.name)
+
+    @property
+    def _own_writer(self) -> str:
+        return "s" if self.world.node == 0 else f"s{self.world.node}"
 
     def _spool(self, attempt: int, writer: str) -> Spool:
         private = self.places.spool.is_relative_to(self.places.work)

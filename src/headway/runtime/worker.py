@@ -31,7 +31,6 @@ from headway.runtime.loop import Loop, Signals, StopAsked, StopNow
 from headway.runtime.member import Member
 from headway.runtime.node import EndNow, Fenced, Node, Settings
 from headway.runtime.ranks import Undertaker
-from headway.runtime.spool import rescue
 from headway.runtime.verdict import Outcome
 from headway.runtime.world import NodeWorld, node_world
 from headway.segments import SegmentWriter
@@ -138,7 +137,7 @@ def _lead(start: Start) -> int:
 def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
     """Whatever happens in there, nothing of the run is left here, and the reason is in its folder."""
     try:
-        _rescue_logs(node, leader)
+        node.rescue_logs(leader.attempt)
         outcome = leader.supervise()
     except Fenced as error:
         heartbeat.halt()
@@ -236,18 +235,6 @@ def _places(env: Mapping[str, str], undertaker: Undertaker) -> Places:
 def _run_duties(node: Node) -> None:
     node.scribe.start()
     node.mirroring.start()
-
-
-def _rescue_logs(node: Node, leader: Leader) -> None:
-    """What a killed supervisor had on this disk and not yet in the store belongs to the run's logs."""
-    writers = ["s", *(f"r{rank}" for rank in node.world.ranks)]
-    try:
-        found = node.aside(lambda: rescue(node.places.spool, node.folder.store, below=leader.attempt, writers=writers))
-    except StoreError as error:
-        node.say(f"the logs of an earlier attempt stay on this disk only: {error.problem.what}")
-        return
-    if found:
-        node.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
 
 def _end_everything(node: Node) -> None:

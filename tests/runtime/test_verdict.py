@@ -1,0 +1,98 @@
+"""Try again or not: decided by what the ranks said, and by what earlier attempts have used up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.lease import Record
+from headway.runtime.ranks import RankExit
+from headway.runtime.verdict import Again, Ending, Outcome, Past, judge, past
+
+
+def exits(*codes: int) -> tuple[RankExit, ...]:
+    return tuple(RankExit(rank=rank, code=code) for rank, code in enumerate(codes))
+
+
+def crash(code: int = 1, **more: Any) -> RankExit:
+    return RankExit(rank=0, code=code, **more)
+
+
+def outcome(ending: Ending, before: Past | None = None, retries: int = 3) -> Outcome:
+    found = judge(ending, before or Past(), retries=retries)
+    assert isinstance(found, Outcome)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "code"),
+    [
+        (Ending(exits=exits(0, 0)), "finished", 0),
+        (Ending(exits=exits(0, 0), budget=True), "budget", 0),
+        (Ending(exits=exits(143, 143)), "stopped", 143),
+        (Ending(exits=exits(0, 143)), "stopped", 143),
+        (Ending(exits=exits(143), stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(1), stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(0), stop="SIGTERM"), "finished", 0),  # it was done before it heard of it
+        (Ending(stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(137), overdue=True, killed=(0,)), "budget", 0),
+        (Ending(exits=exits(0), lost="node 1 is gone", stop="SIGTERM"), "stopped", 143),
+        (Ending(absent="node 2 of 4 never came"), "failed", 1),
+        (Ending(exits=exits(2), crash=crash(2)), "failed", 2),
+    ],
+)
+def test_what_the_ranks_say_decides(ending: Ending, state: str, code: int) -> None:
+    found = outcome(ending)
+    assert (found.state, found.exit_code) == (state, code)
+
+
+def test_pauses_grow_to_a_minute() -> None:
+    ending = Ending(exits=exits(1), crash=crash(step=1, seconds=99))
+    found = [judge(ending, Past(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
+    assert [again.pause_s for again in found if isinstance(again, Again)] == [1, 2, 4, 32, 60, 60]
+
+
+def test_a_node_that_is_gone_counts_as_a_crash() -> None:
+    ending = Ending(exits=exits(0), lost="node 1 of 2 is gone")
+    assert isinstance(judge(ending, Past(), retries=1), Again)
+    assert outcome(ending, Past(restarts=1), retries=1).state == "failed"
+
+
+def test_lack_of_memory_is_named() -> None:
+    ending = Ending(exits=exits(137), crash=crash(137, signal="SIGKILL"))
+    assert "lack of memory" in outcome(ending, retries=0).reason
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "given_up"),
+    [
+        ((7, 7), crash(step=7), True),
+        ((7, 8), crash(step=7), False),
+        ((7,), crash(step=7), False),
+        ((9, 7, 7), crash(step=7), True),
+        ((-1, -1), crash(seconds=2.0), True),  # thrice at the very start
+        ((None, None), crash(seconds=7200.0), False),  # a script that speaks of no steps, after hours
+        ((7, 7), None, False),  # this time a node was lost
+    ],
+)
+def test_three_crashes_at_one_place_are_enough(
+    before: tuple[int | None, ...], now: RankExit | None, given_up: bool
+) -> None:
+    ending = Ending(exits=exits(1), crash=now, lost="" if now else "node 1 of 2 is gone")
+    found = judge(ending, Past(crashes=before), retries=100)
+    assert isinstance(found, Outcome) == given_up
+
+
+def test_the_past_is_read_from_events() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 1, "spent_s": 0.0, "held_from_s": 0.0},
+        {"kind": "rank_exit", "attempt": 1, "spent_s": 50.0, "first": True, "place": 12},
+        {"kind": "rank_exit", "attempt": 1, "spent_s": 50.1},
+        {"kind": "restart", "attempt": 1, "spent_s": 51.0},
+        {"kind": "attempt", "attempt": 2, "spent_s": 52.0, "held_from_s": 0.0},
+    ]
+    held = Record(attempt=2, holder="x", beat=30)
+    assert past(events, held, renew_s=10.0) == Past(spent_s=300.0, restarts=1, crashes=(12,))
+    assert past(events, Record(attempt=2, holder=None, beat=30), renew_s=10.0).spent_s == 52.0
+    assert past([], None) == Past()

@@ -24,7 +24,8 @@ class BleuCounts:
 
     def corpus(self) -> Floats:
         """BLEU-1 … BLEU-4 of all hypotheses together."""
-        return self.summed(np.ones((1, len(self.length)), np.int64))[0]
+        scores: Floats = self.summed(np.ones((1, len(self.length)), np.int64))[0]
+        return scores
 
     def summed(self, weights: Ints) -> Floats:
         """BLEU-1 … BLEU-4 of the corpora in which hypothesis j is counted weights[i, j] times."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,6 @@ class Saver:
         self._flush_metrics, self._still_ours = flush_metrics, still_ours
         self._patience = Patience(outside, self._hopeless)
         self._change = threading.Condition()
-        self._turns: dict[int, int] = {}
         self._waiting: Snapshot | None = None
         self._writing: Snapshot | None = None
         self._held: Snapshot | None = None
@@ -155,9 +155,7 @@ class Saver:
         if self._pin:
             snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             snapshot.ready.record()
-        turn = self._turns.get(moment.step, 0)
-        self._turns = {moment.step: turn + 1}  # steps only grow
-        snapshot.moment = replace(moment, turn=turn, stall_s=time.perf_counter() - began)
+        snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
         return snapshot
 
     def _queue(self, snapshot: Snapshot) -> None:
@@ -314,15 +312,17 @@ class Saver:
         }
         patient(lambda: self._store.write(f"{folder}/manifest.json", encode_record(manifest)))
         self.committed = moment.step
-        patient(lambda: self._sweep(folder, {"manifest.json", state_name, *files}))
+        patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
         kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
         patient(lambda: self._catalogue.record(kept))
         patient(self._catalogue.prune)
 
-    def _sweep(self, folder: str, mine: set[str]) -> None:
-        """Part records have served, and so have the files of attempts that died here."""
+    def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
+        """Part records have served, and so have the files of earlier takes, here or by attempts that died."""
+        newest = _age(self._seat.part(0, turn))
         for entry in list(self._store.list(f"{folder}/")):
-            if entry.key.removeprefix(f"{folder}/") not in mine:
+            name = entry.key.removeprefix(f"{folder}/")
+            if name not in mine and _age(name) <= newest:  # other ranks may be ahead of us
                 self._store.delete(entry.key)
 
     def _hopeless(self, why: str) -> None:
@@ -331,6 +331,12 @@ class Saver:
             raise Impatient(f"out of time ({why})")
         if self._closed:
             raise Impatient(why)
+
+
+def _age(name: str) -> tuple[int, int]:
+    """Attempt and turn of a checkpoint's file."""
+    match = re.match(r"a(\d+)(?:\.(\d+))?-", name)
+    return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
 
 def lease_is_ours(store: Store, attempt: int) -> bool:

@@ -44,6 +44,7 @@ class Keeping:
             still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
             pin=session.device.type == "cuda",
         )
+        self._turns: dict[int, int] = {}  # how often the newest step was taken
         self._names: list[str] = []  # pointers that the next checkpoint is to get
         self._score: float | None = None
         self._taken: tuple[int, ...] | None = None  # where the newest snapshot was taken
@@ -209,7 +210,10 @@ class Keeping:
             self.saver.hold(self._moment(tree), tensors, self._spread(tensors))
 
     def _moment(self, tree: Any, **more: Any) -> Moment:
-        return Moment(step=self.position.step, epoch=self.position.passed, tree=tree, **more)
+        """Counted whether or not there is room for it, so that all ranks call their parts the same."""
+        step = self.position.step
+        self._turns = {step: self._turns.get(step, -1) + 1}
+        return Moment(step=step, epoch=self.position.passed, tree=tree, turn=self._turns[step], **more)
 
     def load_best(self) -> int:
         """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""

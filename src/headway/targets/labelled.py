@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from headway import processes
 
@@ -37,7 +36,7 @@ class Process:
     def runs(self, module: str) -> bool:
         """Whether it was started as `python -m module`."""
         try:
-            return module.encode() in Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
+            return module.encode() in _read(f"/proc/{self.pid}/cmdline").split(b"\0")
         except OSError:
             return False
 
@@ -101,7 +100,7 @@ def _scan() -> Iterator[Process]:
         try:
             if mine not in (0, entry.stat().st_uid) or _namespace(entry.name) != namespace:
                 continue
-            stat = Path(entry.path, "stat").read_text(errors="replace")
+            stat = _read(f"{entry.path}/stat").decode(errors="replace")
         except OSError:  # gone while we looked, or not ours to look at
             continue
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
@@ -110,14 +109,21 @@ def _scan() -> Iterator[Process]:
             yield Process(int(entry.name), fields[19], int(fields[1]), int(fields[3]), name)
 
 
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
 def _namespace(pid: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        raw = _read(f"/proc/{pid}/environ")
     except OSError:
+        return {}
+    if b"HEADWAY_" not in raw:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"HEADWAY_"))
     return {_LABELS[key]: os.fsdecode(value) for key, _, value in pairs if key in _LABELS}

@@ -219,6 +219,24 @@ def test_what_a_script_saved_on_node_0_is_given_to_every_node(make: Make) -> Non
     assert case.log(1)[-1] == "['by-0', 'by-1']"
 
 
+@pytest.mark.torch
+def test_gloo_meets_over_the_interface_and_port_that_ranks_are_given(make: Make) -> None:
+    pytest.importorskip("torch")
+    case = make(
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1) * (RANK + 1)
+        dist.all_reduce(total)
+        print(int(total), dist.get_world_size())
+        dist.destroy_process_group()
+        """,
+        nodes=2,
+    )
+    assert Gang(case, 2).end() == [0, 0], case.explain() + str([case.log(0), case.log(1)])
+    assert [case.log(rank)[-1] for rank in range(2)] == ["3 2", "3 2"]
+
+
 # -- who may join -----------------------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,9 @@ class Boundary:
         self._stopping.interruptible = True
         if self._stopping.asked:
             raise Stop
+        if self._session.first and bundle is None and self.bundle is not None:
+            self._session.say(f"exporting the best, of step {keeping.load_best()}")
+            bundle = self.bundle()
         if self._session.first and bundle is not None:
             exporting.export(bundle, self._session, say)
         self._journal.finish()

@@ -112,7 +112,7 @@ class Run:
         return self.global_step
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
-        """How to make the bundle when the budget ends the run early. The best weights are in the model by then."""
+        """How to make the bundle at the end, also when the budget ends it early. The best weights are in the model then."""
         self._boundary.bundle = bundle
 
     # The loop
@@ -228,7 +228,7 @@ class Run:
             self._session.store.write(f"samples/{self.global_step:08d}-{name}", body)
 
     def finish(self, bundle: Bundle | None = None) -> None:
-        """Write what is left, export the bundle, and be done."""
+        """Write what is left, export the bundle, or else what `on_export` makes of the best weights, and be done."""
         self._boundary.finish(bundle)
 
     # Inside

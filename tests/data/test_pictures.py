@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 import pytest
-from made_pictures import jpeg, photograph, psnr, saved
 from PIL import Image, ImageOps
+from tests.data.made_pictures import jpeg, photograph, psnr, saved
 
 from headway.data.pictures import BadPicture, Shape, decode, encode_jpeg, perceptual_hash
 

@@ -7,11 +7,12 @@ become the report and, last of all, the manifest.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -272,7 +273,7 @@ class _Job:
 
     def _said(self, orders: Orders) -> dict[str, Any]:
         """What was asked for, for people and for the next start."""
-        settings = asdict(orders.settings)
+        settings: dict[str, Any] = json.loads(orders.settings.to_json())
         for said_elsewhere in ("classes", "tokenizer", "made_with", "task"):
             del settings[said_elsewhere]
         return settings | {

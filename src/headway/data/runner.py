@@ -19,6 +19,8 @@ from headway.errors import BadInput, HeadwayError
 
 Task = Callable[[str], str]
 
+CONNECT_S = 20.0  # how long a scheduler may take to answer
+
 
 class ClusterGone(HeadwayError):
     """The scheduler or its workers went away. What is done is kept: starting again goes on from there."""
@@ -40,7 +42,7 @@ def run(task: Task, orders: Iterable[str], *, workers: int, dask: str | None, sc
 def _on(client: Any, task: Task, orders: Iterable[str], where: str) -> Iterator[str]:
     waiting = iter(orders)
     ahead = 2 * max(1, len(client.nthreads())) + 2
-    under_way = _distributed().as_completed(_submitted(client, task, islice(waiting, ahead)))
+    under_way = _distributed().as_completed(_submitted(client, task, islice(waiting, ahead)), loop=client.loop)
     for future in under_way:
         yield _result(future, where)
         for another in _submitted(client, task, islice(waiting, 1)):
@@ -72,16 +74,17 @@ def _gone(where: str, why: str) -> ClusterGone:
 
 @contextmanager
 def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
+    distributed = _distributed()  # before dask.config is touched: importing it loads its own defaults there
     import dask as dask_library
 
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
-    settings = {"distributed.comm.timeouts.connect": "20s", "distributed.worker.use-file-locking": False}
+    settings = {"distributed.comm.timeouts.connect": f"{CONNECT_S}s", "distributed.worker.use-file-locking": False}
     with dask_library.config.set(settings):
         if dask is not None:
             with _connected(dask) as client:
                 yield client
             return
-        cluster = _distributed().LocalCluster(
+        cluster = distributed.LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -91,14 +94,14 @@ def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
             local_directory=str(scratch),
             silence_logs=logging.CRITICAL,
         )
-        with cluster, _distributed().Client(cluster) as client:
+        with cluster, distributed.Client(cluster, set_as_default=False) as client:
             yield client
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
     try:
-        client = _distributed().Client(address, timeout="20s", set_as_default=False)
+        client = _distributed().Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise BadInput(
             f"no Dask scheduler answers at {address}: {' '.join(str(error).split())[:200]}",

@@ -95,7 +95,8 @@ class Staging:
         try:
             self._db.execute("insert into rows (id, name, split, grp, label, body) values (?, ?, ?, ?, ?, ?)", values)
         except sqlite3.IntegrityError:
-            self.drop([Dropped(row=row.id, reason="id used twice", split=row.split, fault=True)])
+            if not row.again:
+                self.drop([Dropped(row=row.id, reason="id used twice", split=row.split, fault=True)])
 
     def _report_orphans(self) -> None:
         """Captions whose row is unknown. Where the row itself was dropped, that is reported already."""

@@ -26,6 +26,7 @@ class Row:
     texts: Mapping[str, str] = field(default_factory=dict)  # column -> text
     label: str = ""  # class, or grade in digits
     group: str = ""  # rows of one group must not stand in two splits
+    again: bool = False  # it may have been named before, to which this adds nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

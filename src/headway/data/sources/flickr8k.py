@@ -43,7 +43,9 @@ class Flickr8k:
         if splits and name not in splits:
             return Bad(row=name, reason="in no split", detail="none of the split lists names it", fault=False)
         try:
-            return Row(id=name, split=splits.get(name, ""), pictures={"picture": self._folder + below(name)})
+            return Row(
+                id=name, split=splits.get(name, ""), pictures={"picture": self._folder + below(name)}, again=True
+            )
         except BadInput as error:
             return Bad(row=name, reason="path leads outside", detail=error.problem.what)
 

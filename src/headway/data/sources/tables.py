@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TextIO
 
+from headway.data.clean import is_unicode
 from headway.data.sources.base import Bad, Caption, Found, Row, Task, split_name
 from headway.data.sources.tree import Tree, below, is_picture
 from headway.errors import BadInput
@@ -48,22 +50,20 @@ class Table:
                 yield from self._rows(key, header)
 
     def _rows(self, key: str, header: Header) -> Iterator[Found]:
-        of_file = split_name(key.rpartition("/")[2])
-        seen: set[str] | str = set() if self.task != "captions" else ""
+        of_file, seen = split_name(key.rpartition("/")[2]), ""
         for number, line in _records(self._tree, key):
             where = f"{key}: line {number}"
             if isinstance(line, str):
                 yield Bad(row=where, reason=line)
                 continue
             name, value = (line.get(header.file) or "").strip(), (line.get(header.value) or "").strip()
-            row = self._row(name, value, where, (line.get(header.split) or "", line.get(header.group) or "", of_file))
-            if isinstance(row, Bad) or self.task != "captions":
+            more = (line.get(header.split) or "", line.get(header.group) or "", of_file)
+            row = self._row(name, value, where, more)
+            if name != seen or self.task != "captions":
                 yield row
-                continue
-            if name != seen:
-                yield row
-                seen = name
-            yield Caption(row=row.id, text=value)
+            if self.task == "captions" and isinstance(row, Row):
+                yield Caption(row=row.id, text=value)
+            seen = name
 
     def _row(self, name: str, value: str, where: str, more: tuple[str, str, str]) -> Row | Bad:
         if not name:
@@ -79,7 +79,12 @@ class Table:
         split, group, of_file = more
         label = "" if self.task == "captions" else value
         return Row(
-            id=name, split=split_name(split) or of_file, pictures={"picture": picture}, label=label, group=group.strip()
+            id=name,
+            split=split_name(split) or of_file,
+            pictures={"picture": picture},
+            label=label,
+            group=group.strip(),
+            again=self.task == "captions",
         )
 
     def _picture(self, name: str) -> str:
@@ -100,10 +105,9 @@ def table_files(tree: Tree) -> list[str]:
 
 def read_header(tree: Tree, key: str) -> Header | None:
     """None where the first line names no pictures."""
-    first = next(iter(_records(tree, key)), None)
-    if first is None or isinstance(first[1], str):
-        return None
-    names = {name.strip().lower(): name for name in first[1] if isinstance(name, str)}
+    with _opened(tree, key) as file:
+        first = next(csv.reader(file, delimiter=_mark(key)), [])
+    names = {name.strip().lower(): name for name in first}
 
     def pick(choices: tuple[str, ...]) -> str:
         return next((names[choice] for choice in choices if choice in names), "")
@@ -120,15 +124,20 @@ def read_header(tree: Tree, key: str) -> Header | None:
 
 def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Lines as dictionaries, or what is wrong with a line. Quoted line breaks are understood."""
-    mark = "\t" if key.lower().endswith(".tsv") else ","
-    with tree.document(key).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.DictReader(file, delimiter=mark)
+    with _opened(tree, key) as file:
+        reader = csv.DictReader(file, delimiter=_mark(key))
         try:
             for line in reader:
-                whole = [value for value in line.values() if isinstance(value, str)]
-                if any("\udc80" <= mark <= "\udcff" for value in whole for mark in value):
-                    yield reader.line_num, "not UTF-8"
-                else:
-                    yield reader.line_num, line
+                values = [value for value in line.values() if isinstance(value, str)]
+                yield reader.line_num, line if all(map(is_unicode, values)) else "not UTF-8"
         except csv.Error as error:
             yield reader.line_num, f"not CSV: {error}"
+
+
+def _opened(tree: Tree, key: str) -> TextIO:
+    """Bytes that are not UTF-8 come out as lone surrogates, so that their line alone is lost."""
+    return tree.document(key).open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _mark(key: str) -> str:
+    return "\t" if key.lower().endswith(".tsv") else ","

@@ -201,6 +201,9 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("budget: {hours: 0}", "3:17", "budget.hours must be more than 0", "write hours: 1"),
         ("checkpoint: {keep_last: 0}", "3:25", "checkpoint.keep_last must be at least 1", "write keep_last: 1"),
         ("data: {train: [{source: x, limit: 0}]}", "3:35", "data.train.0.limit must be at least 1", "write limit: 1"),
+        ("budget: {usd: .inf}", "3:15", "budget.usd: .inf is not a finite number", "write a finite one"),
+        ("data: {train: [{source: x, where: {a: .nan}}]}", "3:39", ".nan is not a finite number", "a finite one"),
+        ("config: {lr: 1e999}", "3:14", "config.lr: 1e999 is not a finite number", "write a finite one"),
         # units
         ("max_wait: 60", "3:11", "the duration 60 has no unit", "write 60s, 60m or 60h"),
         ("max_wait: [1h]", "3:11", "max_wait must be a duration, not a list", "write 90s"),
@@ -220,6 +223,7 @@ GOOD = "name: x\nrecipe: captioning\n"
         ("mounts: [{at: /d, nfs: server}]", "3:24", "mounts.0.nfs must be SERVER:/EXPORT", "write server:/export"),
         ("env: {A-B: x}", "3:7", "'A-B' is not the name of an environment variable", "OMP_NUM_THREADS"),
         ("requirements: none.txt", "3:15", "there is no file", "name a file, relative to the job file"),
+        (f"requirements: {'x' * 300}", "3:15", "cannot be looked at: File name too long", "relative to the job file"),
         ("requirements: .", "3:15", "is a folder", "name a file, relative to the job file"),
         ("requirements: ../x", "3:15", "must be a file below the job file's folder", "write train.py"),
         ("requirements: /etc/passwd", "3:15", "must be a file below the job file's folder", "write train.py"),
@@ -369,7 +373,7 @@ def bad(path: Path) -> str:
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    assert "there is no file" in bad(tmp_path / "headway.yaml")
+    assert "there is no such file" in bad(tmp_path / "headway.yaml")
     assert "headway init" in bad(tmp_path / "headway.yaml")
 
 
@@ -418,7 +422,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_file_can_have_is_bad_input() -> None:
-    assert "cannot be read" in bad(Path("a\0b")) or "no file" in bad(Path("a\0b"))
+    assert "cannot be read" in bad(Path("a\0b")) or "no such file" in bad(Path("a\0b"))
 
 
 def test_files_are_looked_for_beside_the_job_file_not_here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,10 @@ def test_a_wrong_override_is_one_problem_that_names_it(problems: Problems, setti
     assert fix in found[f"--set {setting}"].fix
 
 
+def test_an_override_as_deep_as_the_sea_is_refused(problems: Problems) -> None:
+    assert len(problems(JOB, f"{'a.' * 5000}a=1")) == 1
+
+
 def test_problems_of_the_file_and_of_overrides_come_together(problems: Problems) -> None:
     found = problems(f"{JOB}seed: -1\n", "retries=-1", "nonsense")
     assert list(found) == ["7:7", "--set nonsense", "--set retries=-1"]

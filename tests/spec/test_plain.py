@@ -150,6 +150,14 @@ def test_a_recipes_config_and_a_targets_options_come_back_typed() -> None:
     assert from_plain(json.loads(json.dumps(to_plain(config))), Config) == config
 
 
+def test_a_bottomless_dump_is_a_bad_plan() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(BadPlan, match="nested too deep"):
+        undump({"name": "x", "script": "t.py", "config": deep})
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -123,9 +123,6 @@ def test_aliases_are_written_out() -> None:
         ('a: "\\0"\n', "f:1:4", "cannot be used"),
         ("b: &b {x: 1}\na:\n  <<: *b\n", "f:3:3", "merge keys"),
         ("a: 1\n---\nb: 2\n", "f:2:1", "a second document"),
-        ("a: .nan\n", "f:1:4", "not a finite number"),
-        ("a: -.inf\n", "f:1:4", "not a finite number"),
-        ("a: 1e999\n", "f:1:4", "not a finite number"),
         ("a: \x00\n", "f:1:4", "a character that YAML does not allow"),
         ("ok: 1\nab: \x1b[0m\n", "f:2:5", "a character that YAML does not allow"),
         ("a: \ud800\n", "f:1:4", "a character that YAML does not allow"),
@@ -161,8 +158,8 @@ def test_a_long_flat_list_is_bounded_too() -> None:
 
 
 def test_all_problems_of_a_readable_document_come_at_once() -> None:
-    _, problems = parsed("a: !!str x\nb: .nan\nb: 2\n? [k]\n: v\n")
-    assert [problem.where for problem in problems] == ["f:1:4", "f:2:4", "f:3:1", "f:4:3"]
+    _, problems = parsed("a: !!str x\nb: 1\nb: 2\n? [k]\n: v\n")
+    assert [problem.where for problem in problems] == ["f:1:4", "f:3:1", "f:4:3"]
 
 
 def test_a_file_from_windows_reads_the_same() -> None:
@@ -172,7 +169,9 @@ def test_a_file_from_windows_reads_the_same() -> None:
     assert plain(node) == {"a": 1, "b": ["x"]}
 
 
-WORDS = st.text(st.characters(exclude_categories=("Cc", "Cs", "Cn"))).filter(lambda word: word != "<<")
+# Without what JSON leaves unescaped and YAML 1.1's parsers take for line breaks or byte order marks.
+LETTERS = st.characters(exclude_categories=("Cc", "Cf", "Cn", "Cs", "Zl", "Zp"))
+WORDS = st.text(LETTERS).filter(lambda word: word != "<<")
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 KEYS = WORDS.filter(bool)
 JSON = st.recursive(

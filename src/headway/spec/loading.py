@@ -64,16 +64,16 @@ def _text(path: Path) -> str:
     """The file's text. Everything that can be wrong with the file itself is a BadJob that says so."""
     try:
         if path.is_dir():
-            raise _bad(f"{path} is a folder", str(path), f"name the file: -f {path / 'headway.yaml'}")
+            raise _bad("this is a folder, not a job file", str(path), f"name the file: -f {path / 'headway.yaml'}")
         if path.exists() and not path.is_file():
-            raise _bad(f"{path} is not a regular file", str(path), "name a file")
+            raise _bad("this is not a regular file", str(path), "name a file")
         with path.open("rb") as file:
             body = file.read(yaml.MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _bad(f"there is no file {path}", str(path), "headway init writes one") from None
+        raise _bad("there is no such file", str(path), "headway init writes one") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _bad(f"{path} cannot be read: {reason}", str(path), f"ls -l {path}") from None
+        raise _bad(f"cannot be read: {reason}", str(path), f"ls -l {path}") from None
     if len(body) > yaml.MAX_BYTES:
         what = f"a job file has at most {yaml.MAX_BYTES:,} bytes"
         raise _bad(what, str(path), "keep data in files of its own, and name them in `data`")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from headway.errors import Problem
 from headway.spec.tree import Node
-from headway.spec.yaml import parse, scalar
+from headway.spec.yaml import MAX_DEPTH, parse, scalar
 
 
 def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> Node:
@@ -16,7 +16,7 @@ def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> No
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         where = f"--set {_without_secrets(setting, path)}"
-        if not equals or not all(path):
+        if not equals or not all(path) or len(path) > MAX_DEPTH:
             fix = "write --set config.epochs=3"
             problems.append(Problem(what="an override is a key, = and a value", where=where, fix=fix))
             continue

@@ -42,7 +42,10 @@ def to_plain(value: Any) -> Any:
 def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -> T:
     """What `to_plain` made of a `cls`: a recipe's config, a target's options. Anything else is a BadPlan."""
     problems: list[Problem] = []
-    value = Reader(Reading(problems, typed=False)).dataclass(tree_of(plain, where), cls)
+    try:
+        value = Reader(Reading(problems, typed=False)).dataclass(tree_of(plain, where), cls)
+    except RecursionError:
+        raise BadPlan("nested too deep", where=where, fix="headway plan --out plan.json") from None
     if value is BAD or problems:
         raise BadPlan("; ".join(f"{each.where}: {each.what}" for each in problems), fix="headway plan --out plan.json")
     return value  # type: ignore[no-any-return]

@@ -81,11 +81,13 @@ def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return wrong_type(node, kind, path, to)
-    if not math.isfinite(value) or (isinstance(value, int) and abs(value) >= _BIGGEST):
-        return to.report(f"{path}: {node.text[:60]} is too large", node.where, "write a smaller number")
+    if isinstance(value, int) and abs(value) >= _BIGGEST:
+        return to.report(f"{path}: {shown(node)} is too large", node.where, "write a smaller number")
+    if not math.isfinite(value):  # JSON has no such number, and a plan is JSON
+        return to.report(f"{path}: {shown(node)} is not a finite number", node.where, "write a finite one")
     for limit in marks.bounds(extra):
         if not limit.holds(value):
-            what = f"{path} must be {limit.words}, not {node.text}"
+            what = f"{path} must be {limit.words}, not {shown(node)}"
             return to.report(what, node.where, f"write {last_key(path)}: {limit.example}")
     return kind(value)
 
@@ -96,7 +98,7 @@ def _with_unit(node: Node, read: Any, unit: str, path: str, to: Reading) -> Any:
         return to.report(f"{path} must be {form.words}, not {shown(node)}", node.where, f"write {form.example}")
     value = read_form(node, read, path, to)
     if value is not BAD and value >= _BIGGEST:
-        return to.report(f"{path}: {node.text} is too large", node.where, "write a smaller one")
+        return to.report(f"{path}: {node.text[:60]} is too large", node.where, "write a smaller one")
     return value
 
 
@@ -120,11 +122,20 @@ def read_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> 
     for form in marks.forms(extra):
         if not marks.matches(form, text):
             return _bad_form(node, text, form, path, to)
-    if "project file" in extra and to.folder is not None and not (to.folder / text).is_file():
-        is_folder = (to.folder / text).is_dir()
-        what = f"{path}: {text} is a folder" if is_folder else f"{path}: there is no file {to.folder / text}"
-        return to.report(what, node.where, "name a file, relative to the job file")
+    trouble = _no_file(to.folder / text) if "project file" in extra and to.folder is not None else None
+    if trouble:
+        return to.report(f"{path}: {trouble}", node.where, "name a file, relative to the job file")
     return text
+
+
+def _no_file(path: Path) -> str | None:
+    """Why a path is not a file, if it is not."""
+    try:
+        if path.is_file():
+            return None
+        return f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        return f"{str(path)[:200]} cannot be looked at: {error.strerror}"
 
 
 def _text_of(node: Node, extra: tuple[object, ...]) -> str | None:
@@ -173,7 +184,7 @@ def _expand(node: Node, text: str, path: str, to: Reading) -> Any:
         to.report(f"{path}: the environment variable {name} is not set", node.where, f"export {name}=…")
     rest = _REFERENCE.sub("", text)
     if "${env:" in rest:
-        return to.report(f"{path}: an unfinished ${{env:…}} in '{text}'", node.where, "write ${env:NAME}")
+        return to.report(f"{path}: an unfinished ${{env:…}} in '{text[:60]}'", node.where, "write ${env:NAME}")
     shell = _SHELL_VARIABLE.search(rest)
     if shell:
         what = f"{path}: {shell[0]} is not expanded"

@@ -5,7 +5,6 @@ Built from the parser's events with a stack of our own, so that neither depth no
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -152,9 +151,6 @@ class _Builder:
         if odd:
             self._report(f"the character {odd[0]!r} cannot be used", where, "remove it")
         value = scalar(event.value) if event.implicit[0] and event.tag is None else event.value
-        if isinstance(value, float) and not math.isfinite(value):
-            self._report(f"{event.value} is not a finite number", where, "write a finite one, or quote it to mean text")
-            value = event.value
         return Node(value, where, text=event.value)
 
     def _alias(self, anchor: str | None, where: str) -> None:

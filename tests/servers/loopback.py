@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -65,7 +66,9 @@ class LoopbackServer:
         self._http = _Http(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self.requests: list[Request] = []
+        self.mistakes: list[str] = []  # of the server itself; they fail the test when it ends
         self.faults: list[Fault] = []
+        self._http.mistakes = self.mistakes
 
     @property
     def url(self) -> str:
@@ -80,6 +83,7 @@ class LoopbackServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        assert not self.mistakes, "\n".join(self.mistakes)
 
     def fault(self, request: Request) -> Fault | None:
         with self._lock:
@@ -110,9 +114,11 @@ class _Http(ThreadingHTTPServer):
     request_queue_size = 64
     block_on_close = False
 
+    mistakes: list[str]
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):  # clients may hang up
-            super().handle_error(request, client_address)
+            self.mistakes.append(traceback.format_exc())
 
 
 def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:

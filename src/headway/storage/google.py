@@ -120,12 +120,13 @@ def google_credentials(scope: str) -> Any:
     """Application default credentials. Transient where the metadata server of this machine has not answered yet."""
     failures: Any = import_module("google.auth.exceptions")
     try:
-        credentials, _ = import_module("google.auth").default(scopes=[scope])
+        # Without scopes, which come next: with them it would ask for the project too, which we have no use for.
+        credentials, _ = import_module("google.auth").default()
     except failures.DefaultCredentialsError as error:
         if _has_metadata_server():
             raise unreachable("Google's metadata server", error) from error
         raise Denied(f"no Google credentials: {str(error).splitlines()[0]}", fix=_LOGIN) from error
-    return credentials
+    return import_module("google.auth.credentials").with_scopes_if_required(credentials, [scope])
 
 
 def _has_metadata_server() -> bool:

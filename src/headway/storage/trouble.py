@@ -57,6 +57,8 @@ def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
     text = str(error).partition("\n\nDebug source")[0]
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code, where = _code(text), cloud.url
+    if status == 0 and (reason := cloud.credential_error()):
+        return reason
     if code in _NO_BUCKET:
         return no_bucket(cloud)
     if code in _TRY_AGAIN or status in (408, 429) or (status >= 500 and status != 507):
@@ -68,7 +70,7 @@ def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
         return kind(f"cannot {doing}: it is not there", where=where)
     if status == 416 or _PAST_THE_END.search(text):
         return PastTheEnd(f"cannot {doing}: the object ends before that", where=where)
-    if status in (401, 403) or code in _BAD_LOGIN:
+    if status in (401, 403) or code in _BAD_LOGIN or _kind(error) == "UnauthenticatedError":
         return _denied(text, status, cloud, doing)
     if status == 507:
         return DiskFull(f"cannot {doing}: the store has no space left", where=where)
@@ -76,7 +78,7 @@ def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
         fix = f'export AWS_REGION="$(aws s3api get-bucket-location --bucket {cloud.bucket} --output text)"'
         return StoreError(f"cannot {doing}: the bucket is in another region", where=where, fix=fix)
     if status == 0 and _kind(error) == "GenericError":
-        return cloud.credential_error() or Transient(f"cannot {doing}: {_said(text)}", where=where)
+        return Transient(f"cannot {doing}: {_said(text)}", where=where)
     return StoreError(f"cannot {doing}: {_said(text)}", where=where)
 
 
@@ -94,7 +96,7 @@ def _denied(text: str, status: int, cloud: Cloud, doing: str) -> Denied:
     code = _code(text)
     if code == _CLOCK:
         fix = "set this machine's clock (timedatectl set-ntp true)"
-    elif status == 401 or code in _BAD_LOGIN:
+    elif status in (0, 401) or code in _BAD_LOGIN:
         fix = cloud.login_command()
     else:
         fix = cloud.grant_command()

@@ -1,4 +1,4 @@
-"""The recipes that ship with Headway, by name. Imports none of them: control checks their settings without their models.
+"""The recipes that ship with Headway, by name. Imports none of them: settings are checked without their models.
 
 A new recipe is one folder, one entry here (sorted), one job file in examples/, one folder of tests.
 """
@@ -17,10 +17,11 @@ class Recipe:
     name: str
     summary: str  # one line, for people who choose
     config: str  # a frozen dataclass; its module imports nothing heavy
-    train: str  # (run, config) -> None
+    train: str  # (run, config): the loop
+    rebuild: str  # (config, state of the model in a checkpoint) -> model
+    bundle: str  # (model, config, job, scores) -> BundleParts
     evaluate: str  # (model, config, data, split) -> Evaluation
-    restore: str  # (config, data, weights) -> BundleParts: a bundle from a checkpoint's weights
-    predict: str  # (bundle) -> Predictor
+    predictor: str  # (bundle) -> something that turns a list of inputs into a list of answers
     data_default: str  # what is trained on when the job names no data
 
     def load_config(self) -> type[Any]:
@@ -41,9 +42,10 @@ RECIPES: Final[dict[str, Recipe]] = {
         summary="say what a picture shows",
         config="headway.recipes.captioning.config:Config",
         train="headway.recipes.captioning.train:train",
+        rebuild="headway.recipes.captioning.model:rebuild",
+        bundle="headway.recipes.captioning.predict:bundle",
         evaluate="headway.recipes.captioning.score:evaluate",
-        restore="headway.recipes.captioning.predict:restore",
-        predict="headway.recipes.captioning.predict:Predictor",
+        predictor="headway.recipes.captioning.predict:Predictor",
         data_default="builtin:scenes",
     ),
 }

@@ -83,13 +83,15 @@ def _cross(x: Samples, y: Samples, r: int) -> Mask:
 def _triangle(x: Samples, y: Samples, r: int) -> Mask:
     """Within all three sides. Drawn a little larger and lower, for it fills less of its circle than the others."""
     r = r * 9 // 8
-    return _within(x, y - r // 8, _SIDES, r * _ONE // 2) == len(_SIDES)
+    mask: Mask = _within(x, y - r // 8, _SIDES, r * _ONE // 2) == len(_SIDES)
+    return mask
 
 
 def _star(x: Samples, y: Samples, r: int) -> Mask:
     """A pentagram: the points within at least four of its five lines."""
     r = r * 9 // 8
-    return _within(x, y, _TIPS, r * 316) >= len(_TIPS) - 1
+    mask: Mask = _within(x, y, _TIPS, r * 316) >= len(_TIPS) - 1
+    return mask
 
 
 def _within(x: Samples, y: Samples, normals: tuple[tuple[int, int], ...], distance: int) -> Samples:
@@ -116,7 +118,8 @@ def _background(background: Background) -> Samples:
     across = along[None, :, None] * np.array(background.across, np.int32) // SIDE
     down = along[:, None, None] * np.array(background.down, np.int32) // SIDE
     pixels = np.array(background.corner, np.int32) + across + down + _grain(background.grain)
-    return np.clip(pixels, 0, 255)
+    clipped: Samples = np.clip(pixels, 0, 255)
+    return clipped
 
 
 def _grain(seed: int) -> Samples:
@@ -124,4 +127,5 @@ def _grain(seed: int) -> Samples:
     x = np.arange(SIDE * SIDE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x >> np.uint64(40)) % np.uint64(7)).astype(np.int32).reshape(SIDE, SIDE, 1) - 3
+    grain: Samples = ((x >> np.uint64(40)) % np.uint64(7)).astype(np.int32).reshape(SIDE, SIDE, 1) - 3
+    return grain

@@ -1,0 +1,152 @@
+"""Line charts as SVG text: no library, no script, readable in light and dark. A chart of any history is below 40 kB."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Final
+
+Point = tuple[float, float]
+
+_WIDTH, _HEIGHT = 560, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 92, 12, 30  # room for the numbers, and for the names at the ends of the lines
+_MOST_POINTS: Final = 300
+_COLOURS: Final = 4  # classes line0 … line3 in the style sheet
+_LABEL_APART: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series. A noisy one is drawn faintly, with its running mean on top."""
+
+    name: str
+    points: Sequence[Point]
+    noisy: bool = False
+
+
+def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: float | None = None) -> str:
+    """All lines on one pair of axes. `floor` is where the vertical one starts; by default a little below the data."""
+    shown = [Line(line.name, thinned(_finite(line.points)), line.noisy) for line in lines]
+    shown = [line for line in shown if line.points]
+    if not shown:
+        return ""
+    frame = _Frame.around([point for line in shown for point in line.points], floor)
+    body = [*_axes(frame, x_name), *_drawn(frame, shown)]
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(body)}</svg>"
+    )
+
+
+def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """At most `most` points, each the mean of its neighbours; the last one stays where it is."""
+    if len(points) <= most:
+        return list(points)
+    edges = [round(n * (len(points) - 1) / (most - 1)) for n in range(most)]
+    bins = [points[start:stop] for start, stop in pairwise(edges)]
+    means = [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in bins if part]
+    return [*means, points[-1]]
+
+
+def smoothed(points: Sequence[Point], reach: float = 0.05) -> list[Point]:
+    """An exponential mean over about `reach` of the points, without the pull towards the first one."""
+    keep = 1 - 1 / max(1.0, reach * len(points))
+    total = weight = 0.0
+    smooth = []
+    for x, y in points:
+        total, weight = keep * total + y, keep * weight + 1
+        smooth.append((x, total / weight))
+    return smooth
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from below `low` to above `high`."""
+    span = (high - low) or abs(high) or 1.0
+    raw = span / about
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * 0.999)
+    first = math.floor(low / step + 1e-9)
+    count = math.ceil(high / step - 1e-9) - first
+    return [round((first + n) * step, 12) for n in range(max(1, count) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """From the data's coordinates to the picture's."""
+
+    across: list[float]
+    up: list[float]
+    right: float  # the end of the horizontal axis is the end of the data, not the next round number
+
+    @classmethod
+    def around(cls, points: Sequence[Point], floor: float | None) -> _Frame:
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        low = min(ys) if floor is None else min(floor, *ys)
+        right = max(xs)
+        across = [tick for tick in ticks(min(0.0, *xs), right) if tick <= right]
+        return cls(across, ticks(low, max(ys)), right)
+
+    def x(self, value: float) -> float:
+        span = (self.right - self.across[0]) or 1.0
+        return _LEFT + (value - self.across[0]) / span * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        span = (self.up[-1] - self.up[0]) or 1.0
+        return _HEIGHT - _BOTTOM - (value - self.up[0]) / span * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _axes(frame: _Frame, x_name: str) -> Iterator[str]:
+    left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    for tick in frame.up:
+        y = frame.y(tick)
+        yield f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick" x="{left - 7}" y="{y + 3.5:.1f}" text-anchor="end">{tick:g}</text>'
+    for tick in frame.across:
+        yield f'<text class="tick" x="{frame.x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">{_short(tick)}</text>'
+    yield f'<text class="tick" x="{right + 7}" y="{bottom + 17}">{escape(x_name)}</text>'
+
+
+def _drawn(frame: _Frame, lines: Sequence[Line]) -> Iterator[str]:
+    ends: list[tuple[float, int, str]] = []
+    for number, line in enumerate(lines):
+        colour = f"line{number % _COLOURS}"
+        points = line.points
+        if line.noisy:
+            yield _path(frame, points, f"{colour} faint")
+            points = smoothed(points)
+        yield _path(frame, points, colour)
+        for x, y in [] if line.noisy or len(points) > 40 else points:
+            yield (
+                f'<circle class="{colour}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6">'
+                f"<title>{escape(line.name)} {y:.4g} at {x:g}</title></circle>"
+            )
+        ends.append((frame.y(points[-1][1]), number, f"{line.name} {points[-1][1]:.3g}"))
+    for y, number, text in _apart(ends):
+        place = f'x="{_WIDTH - _RIGHT + 8}" y="{y + 4:.1f}"'
+        yield f'<text class="label line{number % _COLOURS}" {place}>{escape(text)}</text>'
+
+
+def _apart(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
+    """The names at the lines' ends, pushed downwards until none covers another, then up again into the picture."""
+    placed: list[tuple[float, int, str]] = []
+    for y, number, text in sorted(labels):
+        lowest = placed[-1][0] + _LABEL_APART if placed else _TOP
+        placed.append((max(y, lowest), number, text))
+    over = max(0.0, placed[-1][0] - (_HEIGHT - _BOTTOM)) if placed else 0.0
+    return [(y - over, number, text) for y, number, text in placed]
+
+
+def _path(frame: _Frame, points: Sequence[Point], classes: str) -> str:
+    steps = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    return f'<polyline class="{classes}" points="{steps}"/>'
+
+
+def _finite(points: Sequence[Point]) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:g}k" if abs(number) >= 10_000 else f"{number:g}"

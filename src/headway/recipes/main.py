@@ -1,0 +1,31 @@
+"""What a rank runs when the job names a recipe: `python -m headway.recipes.main`, started by the supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from headway.errors import BadInput, HeadwayError
+
+
+def main() -> int:
+    """Train. The exit code is the rank's: 0 done, 143 stopped after a checkpoint, anything else failed."""
+    import headway
+    from headway.recipes.trained import recipe_of
+    from headway.spec.plain import from_plain
+
+    if "HEADWAY_RUN_URL" not in os.environ:
+        raise BadInput("this is started by Headway itself, inside a run", fix="headway run -f headway.yaml")
+    run = headway.start()
+    recipe = recipe_of(run.job)
+    config = from_plain(run.config, recipe.load_config(), where="config")
+    recipe.load("train")(run, config)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except HeadwayError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,116 @@
+"""A recipe's model as a checkpoint of a run holds it: what `eval` and `export` work on. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import BadInput, NoCheckpoint, NotThere
+from headway.recipes.registry import RECIPES, Recipe
+from headway.runfolder import RunFolder
+from headway.runtime.encoding import Damaged
+from headway.runtime.records import read_record
+from headway.runtime.restore import Archive
+from headway.spec import Job, undump
+from headway.spec.plain import from_plain
+from headway.storage import open_store
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from headway.bundle import BundleParts
+    from headway.storage.base import Store
+
+BEST, LAST = "best", "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    recipe: Recipe
+    job: Job
+    config: Any
+    model: nn.Module
+    checkpoint: str  # the name it was found by
+    step: int
+    scores: Mapping[str, float]  # the run's own validation of these weights, where it was done
+    environment: Mapping[str, Any]  # what they were trained with: versions, threads, device
+
+    def bundle(self) -> BundleParts:
+        """Ready to be exported."""
+        made: BundleParts = self.recipe.load("bundle")(self.model, self.config, self.job, self.scores)
+        return made
+
+
+def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
+    """The model of a run, by a checkpoint's name or step. `best` is the newest one where none was scored."""
+    store = open_store(run_url)
+    folder = RunFolder(store)
+    job = undump(folder.plan().job, where=run_url)
+    recipe = recipe_of(job)
+    config = from_plain(job.config, recipe.load_config(), where=run_url)
+    step, found_as = _step(store, checkpoint)
+    try:
+        loaded = Archive(store).load(step)
+    except Damaged as damage:
+        raise NoCheckpoint(
+            f"the checkpoint of step {step} cannot be used: {damage}",
+            where=run_url,
+            fix="choose another: --checkpoint NAME",
+        ) from None
+    return Trained(
+        recipe=recipe,
+        job=job,
+        config=config,
+        model=recipe.load("rebuild")(config, loaded.state["model"]),
+        checkpoint=found_as,
+        step=step,
+        scores=scores_at(folder, step),
+        environment=loaded.environment,
+    )
+
+
+def recipe_of(job: Job) -> Recipe:
+    if job.recipe is None:
+        raise BadInput(
+            f"{job.name} runs a script of its own, and only recipes know how to score or rebuild their model",
+            fix="do it in the script: run.score(…), run.finish(bundle)",
+        )
+    if job.recipe not in RECIPES:
+        raise BadInput(f"this Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}")
+    return RECIPES[job.recipe]
+
+
+def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
+    """What the run itself measured at a step, without what it logs at every step."""
+    records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
+    skip = ("attempt", "kind", "time", "step")
+    return {name: float(value) for name, value in records[-1].items() if name not in skip} if records else {}
+
+
+def _step(store: Store, checkpoint: str) -> tuple[int, str]:
+    """Which step a name stands for."""
+    kept = Archive(store).recorded()
+    if not kept:
+        raise NoCheckpoint("this run has no checkpoint yet", where=store.url, fix="headway resume RUN")
+    steps = [one.step for one in kept]
+    if checkpoint == LAST:
+        return steps[-1], LAST
+    try:
+        return int(read_record(store, f"checkpoints/{checkpoint}.json")["step"]), checkpoint
+    except NotThere:
+        pass
+    except (Damaged, KeyError, TypeError, ValueError):
+        raise NoCheckpoint(
+            f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="name a step instead"
+        ) from None
+    if checkpoint == BEST:
+        return steps[-1], LAST
+    if checkpoint.isdigit() and int(checkpoint) in steps:
+        return int(checkpoint), checkpoint
+    names = sorted({name for one in kept for name in one.names} | {LAST})
+    raise BadInput(
+        f"this run has no checkpoint {checkpoint!r}",
+        where=store.url,
+        fix=f"choose one of {', '.join([*names, *map(str, steps)])}",
+    )

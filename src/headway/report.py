@@ -1,0 +1,261 @@
+"""report.json and report.html: what was trained on what, how it went, how good it is. Read without a network.
+
+The page is built from the run folder alone: metrics, events, plan, and what an evaluation found.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import time
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from headway.chart import Line, chart
+from headway.report_job import as_job_file
+from headway.runfolder import REPORT, RunFolder, encode
+from headway.spec import Job, undump
+from headway.storage import open_store
+from headway.version import __version__
+
+if TYPE_CHECKING:
+    from headway.evaluate import Example
+
+PAGE = "report.html"
+_EVERY_STEP = ("loss",)  # drawn with its running mean
+_NOT_CURVES = ("step", "epoch", "time")
+_WORDS = {
+    "bleu_4": "BLEU-4",
+    "cider": "CIDEr",
+    "exact": "right captions",
+    "held_out": "combinations never trained on",
+    "seen": "combinations seen in training",
+    "loss": "training loss",
+    "lr": "learning rate",
+}
+
+
+def write_report(run_url: str, found: Mapping[str, Any], examples: Sequence[Example] = ()) -> dict[str, Any]:
+    """Both files into the run folder. Returns what report.json says: `found`, and how the training went."""
+    folder = RunFolder(open_store(run_url))
+    plan = folder.plan()
+    job = undump(plan.job, where=run_url)
+    history = folder.metrics()
+    record = {
+        **found,
+        "job": job.name,
+        "headway": __version__,
+        "plan": plan.hash,
+        "written_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "training": _training(folder, history, plan.nodes * plan.processes),
+    }
+    folder.store.write(REPORT, encode(record))
+    folder.store.write(PAGE, page(run_url, record, job, history, examples).encode())
+    return record
+
+
+def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
+    """How long, over how many attempts. Time between attempts is nobody's."""
+    events = folder.events()
+    spans: dict[int, list[float]] = {}
+    for event in events:
+        spans.setdefault(event["attempt"], []).append(float(event.get("time", 0.0)))
+    ended = folder.ended()
+    return {
+        "seconds": round(sum(max(times) - min(times) for times in spans.values()), 1),
+        "attempts": len(spans),
+        "ranks": ranks,
+        "steps": max((int(record["step"]) for record in history), default=0),
+        "checkpoints": sum(event["kind"] == "checkpoint" for event in events),
+        "state": ended["state"] if ended else "not ended",
+    }
+
+
+def page(
+    run_url: str,
+    record: Mapping[str, Any],
+    job: Job,
+    history: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
+) -> str:
+    """The whole page as text."""
+    assets = files("headway") / "report_assets"
+    body = [
+        _tiles(record),
+        _section("How it learnt", _charts(history)),
+        _section("How good it is", _metrics(record)),
+        _section("What it says", _sheets(examples)),
+        _section("How it was made", _facts(run_url, record, job)),
+        _section("Make it again", _again(run_url, job)),
+    ]
+    return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
+        title=_text(record["run"]),
+        style=(assets / "style.css").read_text(encoding="utf-8"),
+        subtitle=_text(_subtitle(record, job)),
+        body="\n".join(body),
+        footer=_text(
+            f"Written by Headway {record['headway']} at {record['written_at']}. This file needs nothing else."
+        ),
+    )
+
+
+def _subtitle(record: Mapping[str, Any], job: Job) -> str:
+    trained_on = ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"
+    return f"{record['recipe']}, trained on {trained_on}; measured on {record['count']:,} inputs of {record['data']}"
+
+
+def _tiles(record: Mapping[str, Any]) -> str:
+    """The few numbers one looks for first."""
+    metrics, training = record["metrics"], record["training"]
+    wanted = [name for name in ("exact_held_out", "exact_seen", "exact", "bleu_4") if name in metrics]
+    if "exact_held_out" in wanted:
+        wanted.remove("exact")
+    numbers = [(_shown(metrics[name], name), named(name)) for name in wanted or list(metrics)[:4]]
+    numbers += [(_time(training["seconds"]), "training time"), (f"{training['steps']:,}", "steps")]
+    tiles = "".join(
+        f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for value, name in numbers
+    )
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _charts(history: Sequence[Mapping[str, Any]]) -> str:
+    """One for the loss, one for the scores between 0 and 1, one for each other number that was logged."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for record in history:
+        for name, value in record.items():
+            if name not in _NOT_CURVES and isinstance(value, int | float):
+                curves.setdefault(name, []).append((float(record["step"]), float(value)))
+    often = max((len(points) for points in curves.values()), default=0)
+    scores = [name for name, points in curves.items() if len(points) < often and max(y for _, y in points) <= 1]
+    groups = [[name] for name in _EVERY_STEP if name in curves]
+    groups += [scores] if scores else []
+    groups += [[name] for name in curves if name not in _EVERY_STEP and name not in scores]
+    return f'<div class="charts">{"".join(_figure(group, curves) for group in groups)}</div>' if groups else ""
+
+
+def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    title = "validation scores" if len(names) > 1 else named(names[0])
+    lines = [Line(name if len(names) > 1 else "", curves[name], noisy=name in _EVERY_STEP) for name in names]
+    drawn = chart(title, lines, floor=0.0)
+    return f"<figure><figcaption>{_text(title)}</figcaption>{drawn}</figure>"
+
+
+def _metrics(record: Mapping[str, Any]) -> str:
+    """A row a metric; a column for the whole split, for each part of it, and for the run's own validation."""
+    groups, validation = record["groups"], record["validation"]
+    plain = [name for name in record["metrics"] if not any(name.endswith(f"_{group}") for group in groups)]
+    head = [
+        "",
+        record["split"],
+        *(f"{record['split']}: {named(group)}" for group in groups),
+        "validation, while training",
+    ]
+    rows = [
+        [
+            named(name),
+            _shown(record["metrics"][name], name),
+            *(_shown(values.get(name), name) for values in groups.values()),
+            _shown(validation.get(name), name),
+        ]
+        for name in plain
+    ]
+    note = f"Weights of step {record['step']:,} (checkpoint “{record['checkpoint']}”)."
+    return f"{_table(head, rows)}<p>{_text(note)}</p>"
+
+
+def _sheets(examples: Sequence[Example]) -> str:
+    """Pictures with what was said of them, a block for each group; the first of the split, in order."""
+    groups: dict[str, list[Example]] = {}
+    for example in examples:
+        groups.setdefault(example.group, []).append(example)
+    return "".join(
+        (f"<h3>{_text(named(name).capitalize())}{_tally(members)}</h3>" if name else "")
+        + f'<div class="sheet">{"".join(map(_picture, members))}</div>'
+        for name, members in groups.items()
+    )
+
+
+def _tally(examples: Sequence[Example]) -> str:
+    known = [example.right for example in examples if example.right is not None]
+    return f": {sum(known)} of these {len(known)} right" if known else ""
+
+
+def _picture(example: Example) -> str:
+    kind = {True: "right", False: "wrong", None: "said"}[example.right]
+    mark = {True: "✓", False: "✗", None: ""}[example.right]
+    data = base64.b64encode(example.picture).decode()
+    expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
+    return (
+        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{_text(example.answer)}">'
+        f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
+    )
+
+
+def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
+    training = record["training"]
+    resumed = f" in {training['attempts']} attempts" if training["attempts"] > 1 else ""
+    rows = [
+        ["run", run_url],
+        ["recipe", record["recipe"]],
+        ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"],
+        ["seed", str(job.seed)],
+        ["training", f"{_time(training['seconds'])}{resumed}, {training['steps']:,} steps, {training['state']}"],
+        ["checkpoints written", str(training["checkpoints"])],
+        ["evaluation", f"{_time(record['seconds'])} for {record['count']:,} inputs"],
+        *([name, str(value)] for name, value in sorted(record.get("environment", {}).items())),
+        ["plan", record["plan"][:16]],
+    ]
+    return _table([], rows, kind="facts")
+
+
+def _again(run_url: str, job: Job) -> str:
+    plan = f"headway run --plan {run_url}/plan.json"
+    return (
+        f"<p>The very same plan:</p><pre><code>{_text(plan)}</code></pre>"
+        f"<p>Or from its job file, saved as headway.yaml, with <code>headway run -f headway.yaml</code>:</p>"
+        f"<pre><code>{_text(as_job_file(job))}</code></pre>"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{_text(title)}</h2>\n{body}" if body else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    lines = [_row(head, "th", kind)] if head else []
+    lines += [_row(cells, "td", kind) for cells in rows]
+    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
+
+
+def _row(cells: Sequence[str], tag: str, kind: str) -> str:
+    classes = ["", *(["" if kind else ' class="number"'] * (len(cells) - 1))]
+    columns = (f"<{tag}{look}>{_text(cell)}</{tag}>" for look, cell in zip(classes, cells, strict=True))
+    return f"<tr>{''.join(columns)}</tr>"
+
+
+def named(metric: str) -> str:
+    """A metric's name as people write it: exact_held_out → right captions, combinations never trained on."""
+    for tail in ("held_out", "seen"):
+        if metric.endswith(f"_{tail}"):
+            return f"{named(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"
+    return _WORDS.get(metric, metric.replace("_", " "))
+
+
+def _shown(value: float | None, name: str) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if name.startswith(("exact", "accuracy")) else f"{value:.3f}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -21,6 +21,7 @@ SUBJECT_TOKEN = "what-the-cluster-gave-us"
 _JWT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _AUDIENCE = "https://oauth2.googleapis.com/token"  # signed for by Google's library, wherever it is sent
+_SCOPES = tuple(f"https://www.googleapis.com/auth/{name}" for name in ("devstorage.read_write", "cloud-platform"))
 _METADATA = "/computeMetadata/v1/"
 
 
@@ -87,7 +88,7 @@ class GoogleAuthServer(LoopbackServer):
         if form.get("grant_type") != _JWT:
             return Answer(status=501, body=b"this server grants by JWT only")
         claims = jwt.decode(form["assertion"], certs=self._public, audience=_AUDIENCE)
-        if claims["iss"] != EMAIL or "devstorage" not in claims.get("scope", ""):
+        if claims["iss"] != EMAIL or claims.get("scope") not in _SCOPES:
             return _json({"error": "invalid_grant", "error_description": "unknown account or no scope"}, 400)
         return _json({"access_token": self._issue(), "expires_in": self.lifetime_s, "token_type": "Bearer"})
 

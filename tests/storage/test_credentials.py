@@ -142,7 +142,7 @@ def test_a_token_server_out_of_reach_is_transient(
         open_store("gs://bucket/x", endpoint=gcs.url, patience=hasty).read("k")
 
 
-def test_without_googles_library_a_key_still_works_and_federation_says_what_to_install(
+def test_without_googles_library_federation_says_what_to_install(
     google: tuple[GcsServer, GoogleAuthServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gcs, auth = google

@@ -90,7 +90,7 @@ class _GoogleTokens:
         request = import_module("google.auth.transport.requests").Request()
         try:
             if self._credentials is None:
-                self._credentials = google_credentials(SCOPE)
+                self._credentials, _ = google_credentials(SCOPE)
             if self._needs_refresh():
                 self._credentials.refresh(request)
         except failures.TransportError as error:
@@ -116,17 +116,20 @@ class _GoogleTokens:
             self._account[:] = [email]
 
 
-def google_credentials(scope: str) -> Any:
-    """Application default credentials. Transient where the metadata server of this machine has not answered yet."""
+def google_credentials(scope: str) -> tuple[Any, str | None]:
+    """Application default credentials, and their project if they tell it.
+
+    Transient where the metadata server of this machine has not answered yet.
+    """
     failures: Any = import_module("google.auth.exceptions")
     try:
         # Without scopes, which come next: with them it would ask for the project too, which we have no use for.
-        credentials, _ = import_module("google.auth").default()
+        credentials, project = import_module("google.auth").default()
     except failures.DefaultCredentialsError as error:
         if _has_metadata_server():
             raise unreachable("Google's metadata server", error) from error
         raise Denied(f"no Google credentials: {str(error).splitlines()[0]}", fix=_LOGIN) from error
-    return import_module("google.auth.credentials").with_scopes_if_required(credentials, [scope])
+    return import_module("google.auth.credentials").with_scopes_if_required(credentials, [scope]), project
 
 
 def _has_metadata_server() -> bool:

@@ -150,6 +150,25 @@ def test_a_crash_that_repeats_at_the_same_step_is_given_up(make: Make) -> None:
     assert "the last 3 crashes were all at step 1000" in case.ended["reason"]
 
 
+def test_a_crash_of_a_silent_rank_is_placed_by_the_step_of_the_others(make: Make) -> None:
+    case = make(
+        """
+        on_term()
+        if RANK == 0:
+            control(progress={"step": 40 + ATTEMPT}); mark(f"said-{ATTEMPT}"); wait()
+        wait(f"said-{ATTEMPT}")
+        sys.exit(7 if ATTEMPT < 4 else 0)
+        """,
+        processes=2,
+        job={"retries": 3},
+    )
+    supervisor = case.start(HEADWAY_HALT_S="5")
+    eventually(lambda: len(case.events("attempt")) == 4, case.explain)
+    assert [event["place"] for event in case.events("rank_exit") if event.get("first")] == [41, 42, 43]
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.ends() == 143
+
+
 def test_a_crash_that_moves_on_is_retried(make: Make) -> None:
     case = make('control(progress={"step": ATTEMPT}); sys.exit(7 if ATTEMPT < 5 else 0)', job={"retries": 100})
     assert case.run() == 0
@@ -223,9 +242,25 @@ def test_a_second_signal_ends_at_once(make: Make) -> None:
     pid = case.marked("up")
     supervisor.send(signal.SIGTERM)
     case.marked("asked")
-    supervisor.send(signal.SIGTERM)
+
+    def ended() -> bool:
+        supervisor.send(signal.SIGTERM)
+        return supervisor.process.poll() is not None
+
+    eventually(ended)
     assert supervisor.ends() == 143
     assert not alive(pid)
+    assert case.ended["state"] == "stopped"
+
+
+def test_signals_that_come_together_are_one_request(make: Make) -> None:
+    case = make("on_term(then=lambda: (time.sleep(0.3), print('saved'))); mark('up'); wait()")
+    supervisor = case.start()
+    case.marked("up")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+        supervisor.send(number)
+    assert supervisor.ends() == 143
+    assert case.log() == ["saved"]
 
 
 def test_a_rank_that_was_told_to_stop_behind_our_back_stops_the_run(make: Make) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from headway.errors import WORKER_AGAIN
@@ -18,7 +18,7 @@ from headway.runtime.duties import Advanced, Heartbeat, StoreBack, StoreDown, no
 from headway.runtime.meeting import Connection, Gone, Joined, Meeting, Said
 from headway.runtime.network import free_ports
 from headway.runtime.node import Node
-from headway.runtime.ranks import RankExit, Record
+from headway.runtime.ranks import RankExit, Record, step_of
 from headway.runtime.verdict import Again, Ending, Outcome, Past
 from headway.runtime.world import NodeWorld, alone, ready
 
@@ -35,7 +35,9 @@ class Leader:
         self._peers: dict[int, Joined] = {}
         self._exits: dict[int, RankExit] = {}
         self._crash: RankExit | None = None
+        self._step: int | None = None  # the last one that any rank spoke of
         self._lost = ""
+        self._concluded = False
         self._ending = False  # the ranks are being ended: what fails now is no cause
         self._budget_said = False
         self._why = "first start" if attempt == 1 else "started again"
@@ -58,6 +60,7 @@ class Leader:
                 self._past,
                 retries=int(self.node.plan.job.get("retries", 0)),
                 first_pause_s=self.node.settings.first_pause_s,
+                same_place=self.node.settings.same_place,
             )
             if isinstance(found, Outcome):
                 return found
@@ -68,6 +71,7 @@ class Leader:
     def conclude(self, outcome: Outcome) -> bool:
         """The last event, everything flushed, the lease given up. False when the store did not take it all in time."""
         node, end = self.node, time.monotonic() + self._farewell_s()
+        self._concluded = True
         for peer in self._peers.values():
             peer.connection.tell({"do": "end", "code": outcome.exit_code})
         mirrored = node.finish("mirror", end - time.monotonic())
@@ -105,7 +109,7 @@ class Leader:
         self.node.say(f"attempt {self.attempt} ({self._why}); {world}")
 
     def _run_once(self) -> Ending:
-        self._exits, self._crash, self._ending, self._budget_said = {}, None, False, False
+        self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
         if self._left_s() == 0.0:
             return Ending(overdue=True)
         self.node.prepare_files()
@@ -215,6 +219,8 @@ class Leader:
 
     def _rank_ended(self, end: RankExit) -> None:
         first = end.failed and not (self._ending or self._crash or self.node.stop or self._lost)
+        if end.step is None:
+            end = replace(end, step=self._step)  # most ranks never speak of steps: they all take the same ones
         self._exits[end.rank] = end
         if first:
             self._crash = end
@@ -225,6 +231,7 @@ class Leader:
 
     def _heard(self, rank: int, record: Record) -> None:
         """A control record of one of our own ranks."""
+        self._step = step_of(record, self._step)
         progress = record.get("progress")
         if isinstance(progress, dict) and rank == 0:
             self.node.scribe.progress({**progress, "attempt": self.attempt, "spent_s": round(self.spent_s, 3)})
@@ -269,6 +276,8 @@ class Leader:
         if not self._is_current(node, connection):
             return
         del self._peers[node]
+        if self._concluded:
+            return
         self.node.say(f"node {node} of {self.node.world.nodes} is gone: {why}")
         if not self._lost:
             self._lost = f"node {node} of {self.node.world.nodes} is gone: {why}"

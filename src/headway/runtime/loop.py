@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 Ready = Callable[[], object]
-_SAME_REQUEST_S = 1.0  # a closed terminal or systemd sends SIGHUP and SIGTERM together: one request, not two
+_SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM two or three times, a closed terminal SIGHUP and SIGTERM: one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Signals:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._first: tuple[int, float] | None = None
+        self._last: float | None = None  # when the last request came
 
     def install(self) -> None:
         for number in self.STOP:
@@ -125,11 +125,10 @@ class Signals:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = (number, now)
-            self._inbox.post(StopAsked(signal.Signals(number).name))
-        elif number == self._first[0] or now - self._first[1] > _SAME_REQUEST_S:
-            self._inbox.post(StopNow())
+        if self._last is not None and now - self._last < _SAME_REQUEST_S:
+            return
+        self._inbox.post(StopAsked(signal.Signals(number).name) if self._last is None else StopNow())
+        self._last = now
 
 
 def until(moment: float | None) -> float:

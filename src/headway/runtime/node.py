@@ -42,6 +42,7 @@ class Settings:
     mirror_s: float = 30.0
     peers_s: float = 300.0
     flush_s: float = 120.0  # how long a run that has ended waits for a store that is down
+    same_place: int = 3  # crashes at one step before the run is given up
     halt_s: float = 10.0  # for the ranks beside a failed one: they cannot finish a step without it
 
 

@@ -133,6 +133,11 @@ class Rank:
             while self._read(fd):
                 pass
 
+    def glance(self) -> None:
+        """Read one helping: a rank that never stops printing must not hold us up."""
+        for fd in list(self._pipes):
+            self._read(fd)
+
     def close(self) -> None:
         self.drain()
         for fd in list(self._pipes):
@@ -168,8 +173,7 @@ class Rank:
         for line in whole:
             record = _parse(self._redact(line))
             if record is not None:
-                step = _step(record)
-                self.step = self.step if step is None else step
+                self.step = step_of(record, self.step)
                 self._heard(self.rank, record)
 
 
@@ -211,6 +215,9 @@ class Ranks:
     def ends(self) -> list[RankExit]:
         """The ranks that ended since the last call, those killed by a signal first: they are why the others fail."""
         ended = [found for pid in list(self._running) if (found := self._reap(pid))]
+        if ended:
+            for rank in self._running.values():
+                rank.glance()  # what the others said before is known before what follows from this
         return sorted(ended, key=lambda end: (not end.failed, not end.signal, end.rank))
 
     def sweep(self) -> None:
@@ -367,7 +374,8 @@ def _parse(line: bytes) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def _step(record: Record) -> int | None:
+def step_of(record: Record, otherwise: int | None) -> int | None:
+    """The step a control record speaks of, if it does."""
     inner = record.get("progress")
     step = (inner if isinstance(inner, dict) else record).get("step")
-    return step if isinstance(step, int) else None
+    return step if isinstance(step, int) else otherwise

@@ -88,7 +88,9 @@ def place_of(crash: RankExit | None) -> int | None:
     return -1 if crash.step is None else crash.step
 
 
-def judge(ending: Ending, before: Past, *, retries: int, first_pause_s: float = 1.0) -> Outcome | Again:
+def judge(
+    ending: Ending, before: Past, *, retries: int, first_pause_s: float = 1.0, same_place: int = SAME_PLACE
+) -> Outcome | Again:
     """`before` does not yet know of this ending."""
     settled = _settled(ending)
     if settled is not None:
@@ -98,7 +100,7 @@ def judge(ending: Ending, before: Past, *, retries: int, first_pause_s: float = 
     if crash is not None and crash.code == BAD_INPUT:
         reason = f"{reason}: bad input, which trying again does not mend"
         return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
-    hopeless = _hopeless(before.with_crash(crash))
+    hopeless = _hopeless(before.with_crash(crash), same_place)
     if hopeless:
         return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
     if before.restarts >= retries:
@@ -132,9 +134,9 @@ def _asked(reason: str, ending: Ending) -> str:
     return f"{reason}; rank {ranks} did not end in time and was killed"
 
 
-def _hopeless(now: Past) -> str:
-    latest = now.crashes[-SAME_PLACE:]
-    if len(latest) < SAME_PLACE or latest[-1] is None or len(set(latest)) > 1:
+def _hopeless(now: Past, enough: int) -> str:
+    latest = now.crashes[-enough:]
+    if len(latest) < enough or latest[-1] is None or len(set(latest)) > 1:
         return ""
     where = "before its first step" if latest[-1] == -1 else f"at step {latest[-1]}"
-    return f"the last {SAME_PLACE} crashes were all {where}, so trying again would not help"
+    return f"the last {enough} crashes were all {where}, so trying again would not help"

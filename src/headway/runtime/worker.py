@@ -336,14 +336,15 @@ def _settings(env: Mapping[str, str]) -> Settings:
         "peers_s": "HEADWAY_PEERS_S",
         "flush_s": "HEADWAY_FLUSH_S",
         "halt_s": "HEADWAY_HALT_S",
+        "same_place": "HEADWAY_SAME_STEP_CRASHES",
     }
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for field, name in names.items():
         if name in env:
             try:
-                chosen[field] = float(env[name])
+                chosen[field] = int(env[name]) if field == "same_place" else float(env[name])
             except ValueError:
-                raise BadInput(f"{name}={env[name]} is not a number of seconds", where=name) from None
+                raise BadInput(f"{name}={env[name]} is not a number", where=name) from None
     return Settings(**chosen)
 
 

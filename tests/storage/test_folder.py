@@ -8,13 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.errors import Conflict, Denied, DiskFull, HeadwayError, NotThere, StoreError, Transient
 from headway.storage import ABSENT, fetch_file, open_store
@@ -274,6 +278,25 @@ def test_an_object_deleted_while_it_is_listed_is_left_out(store: FolderStore) ->
     (store.root / "b" / "1").unlink()
     (store.root / "b").rmdir()
     assert [entry.key for entry in listing] == ["c/1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.text("a-/0.é", min_size=1, max_size=6), max_size=12), st.text("a-/0", max_size=3))
+def test_a_folder_lists_as_an_object_store_does(names: set[str], prefix: str) -> None:
+    """Any names, any prefix: the same keys in the same order as where there are no folders at all."""
+    with tempfile.TemporaryDirectory() as root:
+        folder, flat = FolderStore(Path(root)), open_store(f"memory://{uuid.uuid4().hex}")
+        for name in sorted(names, key=len, reverse=True):
+            with suppress(StoreError):  # no key, or a file where a folder is
+                folder.write(name, b"")
+                flat.write(name, b"")
+        try:
+            expected = [entry.key for entry in flat.list(prefix)]
+        except StoreError:
+            with pytest.raises(StoreError):
+                list(folder.list(prefix))
+        else:
+            assert [entry.key for entry in folder.list(prefix)] == expected
 
 
 # ── what else may lie in a folder ────────────────────────────────────────────

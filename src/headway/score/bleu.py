@@ -24,22 +24,29 @@ class BleuCounts:
 
     def corpus(self) -> Floats:
         """BLEU-1 … BLEU-4 of all hypotheses together."""
-        scores: Floats = self.summed(np.ones((1, len(self.length)), np.int64))[0]
+        scores: Floats = self.summed(np.ones((1, len(self.length))))[0]
         return scores
 
-    def summed(self, weights: Ints) -> Floats:
-        """BLEU-1 … BLEU-4 of the corpora in which hypothesis j is counted weights[i, j] times."""
-        correct, guesses = weights @ self.correct, weights @ self.guesses
-        return BleuCounts(correct, guesses, weights @ self.length, weights @ self.reference_length).each()
+    def summed(self, weights: Floats) -> Floats:
+        """BLEU-1 … BLEU-4 of the corpora in which hypothesis j is counted weights[i, j] times, for every i."""
+        counts = (self.correct, self.guesses, self.length, self.reference_length)
+        return _bleu(*(weights @ count.astype(np.float64) for count in counts))
 
     def each(self) -> Floats:
-        """BLEU-1 … BLEU-4 of each row by itself: precisions multiply up order by order, shortness is punished."""
-        precision = (self.correct + _TINY) / (self.guesses + _SMALL)
-        means = np.cumprod(precision, axis=1) ** (1.0 / np.arange(1, ORDERS + 1))
-        ratio = (self.length + _TINY) / (self.reference_length + _SMALL)
-        penalty = np.exp(np.minimum(0.0, 1.0 - 1.0 / ratio))
-        scores: Floats = means * penalty[:, None]
-        return scores
+        """BLEU-1 … BLEU-4 of each hypothesis by itself."""
+        return _bleu(self.correct, self.guesses, self.length, self.reference_length)
+
+
+def _bleu(
+    correct: Ints | Floats, guesses: Ints | Floats, length: Ints | Floats, reference_length: Ints | Floats
+) -> Floats:
+    """BLEU of each row: precisions multiply up order by order, and shortness is punished."""
+    precision = (correct + _TINY) / (guesses + _SMALL)
+    means = np.cumprod(precision, axis=1) ** (1.0 / np.arange(1, ORDERS + 1))
+    ratio = (length + _TINY) / (reference_length + _SMALL)
+    penalty = np.exp(np.minimum(0.0, 1.0 - 1.0 / ratio))
+    scores: Floats = means * penalty[:, None]
+    return scores
 
 
 def bleu_counts(references: References, hypotheses: Hypotheses) -> BleuCounts:

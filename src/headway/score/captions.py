@@ -8,6 +8,7 @@ once. Scores are sums over the whole corpus; never average those of batches.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,12 @@ from headway.score.bleu import BleuCounts, bleu_counts
 from headway.score.cider import Cider
 from headway.score.ngrams import ORDERS, Floats
 from headway.score.ptb import tokenize_all
+from headway.score.ptb_rules import NO_BREAK
 from headway.score.references import References
 from headway.score.rouge import rouge_l
 
 BLEU = tuple(f"bleu_{n}" for n in range(1, ORDERS + 1))
+_BLANK = re.compile(r"[ \t\n\v\f\r]+")
 METRICS = (*BLEU, "rouge_l", "cider")
 
 
@@ -51,18 +54,22 @@ class CaptionScorer:
             _refuse_text("the references of a picture", group)
         if not references:
             raise BadInput("there are no references to score against")
-        self._groups = [_tokens(group, tokenized) for group in references]
         self._tokenized = tokenized
-        self.references = References(self._groups)
+        self.groups = [self.tokens(group) for group in references]
+        self.references = References(self.groups)
         self.cider = Cider(self.references)
 
     def measure(self, hypotheses: Sequence[str]) -> CaptionScores:
         """The scores of one hypothesis for each picture, in the order of the references."""
         _refuse_text("hypotheses", hypotheses)
-        captions = _tokens(hypotheses, self._tokenized)
+        captions = self.tokens(hypotheses)
         read = self.references.read(captions)
         counts = bleu_counts(self.references, read)
-        return CaptionScores(counts, rouge_l(captions, self._groups), self.cider.scores_of(read))
+        return CaptionScores(counts, rouge_l(captions, self.groups), self.cider.scores_of(read))
+
+    def tokens(self, captions: Sequence[str]) -> list[str]:
+        """The captions as they are scored: tokens with single blanks between them."""
+        return [_single_blanks(caption) for caption in captions] if self._tokenized else tokenize_all(captions)
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """bleu_1 … bleu_4, rouge_l and cider over all pictures."""
@@ -86,11 +93,11 @@ def score_each(
     return CaptionScorer(references, tokenized=tokenized).measure(hypotheses).each()
 
 
-def _tokens(captions: Sequence[str], tokenized: bool) -> list[str]:
-    if tokenized:
-        # ROUGE-L splits at single blanks: runs of them would be empty words
-        return [" ".join(caption.split()) for caption in captions]
-    return tokenize_all(captions)
+def _single_blanks(caption: str) -> str:
+    """ROUGE-L would take runs of blanks for empty words. A no-break space is part of a token, and stays."""
+    if NO_BREAK in caption:
+        return " ".join(word for word in _BLANK.split(caption) if word)
+    return " ".join(caption.split())
 
 
 def _refuse_text(what: str, given: object) -> None:

@@ -1,0 +1,77 @@
+"""What is wrong with files, collected: every kind of problem is named and counted, with its first culprits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.errors import BadInput, Problem
+
+_SHOWN = 5  # culprits in a message; the rest is counted
+
+
+class Findings:
+    """Problems of some files, to be refused together."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str, str], list[str]] = {}
+
+    def add(self, where: Path, what: str, culprit: object, *, fix: str = "") -> None:
+        """`what` says what all culprits of its kind are, for example "captions that are empty"."""
+        self._kinds.setdefault((str(where), what, fix), []).append(short(culprit))
+
+    def refuse(self) -> None:
+        """Raises BadInput with all that was found, if anything was."""
+        problems = [
+            Problem(what=f"{len(culprits):,} {what}: {_listed(culprits)}", where=where, fix=fix)
+            for (where, what, fix), culprits in self._kinds.items()
+        ]
+        if problems:
+            raise BadInput("\n".join(map(str, problems)))
+
+
+def short(value: object) -> str:
+    """A value as it may stand in a message: never pages of it."""
+    text = str(value) if isinstance(value, str) or (isinstance(value, int) and abs(value) < 10**30) else _kind(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def kind(value: object) -> str:
+    """What JSON calls a value of this type."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _kind(value: object) -> str:
+    return "a number of many digits" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _listed(culprits: list[str]) -> str:
+    more = len(culprits) - _SHOWN
+    return ", ".join(culprits[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, with or without a byte order mark."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput("no such file", where=str(path)) from None
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadInput(f"not UTF-8 text: byte {error.start:,} is {byte:#04x}", where=str(path)) from None
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """What a JSON text holds. Anything else is a BadInput that says why."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
+    except RecursionError:
+        raise BadInput("not JSON that can be read: nested too deeply", where=str(path)) from None
+    except ValueError as error:  # Python refuses integers of more than 4,300 digits
+        raise BadInput(f"not JSON that can be read: {error}", where=str(path)) from None

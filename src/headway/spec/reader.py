@@ -25,7 +25,17 @@ from headway.spec.kinds import (
     unmarked,
 )
 from headway.spec.model import Accelerator, Cadence, Secret
-from headway.spec.scalars import BAD, Reading, read_bool, read_form, read_number, read_text, shown, wrong_type
+from headway.spec.scalars import (
+    BAD,
+    Reading,
+    last_key,
+    read_bool,
+    read_form,
+    read_number,
+    read_text,
+    shown,
+    wrong_type,
+)
 from headway.spec.suggest import closest
 from headway.spec.tree import Node, members
 
@@ -70,11 +80,10 @@ class Reader:
             self._exclusive_keys(node, cls, path, meant)
         values: dict[str, Any] = {}
         for key in keys.values():
-            missing = key.required and key.name not in node.value
-            if missing and key.name not in meant:
-                self._missing(node, key, path)
-            reader = (own or {}).get(key.name)
-            values[key.field.name] = BAD if missing else self._member(node, key, path, reader)
+            if key.required and key.name in meant:
+                values[key.field.name] = BAD
+            else:
+                values[key.field.name] = self._member(node, key, path, (own or {}).get(key.name))
         return BAD if any(value is BAD for value in values.values()) else cls(**values)
 
     def _no_mapping(self, node: Node, cls: type[Any], path: str) -> Any:
@@ -91,17 +100,14 @@ class Reader:
             return own(member, here)
         if member is not None:
             return self.value(member, key.type, here)
-        return self._missing(node, key, path) if key.required else key.default()
-
-    def _missing(self, node: Node, key: Key, path: str) -> Any:
-        here = f"{path}.{key.name}" if path else key.name
-        return self.to.report(f"{here} is missing", node.where, f"add {key.name}: {described(key.type)}")
+        if key.required:
+            return self.to.report(f"{here} is missing", node.where, f"add {key.name}: {described(key.type)}")
+        return key.default()
 
     def value(self, node: Node, annotation: Any, path: str) -> Any:
         """The node as the annotation wants it."""
         kind, extra = unmarked(annotation)
-        members = union_members(kind)
-        if len(members) > 1:
+        if len(union_members(kind)) > 1:
             return self._union(node, annotation, path)
         if kind is Any:
             return self._anything(node, path)
@@ -121,12 +127,13 @@ class Reader:
         return read_text(node, extra, path, self.to)
 
     def _union(self, node: Node, annotation: Any, path: str) -> Any:
-        members = [member for member in union_members(unmarked(annotation)[0]) if member is not NOTHING]
-        if node.value is None and NOTHING in union_members(unmarked(annotation)[0]):
+        every = union_members(unmarked(annotation)[0])
+        something = [member for member in every if member is not NOTHING]
+        if node.value is None and NOTHING in every:
             return None
-        if len(members) == 1:
-            return self.value(node, members[0], path)
-        for member in members:
+        if len(something) == 1:
+            return self.value(node, something[0], path)
+        for member in something:
             trial = Reader(Reading([], self.to.env, self.to.folder, self.to.typed))
             value = trial.value(node, member, path)
             if value is not BAD:
@@ -157,7 +164,7 @@ class Reader:
     def _list(self, node: Node, kind: Any, path: str) -> Any:
         inside = get_args(kind)
         if not isinstance(node.value, tuple):
-            fix = f"write {path.rpartition('.')[2]}: [{self._as_item(node, inside[0])}]"
+            fix = f"write {last_key(path)}: [{self._as_item(node, inside[0])}]"
             return self.to.report(f"{path} must be a list, not {shown(node)}", node.where, fix)
         of_any_length = get_origin(kind) is list or inside[-1] is Ellipsis
         if not of_any_length and len(inside) != len(node.value):

@@ -244,8 +244,12 @@ class TargetContract:
                 start(Play(), run=name)
         assert set(subfolders(open_store(outputs))) <= {"code"}
 
-    def test_a_secret_is_in_no_request_plan_or_log(
-        self, start: Callable[..., Launched], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    def test_a_secret_reaches_the_script_and_is_written_nowhere(
+        self,
+        start: Callable[..., Launched],
+        plan_of: Callable[..., Plan],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         play = Play(lines=self.lines_about_a_secret())
@@ -253,9 +257,12 @@ class TargetContract:
         assert CANARY not in plan_of(play, **more).to_json()
         hold = start(play, **more)
         assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold) == [line.replace("{TOKEN}", "***") for line in play.lines]
         for entry in hold.folder.store.list():
             assert CANARY.encode() not in hold.folder.store.read(entry.key), entry.key
+        for path in tmp_path.rglob("*"):  # our own home and caches too
+            assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
-        """Where ranks are real, they print the value itself."""
+        """Where ranks are real, they print the value itself: {TOKEN}."""
         return ()

@@ -86,8 +86,9 @@ class TestLocal(TargetContract):
         assert "killed" in status.reason
         eventually(lambda: everything(hold) == [], "its ranks go with it")
         assert launcher.observe(hold.url).exit_code == 4
+        printed = len(self.texts(hold))  # rank 0 may have been killed before its first word
         again = launcher.resume(hold.url)
-        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        eventually(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
 
     def test_a_killed_rank_is_started_again_and_the_run_goes_on(
         self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch

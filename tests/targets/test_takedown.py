@@ -18,6 +18,7 @@ from headway.targets.labelled import Process
 from headway.targets.takedown import take_down
 
 Spawn = Callable[..., subprocess.Popen[str]]
+Listing = Callable[..., list[Process]]
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -52,7 +53,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 
 @pytest.fixture
-def of(tmp_path: Path) -> Callable[..., list[Process]]:
+def of(tmp_path: Path) -> Listing:
     return lambda run="r", **more: labelled.processes_of(f"{tmp_path}/{run}", target="local", **more)
 
 
@@ -60,27 +61,21 @@ def pids(found: list[Process]) -> list[int]:
     return [process.pid for process in found]
 
 
-def test_only_the_processes_of_this_run_on_this_target_are_found(
-    spawn: Spawn, of: Callable[..., list[Process]]
-) -> None:
+def test_only_the_processes_of_this_run_on_this_target_are_found(spawn: Spawn, of: Listing) -> None:
     mine = spawn(MEEK)
     spawn(MEEK, run="another")
     spawn(MEEK, **{labelled.TARGET: "ssh"})
     assert pids(of()) == [mine.pid]
 
 
-def test_a_folder_reached_through_a_link_is_the_same_folder(
-    spawn: Spawn, of: Callable[..., list[Process]], tmp_path: Path
-) -> None:
+def test_a_folder_reached_through_a_link_is_the_same_folder(spawn: Spawn, of: Listing, tmp_path: Path) -> None:
     mine = spawn(MEEK)
     (tmp_path / "r").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "r")
     assert pids(of("link")) == [mine.pid]
 
 
-def test_a_child_that_wiped_its_environment_is_found_below_its_parent(
-    spawn: Spawn, of: Callable[..., list[Process]]
-) -> None:
+def test_a_child_that_wiped_its_environment_is_found_below_its_parent(spawn: Spawn, of: Listing) -> None:
     parent = spawn(PARENT)
     child = int(parent.first_line)  # type: ignore[attr-defined]
     assert pids(of()) == sorted([parent.pid, child])
@@ -89,7 +84,7 @@ def test_a_child_that_wiped_its_environment_is_found_below_its_parent(
     assert processes.started(child) == ""
 
 
-def test_a_corpse_is_not_alive(spawn: Spawn, of: Callable[..., list[Process]]) -> None:
+def test_a_corpse_is_not_alive(spawn: Spawn, of: Listing) -> None:
     process = spawn(MEEK)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet buried by its parent
@@ -110,7 +105,7 @@ def test_a_signal_never_reaches_a_later_process_with_the_same_number(spawn: Spaw
     Process(2**22 + 7, "1", 0, 0, "never was").send(signal.SIGKILL)
 
 
-def test_the_gentle_go_at_once_and_the_stubborn_by_force(spawn: Spawn, of: Callable[..., list[Process]]) -> None:
+def test_the_gentle_go_at_once_and_the_stubborn_by_force(spawn: Spawn, of: Listing) -> None:
     meek, stubborn = spawn(MEEK), spawn(STUBBORN)
     receipt = take_down("r", of, grace_s=0.5)
     assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
@@ -119,7 +114,7 @@ def test_the_gentle_go_at_once_and_the_stubborn_by_force(spawn: Spawn, of: Calla
     assert receipt.left == ()
 
 
-def test_what_goes_by_itself_is_not_asked(spawn: Spawn, of: Callable[..., list[Process]]) -> None:
+def test_what_goes_by_itself_is_not_asked(spawn: Spawn, of: Listing) -> None:
     leaving = spawn("import time; print('up', flush=True); time.sleep(0.3)")
     take_down("r", of, ask_after_s=60, grace_s=0)
     assert leaving.wait() == 0
@@ -127,7 +122,7 @@ def test_what_goes_by_itself_is_not_asked(spawn: Spawn, of: Callable[..., list[P
 
 def test_what_was_recorded_stands_in_the_receipt_though_it_is_long_gone() -> None:
     gone = Process(2**22 + 7, "1", 0, 0, "supervisor")
-    receipt = take_down("r", lambda: [], known=[gone], grace_s=1)
+    receipt = take_down("r", list, known=[gone], grace_s=1)
     assert receipt.removed == (f"process {gone.pid} (supervisor)",)
 
 
@@ -141,9 +136,7 @@ def test_what_does_not_die_is_said_to_be_left(spawn: Spawn, monkeypatch: pytest.
     assert receipt.removed == ()
 
 
-def test_a_process_that_appears_during_the_take_down_is_ended_too(
-    spawn: Spawn, of: Callable[..., list[Process]], tmp_path: Path
-) -> None:
+def test_a_process_that_appears_during_the_take_down_is_ended_too(spawn: Spawn, of: Listing, tmp_path: Path) -> None:
     born = tmp_path / "born"
     spawn(
         "import os, signal, subprocess, sys, time\n"

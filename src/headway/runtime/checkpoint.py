@@ -25,11 +25,12 @@ from headway.runfolder import checkpoint_folder
 from headway.runtime.catalogue import Catalogue, Kept
 from headway.runtime.control import Outside, say
 from headway.runtime.patience import Impatient, Patience
-from headway.runtime.records import encode_record, read_record
+from headway.runtime.records import encode_record, read_record, sealed
 from headway.runtime.snapshot import Image, Layout, deal, signature
 from headway.storage.base import Store
 
 _POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
+PART_S = 900.0  # a rank that has not written its part by then will not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,6 +265,7 @@ class Saver:
     def _part(self, moment: Moment, rank: int) -> dict[str, Any]:
         """What another rank says it wrote; Impatient when it went on to a later one instead."""
         pause, longest = _POLL_S
+        give_up = time.monotonic() + PART_S
         key = self._part_key(moment, rank)
         while True:
             found = self._patience(lambda: self._look(key))
@@ -273,6 +275,8 @@ class Saver:
             if newer is not None and self._has_part(newer.moment, rank):
                 raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
             self._hopeless(f"rank {rank} has not written its part")
+            if time.monotonic() > give_up:
+                raise Impatient(f"rank {rank} has not written its part in {PART_S:.0f} s")
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
 
@@ -310,7 +314,7 @@ class Saver:
             "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
             "files": dict(files),
         }
-        patient(lambda: self._store.write(f"{folder}/manifest.json", encode_record(manifest)))
+        patient(lambda: self._store.write(f"{folder}/manifest.json", sealed(manifest)))
         self.committed = moment.step
         patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
         kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
@@ -326,7 +330,7 @@ class Saver:
                 self._store.delete(entry.key)
 
     def _hopeless(self, why: str) -> None:
-        """Called between tries: ends them when a newer snapshot waits or the grace period is over."""
+        """Called between tries: ends them when the grace period is over."""
         if self._abandon_at is not None and time.monotonic() > self._abandon_at:
             raise Impatient(f"out of time ({why})")
         if self._closed:

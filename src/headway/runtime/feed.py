@@ -128,7 +128,7 @@ class Loader:
             return self._item(index, rng(self.seed or 0, epoch, index))
         if self._dice is None or self._dice.seed != (self.seed or 0):
             self._dice = Dice(self.seed or 0)
-        self._dice.roll(ITEM, epoch, index)
+        self._dice.roll(ITEM, index, epoch)
         return self.dataset[index]
 
 

@@ -87,12 +87,12 @@ def from_iterable(source: Any, dice: Dice, epoch: int, skip: int, world: int) ->
             f"{world} ranks would all be given the same batches of this {type(source).__name__}",
             fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
         )
-    dice.roll(DATA, epoch, 0)
+    dice.roll(DATA, 0, epoch)
     batches = iter(source)
     number = 0
     while True:
         number += 1
-        dice.roll(DATA, epoch, number)
+        dice.roll(DATA, number, epoch)
         try:
             batch = next(batches)
         except StopIteration:

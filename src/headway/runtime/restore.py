@@ -19,7 +19,7 @@ from headway.errors import Denied, NoBucket, NoCheckpoint, NotThere, StoreError
 from headway.runfolder import checkpoint_folder
 from headway.runtime.catalogue import Kept, read_last
 from headway.runtime.encoding import Damaged, build
-from headway.runtime.records import decode_record, read_record
+from headway.runtime.records import decode_record, read_record, unsealed
 from headway.runtime.snapshot import read_image
 from headway.storage.base import Store
 
@@ -93,7 +93,7 @@ class Archive:
     def load(self, step: int) -> Loaded:
         """One checkpoint, every byte of it checked. Damaged when anything is missing or is not what was written."""
         folder = checkpoint_folder(step)
-        manifest = decode_record(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
+        manifest = unsealed(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
         try:
             state_file, files = manifest["state"], manifest["files"]
             record = decode_record(self._verified(folder, state_file["name"], state_file), state_file["name"])

@@ -100,7 +100,8 @@ class Image:
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy. On a GPU the copies are queued behind the step that made the values and ahead of the next."""
-        torch._foreach_copy_(self._views, [tensors[name] for name in self.layout.names], non_blocking=True)
+        if self._views:
+            torch._foreach_copy_(self._views, [tensors[name] for name in self.layout.names], non_blocking=True)
 
     @property
     def bytes(self) -> memoryview:

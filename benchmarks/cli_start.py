@@ -17,7 +17,9 @@ REPEATS = 21
 def main() -> int:
     headway = Path(sys.executable).with_name("headway")
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "HEADWAY_HOME": f"{folder}/home"}
+        # As an ordinary user's machine is: with compiled bytecode kept from the first start on.
+        env = {**os.environ, "HEADWAY_HOME": f"{folder}/home", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         subprocess.run([headway, "init", "captioning"], cwd=folder, env=env, check=True, capture_output=True)
 
         def command(*words: object):  # type: ignore[no-untyped-def]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +31,15 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 def load_job(args: argparse.Namespace) -> Job:
     """The job file with this command's changes."""
-    from headway.spec import Job, Secret
+    from headway.spec import Job
 
     path = Path(args.file)
     if not path.exists() and args.file == DEFAULT:
         raise BadInput(f"there is no {DEFAULT} here", where=str(Path.cwd()), fix="headway init, or name one with -f")
-    job = Job.load(path, set=args.changes)
-    secrets = {name: Secret(ref=f"env:{name}") for name in _present(args.secret)}
-    return replace(job, env={**job.env, **_variables(args.env)}, secrets={**job.secrets, **secrets})
+    # As overrides, so that they are held to the same rules as what stands in the file.
+    variables = [f"env.{name}={json.dumps(value)}" for name, value in _variables(args.env).items()]
+    secrets = [f"secrets.{name}=env:{name}" for name in _present(args.secret)]
+    return Job.load(path, set=[*args.changes, *variables, *secrets])
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def _absolute(job: Job) -> Job:
     root = Path(job.root).resolve()
 
     def place(path: str) -> str:
-        return path if "://" in path or path.startswith("builtin:") else str(root / path)
+        return path if "://" in path or path.startswith("builtin:") else os.path.normpath(root / path)
 
     lists = {
         name: tuple(replace(source, source=place(source.source)) for source in getattr(job.data, name))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.errors import BadInput, MissingExtra
 from headway.spec.model import TargetEntry
+from headway.spec.plain import from_plain
 
 if TYPE_CHECKING:
     from headway.planning.model import Plan

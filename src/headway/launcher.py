@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from headway import errors, intent, lease, receipts
 from headway.errors import BadInput, Conflict, HeadwayError, RunBusy, StoreError, TargetError
@@ -75,7 +75,7 @@ class Launched:
 
     def outcome(self) -> Outcome:
         status = self.target.status(self.handle)
-        return self._seen(status, self._settle() if status.state.ended else None)
+        return self._seen(status, self.settle() if status.state.ended else None)
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
         return self.target.logs(self.handle, follow=follow, rank=rank)
@@ -113,7 +113,8 @@ class Launched:
         except StoreError as error:  # a full disk must not keep a run from being stopped: a signal says the same
             self.say(f"the reason for the stop could not be recorded: {error}")
 
-    def _settle(self) -> Receipt | None:
+    def settle(self) -> Receipt | None:
+        """The receipt of a run that has ended: the one that was written, or else it is taken down now."""
         known = receipts.written(self.folder)
         if known is not None:
             return known
@@ -276,16 +277,31 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
 
 
 def _at_rest(hold: Launched, patience_s: float) -> Status:
-    """Its status, once it is certain that nobody runs it."""
+    """Its status, once it is certain that nobody runs it and what it left has been taken down."""
     status = hold.target.status(hold.handle)
-    record, version = lease.read(hold.folder.store)
-    if not status.state.ended and record is not None and record.holder is not None and record.seen is None:
-        hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
-        watch = Watch(hold.folder, stale_s=patience_s)
-        while not (status := watch.status()).state.ended and lease.read(hold.folder.store)[1] == version:
-            time.sleep(min(1.0, patience_s / 10))
+    if not status.state.ended:
+        status = _outwaited(hold, patience_s) or status
     if not status.state.ended:
         raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
+    hold.settle()  # a supervisor may still be on its way out
+    return status
+
+
+def _outwaited(hold: Launched, patience_s: float) -> Status | None:
+    """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
+    store = hold.folder.store
+    record, version = lease.read(store)
+    if record is None or record.holder is None or record.seen is not None:
+        return None
+    hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
+    watch = Watch(hold.folder, stale_s=patience_s)
+    while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
+        time.sleep(min(1.0, patience_s / 10))
+    if status.state is State.LOST:
+        try:
+            hold.folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
+        except Conflict:  # it has spoken after all
+            return None
     return status
 
 

@@ -70,8 +70,6 @@ def of_plan(plan: Plan) -> Target:
 def build(kind: str, options: Mapping[str, Any]) -> Target:
     if kind not in TARGETS:
         raise _unknown(f"no kind of target is called {kind!r}", kind, sorted(TARGETS))
-    from headway.spec.plain import from_plain
-
     home = TARGETS[kind]
     chosen = from_plain(options, home.load_options(), where=f"options of {kind}")
     return cast("Target", home.load_target()(chosen))

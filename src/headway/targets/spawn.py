@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -145,7 +146,7 @@ def translated(place: Path) -> Iterator[None]:
     except HeadwayError:
         raise
     except OSError as error:
-        if error.errno in (28, 122):  # ENOSPC, EDQUOT
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull("no space left to start the run", where=str(place), fix="df -h, then try again") from None
         where = str(error.filename or place)
         raise TargetError(f"cannot start the run here: {error.strerror or error}", where=where) from None

@@ -84,7 +84,16 @@ def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
             with _connected(dask) as client:
                 yield client
             return
-        cluster = distributed.LocalCluster(
+        with (
+            _local_cluster(distributed, workers, scratch) as cluster,
+            distributed.Client(cluster, set_as_default=False) as client,
+        ):
+            yield client
+
+
+def _local_cluster(distributed: Any, workers: int, scratch: Path) -> Any:
+    try:
+        return distributed.LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -94,8 +103,11 @@ def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
             local_directory=str(scratch),
             silence_logs=logging.CRITICAL,
         )
-        with cluster, distributed.Client(cluster, set_as_default=False) as client:
-            yield client
+    except RuntimeError as error:
+        raise ClusterGone(
+            f"the workers did not start: {error}",
+            fix="in a script, call prepare() below `if __name__ == '__main__':`; or use workers=1",
+        ) from error
 
 
 @contextmanager

@@ -148,7 +148,7 @@ class Binary:
     def __init__(self, array: pa.Array) -> None:
         _, offsets, data = array.buffers()
         self.offsets = _bounds(offsets, array)
-        self._data = memoryview(data) if data is not None else memoryview(b"")
+        self._data = memoryview(data if data is not None else b"").cast("B")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

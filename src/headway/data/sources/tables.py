@@ -105,8 +105,8 @@ def table_files(tree: Tree) -> list[str]:
 
 def read_header(tree: Tree, key: str) -> Header | None:
     """None where the first line names no pictures."""
-    with _opened(tree, key) as file:
-        first = next(csv.reader(file, delimiter=_mark(key)), [])
+    with _opened(tree, key) as lines:
+        first = next(csv.reader(lines, delimiter=_mark(key)), [])
     names = {name.strip().lower(): name for name in first}
 
     def pick(choices: tuple[str, ...]) -> str:

@@ -58,7 +58,14 @@ def test_ignore_files_bind_for_their_folder_and_below(tmp_path: Path) -> None:
         {".gitignore": "*.log\n/data/\n", ".headwayignore": "notes.md\n", "x.log": "", "data/big.bin": "", "notes.md": "",
          "sub/.gitignore": "!keep.log\nlocal.py\n", "sub/local.py": "", "sub/other.py": "", "local.py": ""},
     )  # fmt: skip
-    assert names(package(job)) == [".gitignore", ".headwayignore", "local.py", "sub/.gitignore", "sub/other.py", "train.py"]
+    assert names(package(job)) == [
+        ".gitignore",
+        ".headwayignore",
+        "local.py",
+        "sub/.gitignore",
+        "sub/other.py",
+        "train.py",
+    ]
 
 
 def test_version_control_environments_and_outputs_are_never_sent(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_a_plan_cut_off_anywhere_is_refused(job: Job) -> None:
             Plan.from_json(text[:end])
 
 
-def test_relative_paths_mean_the_job_files_own_folder(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_mean_the_job_files_own_folder(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir("/")
     assert plan(job).job["outputs"] == str(tmp_path / "out")
 

@@ -12,7 +12,18 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 CONTROL = ("cli", "launcher", "ledger", "logtail", "planning", "runs", "spec", "targets")
-SHARED = ("errors", "home", "lease", "planning.model", "processes", "runfolder", "secrets", "segments", "spec", "storage")
+SHARED = (
+    "errors",
+    "home",
+    "lease",
+    "planning.model",
+    "processes",
+    "runfolder",
+    "secrets",
+    "segments",
+    "spec",
+    "storage",
+)
 TRAINING = ("data", "recipes", "runtime", "score", "evaluate", "export", "predict", "report")
 HEAVY = {"torch", "numpy", "safetensors", "PIL", "pyarrow", "dask"}
 
@@ -55,7 +66,11 @@ def test_control_never_imports_torch_or_numpy(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in modules() if within(m, CONTROL) and not within(m, ("cli",))])
 def test_control_never_imports_a_recipe_or_the_runtime(module: str) -> None:
     allowed = ("headway.recipes", "headway.recipes.registry")
-    met = {n for n in imports(module, lazy=True) if within(n, TRAINING) and not n.startswith(allowed[1]) and n != allowed[0]}
+    met = {
+        n
+        for n in imports(module, lazy=True)
+        if within(n, TRAINING) and not n.startswith(allowed[1]) and n != allowed[0]
+    }
     assert not {name for name in met if name.startswith("headway.")}
 
 
@@ -66,7 +81,9 @@ def test_runtime_and_recipes_never_import_a_target_the_planner_or_the_command_li
     assert not {name for name in met if not within(name, SHARED) and not name.startswith("headway.targets.base")}
 
 
-@pytest.mark.parametrize("statement", ["import headway.cli", "from headway.planning import plan", "import headway.launcher"])
+@pytest.mark.parametrize(
+    "statement", ["import headway.cli", "from headway.planning import plan", "import headway.launcher"]
+)
 def test_control_starts_without_anything_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print(sorted(set(sys.modules) & {HEAVY | {'rich', 'obstore', 'yaml'}!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

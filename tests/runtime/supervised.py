@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,11 @@ class Case:
     def folder(self) -> RunFolder:
         return RunFolder(open_store(self.url))
 
-    def start(self, **env: str) -> Supervisor:
+    def start(self, prefix: Sequence[str] = (), **env: str) -> Supervisor:
         output = self.tmp / f"supervisor-{len(self.supervisors)}.out"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "headway.runtime.worker", "--run", self.url],
+                [*prefix, sys.executable, "-m", "headway.runtime.worker", "--run", self.url],
                 env={**self.env, **env},
                 cwd=self.tmp,
                 stdout=file,

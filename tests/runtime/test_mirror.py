@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.supervised import Case, cases, eventually
 
-from headway.errors import Transient
+from headway.errors import StoreError, Transient
 from headway.runtime.mirror import Mirror, copy_folder
 from headway.storage import Store, open_store
 
@@ -178,6 +178,28 @@ def test_a_name_that_no_store_takes_is_said_once_and_does_not_stop_the_others(ro
         mirror.sync(final=True)
     assert stored(store) == {"files/fine": b"2"}
     assert len(said) == 1
+
+
+def test_a_file_that_the_store_will_not_have_does_not_stop_the_others(root: Path, store: Store) -> None:
+    said: list[str] = []
+
+    class Picky:
+        url = store.url
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def write(self, key: str, body: object, **more: object) -> str:
+            if key.endswith("odd"):
+                raise StoreError("that name is too long for me")
+            return store.write(key, body)  # type: ignore[arg-type]
+
+    (root / "odd").write_text("1")
+    (root / "plain").write_text("2")
+    mirror = Mirror(root, Picky(), say=said.append)  # type: ignore[arg-type]
+    mirror.sync(final=True)
+    assert stored(store) == {"files/plain": b"2"}
+    assert said == ["not saved: 'odd': that name is too long for me"]
 
 
 def test_a_script_that_writes_and_removes_all_the_time_never_breaks_the_mirror(root: Path, store: Store) -> None:

@@ -116,6 +116,9 @@ def test_a_killed_rank_restarts_the_gang_under_the_next_attempt(make: Make) -> N
     assert supervisor.ends() == 0, case.explain()
     assert case.log(0) == ["attempt 1", "attempt 2"]
     assert [event["number"] for event in case.events("attempt")] == [1, 2]
+    record, _ = lease.read(case.folder.store)
+    assert record is not None
+    assert record.attempt == 2
     (restart,) = case.events("restart")
     assert restart["count"] == 1
     first = next(event for event in case.events("rank_exit") if event.get("first"))
@@ -319,9 +322,40 @@ def test_nothing_outlives_a_supervisor_that_is_killed(make: Make) -> None:
     supervisor.process.kill()
     supervisor.ends()
     eventually(lambda: not case.left_behind(), lambda: str(case.left_behind()))
-    assert not any(map(alive, pids))
+    eventually(lambda: not any(map(alive, pids)))
     eventually(lambda: not list(case.tmp.glob("headway-worker-*")))
     assert case.folder.ended() is None
+
+
+def test_a_child_without_a_label_does_not_outlive_a_killed_supervisor_either(make: Make) -> None:
+    case = make("""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env={})
+        (HERE / "child").write_text(str(child.pid))
+        wait()
+    """)
+    supervisor = case.start()
+    pid = case.marked("child")
+    supervisor.process.kill()
+    supervisor.ends()
+    eventually(lambda: not alive(pid))
+
+
+def test_ranks_die_with_the_supervisor_even_if_all_its_helpers_were_killed_first(make: Make) -> None:
+    case = make("mark('up'); wait()")
+    supervisor = case.start()
+    pid = case.marked("up")
+    children = Path(f"/proc/{supervisor.process.pid}/task/{supervisor.process.pid}/children").read_text().split()
+    (undertaker,) = (int(child) for child in children if int(child) != pid)
+    os.kill(undertaker, signal.SIGKILL)
+    supervisor.process.kill()
+    supervisor.ends()
+    eventually(lambda: not alive(pid))
+    assert len(list(case.tmp.glob("headway-worker-*"))) == 1
+    second = case.start()
+    eventually(lambda: len(case.events("attempt")) == 2)
+    assert len(list(case.tmp.glob("headway-worker-*"))) == 1  # the one of the dead is gone
+    second.send(signal.SIGTERM)
+    assert second.ends() == 143
 
 
 def test_a_run_that_was_killed_is_taken_up_at_once_on_the_same_host(make: Make) -> None:
@@ -354,6 +388,87 @@ def test_orphans_of_the_ranks_are_buried(make: Make) -> None:
     eventually(lambda: not Path(f"/proc/{pid}").exists())
     case.mark("go")
     assert supervisor.ends() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace of one's own needs root")
+def test_as_process_1_it_heeds_signals_and_buries_orphans(make: Make) -> None:
+    case = make("""
+        orphan = ["-c", "import os; open('%s', 'w').write(str(os.getpid()))" % (HERE / "orphan")]
+        parent = f"import subprocess, sys; subprocess.Popen([sys.executable, *{orphan!r}])"
+        subprocess.run([sys.executable, "-c", parent])
+        assert os.getppid() == 1
+        on_term(then=lambda: print("saved"))
+        wait("orphan")
+        while Path("/proc", (HERE / "orphan").read_text()).exists():
+            time.sleep(0.01)
+        mark("up")
+        wait()
+    """)
+    supervisor = case.start(["unshare", "--pid", "--fork", "--mount-proc"])
+    case.marked("up")
+    inner = Path(f"/proc/{supervisor.process.pid}/task/{supervisor.process.pid}/children").read_text()
+    os.kill(int(inner), signal.SIGTERM)
+    assert supervisor.ends() == 143, case.explain()
+    assert case.log() == ["saved"]
+    assert case.ended["state"] == "stopped"
+
+
+# -- errors of our own ------------------------------------------------------------------------------------------------
+
+
+def broken(case: Case, code: str) -> str:
+    """A PYTHONPATH that puts a bug into the supervisor."""
+    folder = case.tmp / "bug"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def test_a_bug_of_the_supervisor_leaves_no_rank_behind_and_is_told(make: Make) -> None:
+    case = make("mark('up'); wait()")
+    path = broken(
+        case,
+        """
+import sys
+if "--run" in sys.orig_argv:
+    from headway.runtime import leader
+    from pathlib import Path
+    import os, time
+    start = leader.Leader._start
+    def start_and_fail(self):
+        start(self)
+        while not Path(os.environ["TEST_DIR"], "up").exists():
+            time.sleep(0.01)
+        raise ZeroDivisionError("a bug")
+    leader.Leader._start = start_and_fail
+""",
+    )
+    assert case.run(PYTHONPATH=path) == 1
+    assert not alive(case.marked("up"))
+    assert case.ended["state"] == "failed"
+    assert "ZeroDivisionError('a bug')" in case.ended["reason"]
+    assert any("start_and_fail" in line.text for line in case.folder.log_lines(-1))
+
+
+def test_a_bug_on_one_of_its_threads_ends_the_run_too(make: Make) -> None:
+    case = make("mark('up'); wait()")
+    path = broken(
+        case,
+        """
+import sys
+if "--run" in sys.orig_argv:
+    from headway.runtime import mirror
+    from pathlib import Path
+    import os
+    def sync(self, *, final=False):
+        if Path(os.environ["TEST_DIR"], "up").exists():
+            raise ZeroDivisionError("a bug")
+    mirror.Mirror.sync = sync
+""",
+    )
+    assert case.run(PYTHONPATH=path, HEADWAY_FLUSH_S="1") == 1
+    assert not alive(case.marked("up"))
+    assert "the mirror thread failed" in case.ended["reason"]
 
 
 # -- budget -----------------------------------------------------------------------------------------------------------

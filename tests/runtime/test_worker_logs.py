@@ -136,7 +136,6 @@ def test_lines_that_a_killed_supervisor_had_on_disk_are_saved_by_the_next_one(ma
 
 
 def test_secrets_reach_the_ranks_and_never_a_log(make: Make) -> None:
-    pytest.importorskip("headway.secrets")
     secret, key = "s3cr3t-value-1234", "first line of a key\nsecond line of it"
     case = make(
         r"""
@@ -157,6 +156,19 @@ def test_secrets_reach_the_ranks_and_never_a_log(make: Make) -> None:
     for hidden in (secret, "first line of a key", "second line of it"):
         assert hidden.encode() not in written
         assert hidden not in case.explain()
+
+
+def test_a_secret_that_the_cluster_brought_is_hidden_too(make: Make) -> None:
+    case = make("print(os.environ['TOKEN'])", job={"secrets": {"TOKEN": {"ref": "k8s://wandb/key"}}})
+    assert case.run(TOKEN="from-the-cluster") == 0
+    assert case.log() == ["***"]
+
+
+def test_a_secret_that_cannot_be_had_is_bad_input_before_anything_starts(make: Make) -> None:
+    case = make("mark('up')", job={"secrets": {"TOKEN": {"ref": "env:NOT_SET_ANYWHERE"}}})
+    assert case.run() == 2
+    assert "NOT_SET_ANYWHERE" in case.ended["reason"]
+    assert not (case.tmp / "up").exists()
 
 
 # -- a store that is down ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.errors import BadInput
 from headway.planning.model import Plan
+from headway.runtime.places import Places
 from headway.runtime.ranks import Command
 from headway.runtime.world import NodeWorld, cpus_here, rank_env
 
@@ -27,22 +28,13 @@ class Secrets:
     values: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Folders of this node."""
-
-    work: Path  # private to this supervisor
-    spool: Path
-    files: Path  # $HEADWAY_RUN_DIR
-    resume: Path  # $HEADWAY_RESUME_DIR
-    code: Path
-
-
-def resolve_secrets(plan: Plan, folder: Path, resolve: Callable[[str], str]) -> Secrets:
+def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: Callable[[str], str]) -> Secrets:
     """Every secret of the job, looked up once. One that cannot be had is an error before anything is started."""
     variables, values = {}, []
     for name, secret in plan.job.get("secrets", {}).items():
-        value = resolve(str(secret["ref"]))
+        reference = str(secret["ref"])
+        brought = reference.startswith("k8s://") and name in env  # by the cluster itself, which alone may read it
+        value = env[name] if brought else resolve(reference)
         values.append(value)
         if secret.get("as", secret.get("as_")) == "file":
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -6,6 +6,7 @@ A store that is down is not an end: training goes on, records wait on local disk
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from headway.segments import SegmentWriter, interval_s
 from headway.storage import local_path
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_EVENTS_S = 0.5  # events are few, and people wait for them
+_EVENTS_S = 0.5  # between segments of events that people wait for
 _LOCAL_PROGRESS_S, _FAR_PROGRESS_S = 2.0, 10.0
 
 
@@ -194,7 +195,8 @@ class Scribe(Duty):
         self._spools: list[Spool] = []
         self._closed: set[Spool] = set()
         self._progress: dict[str, Any] | None = None
-        self._due = {"events": 0.0, "logs": 0.0, "progress": 0.0}
+        self._events_written = 0.0
+        self._due = {"events": math.inf, "logs": 0.0, "progress": 0.0}
 
     def open_events(self, attempt: int) -> None:
         with self._lock:
@@ -209,10 +211,12 @@ class Scribe(Duty):
         self._closed.add(spool)
 
     def event(self, record: dict[str, Any], *, soon: bool = True) -> None:
+        """`soon`: people wait for it. Others are gathered, so that a talkative script does not make a segment each."""
         line = json.dumps(record, ensure_ascii=False)
-        self._events[-1].add(self._redact(line.encode("utf-8", "backslashreplace")).decode())
+        self._events[-1].add(self._redact(line.encode("utf-8", "backslashreplace")).decode("utf-8", "replace"))
+        wait = _EVENTS_S if soon else interval_s(time.monotonic() - self._began)
+        self._due["events"] = min(self._due["events"], self._events_written + wait)
         if soon:
-            self._due["events"] = 0.0
             self.wake()
 
     def progress(self, record: dict[str, Any]) -> None:
@@ -234,8 +238,13 @@ class Scribe(Duty):
             self._write_progress()
             self._due["progress"] = now + self._progress_s
         if final or now >= self._due["events"]:
-            self._due["events"] = now + _EVENTS_S
-            self._write_events()
+            self._due["events"] = math.inf
+            try:
+                self._write_events()
+            except StoreError:
+                self._due["events"] = now
+                raise
+            self._events_written = now
 
     def rest_s(self) -> float:
         return max(0.05, min(self._due.values()) - time.monotonic())

@@ -77,7 +77,9 @@ class Leader:
         mirrored = node.finish("mirror", end - time.monotonic())
         if not mirrored:
             node.say("what the script wrote last could not be saved in time")
-        crash = {} if outcome.crash is None else {"rank": outcome.crash.rank, "lines": list(outcome.crash.lines)}
+        crash: dict[str, Any] = (
+            {} if outcome.crash is None else {"rank": outcome.crash.rank, "lines": list(outcome.crash.lines)}
+        )
         node.say(f"{outcome.state}: {outcome.reason}")
         self.event("ended", state=outcome.state, reason=outcome.reason, exit_code=outcome.exit_code, **crash)
         node.close()
@@ -89,9 +91,9 @@ class Leader:
         self._dismiss_peers(min(5.0, max(0.5, end - time.monotonic())))
         return mirrored and written
 
-    def event(self, kind: str, **details: Any) -> None:
+    def event(self, kind: str, *, soon: bool = True, **details: Any) -> None:
         record = {"kind": kind, "time": now_text(), "spent_s": round(self.spent_s, 3), **details}
-        self.node.scribe.event(record)
+        self.node.scribe.event(record, soon=soon)
 
     # -- one attempt ----------------------------------------------------------------------------------------------
 
@@ -225,7 +227,7 @@ class Leader:
         if first:
             self._crash = end
         if end.code != 0:
-            place = {"first": True, "place": verdict.place_of(end)} if first else {}
+            place: dict[str, Any] = {"first": True, "place": verdict.place_of(end)} if first else {}
             self.event("rank_exit", **{**asdict(end), "lines": list(end.lines)}, **place)
             self.node.say(str(end))
 
@@ -239,10 +241,12 @@ class Leader:
             self._rank_event(rank, record)
 
     def _rank_event(self, rank: int, record: Record) -> None:
-        details = {key: value for key, value in record.items() if key not in ("event", "kind", "time", "spent_s")}
+        details = {
+            key: value for key, value in record.items() if key not in ("event", "kind", "soon", "spent_s", "time")
+        }
         if record["event"] == "budget":
             self._budget_said = True
-        self.event(record["event"], **{"rank": rank, **details})
+        self.event(record["event"], soon=False, **{"rank": rank, **details})
 
     def _heed(self, message: Any) -> None:
         if isinstance(message, StoreDown):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -82,7 +83,12 @@ class Member:
             self._tell({"stopping": self.node.stop})
             self.node.ranks.signal(signal.SIGTERM)
         self._collect()
-        return self._gone or self._code is not None
+        return self._gone or self._code is not None or self._too_late()
+
+    def _too_late(self) -> bool:
+        """We were told to stop, and node 0 does not answer: our own grace period ends all the same."""
+        asked = self.node.stop_at
+        return asked is not None and time.monotonic() > asked + self.node.ranks_grace_s
 
     def _collect(self) -> None:
         for end in self.node.ranks.ends():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.errors import NotThere, StoreError
+from headway.errors import Denied, DiskFull, HeadwayError, NoBucket, NotThere, StoreError, Transient
 from headway.runtime.duties import Duty, Health
 from headway.runtime.loop import Inbox
 from headway.storage import Store
@@ -25,6 +25,8 @@ INTERVAL_S = 30.0
 _CHUNK = 8 << 20
 _FICLONE = 0x40049409
 _OTHER_NODES = "files/other-nodes/"
+_PART = ".headway-part-"  # a file that is being restored
+_OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors that are not about one file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Print:
 
 
 class Mirror:
-    """One folder and its image in the store. All its methods run on one thread at a time."""
+    """One folder and its image in the store. Safe to share between threads."""
 
     def __init__(
         self, root: Path, store: Store, *, node: int = 0, say: Callable[[str], None] = lambda text: None
@@ -51,10 +53,11 @@ class Mirror:
 
     def restore(self) -> int:
         """Fill the folder with what earlier attempts saved; returns how many files. Node 0's files go to every node."""
-        restored = self._fetch("files/", keep=self._prefix == "files/")
-        if self._prefix != "files/":
-            restored += self._fetch(self._prefix, keep=True)
-        return restored
+        with self._lock:
+            restored = self._fetch("files/", keep=self._prefix == "files/")
+            if self._prefix != "files/":
+                restored += self._fetch(self._prefix, keep=True)
+            return restored
 
     def sync(self, *, final: bool = False) -> int:
         """Send what has changed and settled since the last scan (at the end: all that has changed), then remove what is
@@ -76,19 +79,22 @@ class Mirror:
     def _send(self, name: str, now: Print) -> int:
         path = self._root / name
         try:
-            if now.size <= _CHUNK:
-                body = path.read_bytes()
-                if _print(path) != now:
-                    return 0  # it moved under our eyes: next time
-                self._store.write(self._prefix + name, body)
-            else:
-                self._store.write(self._prefix + name, path)
+            with path.open("rb") as file:
+                if now.size <= _CHUNK:
+                    body = file.read()
+                    if _print(path) != now:
+                        return 0  # it moved under our eyes: next time
+                    self._store.write(self._prefix + name, body)
+                else:
+                    self._store.write(self._prefix + name, path)
         except FileNotFoundError:
-            return 0
-        except StoreError:
-            if path.exists():
-                raise
-            return 0  # removed by the script while it was being sent
+            return 0  # removed since it was found
+        except OSError as error:
+            return self._refuse(name, f"cannot be read: {error.strerror}")
+        except _OF_THE_STORE:
+            raise
+        except StoreError as error:  # of this file alone, which must not keep the others from being saved
+            return self._refuse(name, error.problem.what) if path.exists() else 0
         if _print(path) == now:
             self._sent[name] = now
         return 1
@@ -98,7 +104,7 @@ class Mirror:
             for file_name in names:
                 path = Path(folder, file_name)
                 name = path.relative_to(self._root).as_posix()
-                found = self._file(path)
+                found = None if file_name.startswith(_PART) else self._file(path)
                 if found is not None and self._nameable(name):
                     yield name, found
 
@@ -120,10 +126,11 @@ class Mirror:
             return False
         return True
 
-    def _refuse(self, name: str, why: str) -> None:
+    def _refuse(self, name: str, why: str) -> int:
         if name not in self._refused:
             self._refused.add(name)
             self._say(f"not saved: {name!r}: {why}")
+        return 0
 
     def _fetch(self, prefix: str, *, keep: bool) -> int:
         count = 0
@@ -136,6 +143,8 @@ class Mirror:
                 _download(self._store, entry, path)
             except NotThere:
                 continue  # removed between listing and reading
+            except OSError as error:
+                raise HeadwayError(f"{name} cannot be restored: {error.strerror}", where=str(path)) from None
             count += 1
             found = _print(path)
             if keep and found is not None:
@@ -178,7 +187,7 @@ def _clone(source: str, target: str) -> str:
 def _download(store: Store, entry: Entry, path: Path) -> None:
     """In pieces, under another name until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".headway-part-{os.getpid()}-{path.name}"[:200])
+    partial = path.with_name(f"{_PART}{os.urandom(8).hex()}")
     try:
         with partial.open("wb") as file:
             for start in range(0, entry.size, _CHUNK):

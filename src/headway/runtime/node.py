@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,11 +11,12 @@ from typing import Any
 from headway.errors import HeadwayError, StoreError, Transient
 from headway.planning.model import Plan
 from headway.runfolder import RunFolder
-from headway.runtime.commands import Places, Secrets, command
+from headway.runtime.commands import Secrets, command
 from headway.runtime.duties import Done, Health, Scribe
 from headway.runtime.echo import Echo
 from headway.runtime.loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
 from headway.runtime.mirror import Mirror, MirrorDuty, copy_folder
+from headway.runtime.places import Places
 from headway.runtime.ranks import Ranks, Reaper, Record, Undertaker
 from headway.runtime.spool import Redactor, Spool, rescue
 from headway.runtime.world import NodeWorld
@@ -200,13 +200,6 @@ class Node:
             self._log.finish()
             self.scribe.close_log(self._log)
             self._log = None
-
-    def remove_places(self, *, files: bool) -> None:
-        """Private folders go; what the script wrote goes only once it is safe in the run folder."""
-        if files:
-            for folder in (self.places.files, self.places.resume):
-                shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(self.places.work, ignore_errors=True)
 
     def _urgent(self, message: Any) -> None:
         if isinstance(message, StopNow):

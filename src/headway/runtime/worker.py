@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from headway import lease as leases
@@ -23,13 +21,14 @@ from headway.lease import Lease
 from headway.planning.model import Plan
 from headway.runfolder import INTENT, PLAN, RunFolder
 from headway.runtime import meeting, verdict
-from headway.runtime.commands import Places, Secrets, resolve_secrets
+from headway.runtime.commands import Secrets, resolve_secrets
 from headway.runtime.duties import Heartbeat, now_text, stop_reason
 from headway.runtime.echo import Echo
 from headway.runtime.leader import Leader
 from headway.runtime.loop import Loop, Signals, StopAsked, StopNow
 from headway.runtime.member import Member
 from headway.runtime.node import EndNow, Fenced, Node, Settings
+from headway.runtime.places import make_places, remove_places
 from headway.runtime.ranks import Undertaker
 from headway.runtime.verdict import Outcome
 from headway.runtime.world import NodeWorld, node_world
@@ -165,7 +164,7 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
     except EndNow:
         complete = False
     node.undertaker.dismiss()
-    node.remove_places(files=complete)
+    remove_places(node.places, files=complete)
     if not complete and outcome.exit_code == WORKER_DONE:
         node.echo.say("the run folder could not be told that this is the end: start it again to finish the record")
         return WORKER_AGAIN
@@ -190,19 +189,20 @@ def _serve(start: Start) -> int:
         node.say(str(error))
         _end_everything(node)
     node.undertaker.dismiss()
-    node.remove_places(files=complete)
+    remove_places(node.places, files=complete)
     return code
 
 
 def _node(start: Start) -> Node:
     undertaker = Undertaker()
-    places = _places(start.env, undertaker)
+    places = make_places(start.env)
+    undertaker.tell(f"folder {places.work}")
     (places.work / "plan.json").write_bytes(start.plan_text)
     secrets = Secrets()
     if start.plan.job.get("secrets"):
         from headway.secrets import resolve
 
-        secrets = resolve_secrets(start.plan, places.work / "secrets", resolve)
+        secrets = resolve_secrets(start.plan, start.env, places.work / "secrets", resolve)
     return Node(
         folder=start.folder,
         plan=start.plan,
@@ -214,21 +214,6 @@ def _node(start: Start) -> Node:
         loop=start.loop,
         undertaker=undertaker,
         echo=start.echo,
-    )
-
-
-def _places(env: Mapping[str, str], undertaker: Undertaker) -> Places:
-    work = Path(tempfile.mkdtemp(prefix="headway-worker-", dir=env.get("HEADWAY_WORK_DIR")))
-    undertaker.tell(f"folder {work}")
-    spool = Path(env.get("HEADWAY_SPOOL") or work / "spool").absolute()
-    beside = spool.parent  # on the disk that the target chose, where it chose one
-    spool.mkdir(parents=True, exist_ok=True)
-    return Places(
-        work=work,
-        spool=spool,
-        files=Path(env.get("HEADWAY_RUN_DIR") or beside / "files").absolute(),
-        resume=beside / "resume",
-        code=Path(env.get("HEADWAY_CODE_DIR") or env.get("HEADWAY_CODE") or Path.cwd()).absolute(),
     )
 
 
@@ -253,7 +238,7 @@ def _fenced(node: Node, error: Fenced) -> int:
     _end_everything(node)
     node.undertaker.dismiss()
     node.echo.say(f"ended: {error.problem.what}")
-    node.remove_places(files=False)
+    remove_places(node.places, files=False)
     return FAILED
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from headway.errors import BadInput, HeadwayError
+from headway.extras import install_command
 
 _JAR = Path("meteor", "meteor-1.5.jar")
 _BAR = "|||"  # separates the fields of METEOR's own protocol
@@ -25,7 +26,7 @@ def why_not() -> str:
     if shutil.which("java") is None:
         return "Java is not installed (METEOR is a Java program)"
     if _jar() is None:
-        return "its jar is not installed (pip install 'headway[meteor]')"
+        return f"its jar is not installed: {install_command('meteor')}"
     return ""
 
 

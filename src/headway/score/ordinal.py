@@ -19,11 +19,15 @@ from headway.errors import BadInput
 from headway.score.calibration import Calibration, probability_rows
 from headway.score.confusion import Confusion, Floats, Ints, class_numbers
 
+_MOST_GRADES = 1000  # a matrix of a million cells
+
 
 class OrdinalScores:
     """Counts graded samples batch by batch. `grades` are consecutive whole numbers, such as range(1, 11)."""
 
     def __init__(self, grades: Sequence[int], *, bins: int = 15) -> None:
+        if len(grades) > _MOST_GRADES:
+            raise BadInput(f"{len(grades):,} grades, from {grades[0]} to {grades[-1]}: are these class numbers?")
         self.grades = list(grades)
         if not self.grades or self.grades != list(range(self.grades[0], self.grades[0] + len(self.grades))):
             raise BadInput(f"grades must be consecutive whole numbers, not {self.grades[:12]}", fix="range(1, 11)")

@@ -111,5 +111,5 @@ def _metrics() -> Any:
     try:
         from sacrebleu import metrics
     except ImportError:
-        raise MissingExtra("translation", needed_for="scoring translations") from None
+        raise MissingExtra("translation", needed_for="scoring translations", lacking="sacrebleu") from None
     return metrics

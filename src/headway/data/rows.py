@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ Locate = Callable[[ShardFile], Path]  # where a shard's file is, here
 
 
 class Rows:
-    """One split of one data set. Shards are opened when first needed, and stay open: that costs address space only."""
+    """One split of one data set. Shards are opened when first needed, and stay open: that costs address space only.
+
+    Where they come through a cache that does not hold them all, at most `most_open` do: an open one keeps its bytes on
+    the disk, evicted or not.
+    """
 
     def __init__(
         self,
@@ -31,12 +36,14 @@ class Rows:
         limit: int | None = None,
         where: Mapping[str, Any] | None = None,
         locate: Locate | None = None,
+        most_open: int | None = None,
     ) -> None:
         self.url, self.split, self.manifest = url, split, read_manifest(url)
         self._files = _of(self.manifest, split, url)
         self._locate = locate or _beside(url)
         self._starts = np.cumsum([0, *(shard.rows for shard in self._files)])
-        self._shards: dict[int, Shard] = {}
+        self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._most_open = most_open
         self._lock = threading.Lock()
         self._chosen = self._choose(dict(where or {}), limit)
         asked = repr((self.manifest.fingerprint, split, limit, sorted((where or {}).items(), key=str)))
@@ -75,12 +82,28 @@ class Rows:
 
     def shard(self, number: int) -> Shard:
         found = self._shards.get(number)
-        if found is None:
-            with self._lock:
-                found = self._shards.get(number)
-                if found is None:
-                    found = self._shards[number] = Shard(self._locate(self._files[number]), self.columns)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._shards.get(number)
+            if found is None:
+                found = self._shards[number] = self._open(self._files[number])
+                while self._most_open is not None and len(self._shards) > self._most_open:
+                    self._shards.popitem(last=False)
         return found
+
+    def _open(self, file: ShardFile) -> Shard:
+        """Another process may evict the file between being told where it is and opening it: then ask again."""
+        for _ in range(5):
+            path = self._locate(file)
+            try:
+                return Shard(path, self.columns)
+            except BadInput:
+                if path.exists():
+                    raise
+        raise NotThere(
+            f"the shard {file.key} is evicted as fast as it is fetched", where=self.url, fix="raise cache.size"
+        )
 
     def _choose(self, where: dict[str, Any], limit: int | None) -> NDArray[np.int64] | None:
         chosen = self._matching(where) if where else None

@@ -1,0 +1,90 @@
+"""The data that a job names, opened for reading: cached here where it lies elsewhere, checked before it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.data.cache import Progress, ShardCache
+from headway.data.loader import Weighted
+from headway.data.manifest import ShardFile, read_manifest
+from headway.data.rows import Rows
+from headway.errors import BadInput
+from headway.spec.model import Cache, Source
+from headway.storage import local_path, open_store
+
+_OVER_A_NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "beegfs", "9p", "glusterfs")
+
+
+def open_sources(
+    sources: Sequence[Source], split: str, *, cache: Cache | None = None, progress: Progress | None = None
+) -> list[Weighted]:
+    """The rows of each source, with its weight. `split` is the one to read where a source does not say."""
+    return [_opened(source, split, cache, progress) for source in sources]
+
+
+def _opened(source: Source, split: str, cache: Cache | None, progress: Progress | None) -> Weighted:
+    if source.weight < 0:
+        raise BadInput(f"the weight of {source.source} is {source.weight}", fix="choose 0 or more")
+    rows = open_rows(
+        source.source,
+        source.split or split,
+        limit=source.limit,
+        where=dict(source.where),
+        cache=cache,
+        progress=progress,
+    )
+    return Weighted(rows, source.weight)
+
+
+def open_rows(
+    url: str,
+    split: str,
+    *,
+    limit: int | None = None,
+    where: dict[str, object] | None = None,
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> Rows:
+    """A split of the data set at `url`. From an object store, or a share when a cache is named, it is cached first."""
+    path = local_path(url)
+    named = cache is not None and cache.dir is not None
+    if path is not None and not (named and lies_on_a_share(path)):
+        return Rows(url, split, limit=limit, where=where)
+    shelf = ShardCache(_folder(cache), size=cache.size if cache else None)
+    store, manifest = open_store(url), read_manifest(url)
+    shards = manifest.splits.get(split, ())
+    total = sum(shard.bytes for shard in shards)
+    largest = max((shard.bytes for shard in shards), default=1)
+    room = None if shelf.holds(total) else max(1, (shelf.size or 0) // largest)
+    if room is None:
+        shelf.fill(shards, store, progress)  # a shuffled epoch needs all of them at once
+
+    def locate(shard: ShardFile) -> Path:
+        return shelf.bring(shard, store)
+
+    return Rows(url, split, limit=limit, where=where, locate=locate, most_open=room)
+
+
+def _folder(cache: Cache | None) -> Path:
+    if cache is not None and cache.dir is not None:
+        return Path(cache.dir).expanduser() / "shards"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway" / "shards"
+
+
+def lies_on_a_share(path: Path) -> bool:
+    """Whether the file system at `path` is reached over a network, as far as the kernel tells."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    mounted: list[tuple[int, str]] = []
+    real = os.path.realpath(path)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if real == point or real.startswith(point.rstrip("/") + "/"):
+            mounted.append((len(point), after.split()[0]))
+    kind = max(mounted, default=(0, ""))[1]
+    return kind.startswith(_OVER_A_NETWORK)

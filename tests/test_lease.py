@@ -24,7 +24,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def foreign(store: Store, attempt: int = 4) -> str:
     """A lease held on some other host, whose process cannot be seen from here."""
-    record = {"attempt": attempt, "holder": "far", "host": "far", "boot": "elsewhere", "pid": 1, "started": "1", "beat": 0}
+    record = {
+        "attempt": attempt,
+        "holder": "far",
+        "host": "far",
+        "boot": "elsewhere",
+        "pid": 1,
+        "started": "1",
+        "beat": 0,
+    }
     return store.write(lease.KEY, json.dumps(record).encode())
 
 
@@ -43,7 +51,10 @@ def test_a_second_start_on_a_live_run_is_refused_at_once(store: Store) -> None:
 
 
 def test_a_holder_seen_dead_on_this_host_is_replaced_at_once(store: Store) -> None:
-    code = "import sys; from headway.lease import Lease; from headway.storage import open_store; Lease.take(open_store(sys.argv[1]))"
+    code = (
+        "import sys; from headway.lease import Lease; from headway.storage import open_store;"
+        "Lease.take(open_store(sys.argv[1]))"
+    )
     if store.url.startswith("memory://"):
         pytest.skip("memory is not shared between processes")
     subprocess.run([sys.executable, "-c", code, store.url], check=True)

@@ -55,8 +55,8 @@ def test_a_changed_byte_a_new_name_or_an_executable_bit_is_other_code(tmp_path: 
 def test_ignore_files_bind_for_their_folder_and_below(tmp_path: Path) -> None:
     job = project(
         tmp_path,
-        {".gitignore": "*.log\n/data/\n", ".headwayignore": "notes.md\n", "x.log": "", "data/big.bin": "", "notes.md": "",
-         "sub/.gitignore": "!keep.log\nlocal.py\n", "sub/local.py": "", "sub/other.py": "", "local.py": ""},
+        {".gitignore": "*.log\n/data/\n", ".headwayignore": "notes.md\n", "x.log": "", "data/big.bin": "",
+         "notes.md": "", "sub/.gitignore": "!keep.log\nlocal.py\n", "sub/local.py": "", "sub/other.py": "", "local.py": ""},
     )  # fmt: skip
     assert names(package(job)) == [
         ".gitignore",
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)  # root, as whom CI runs, may read everything
-    with pytest.raises(BadInput, match="cannot read locked.py: Permission denied"):
+    with pytest.raises(BadInput, match=r"cannot read locked\.py: Permission denied"):
         package(job)
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
-CONTROL = ("cli", "launcher", "ledger", "logtail", "planning", "runs", "spec", "targets")
+CONTROL = (
+    *("cli", "image", "intent", "launcher", "ledger", "logtail", "naming", "planning", "receipts", "runs", "sending"),
+    *("spec", "targets"),
+)
 SHARED = (
     "errors",
     "home",

@@ -13,7 +13,7 @@ from headway.cli.show import ago, as_json, paint, table
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from headway.ledger import Ledger, Row
+    from headway.ledger import Row
 
 COLOURS = {"running": "blue", "finished": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
 
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"{ledger.rebuild(args.rebuild)} runs found below {args.rebuild}")
     rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
     with ThreadPoolExecutor(8) as pool:  # each look is a round trip where the folder is in a bucket
-        rows = list(pool.map(lambda row: refreshed(row, ledger), rows))
+        rows = list(pool.map(refreshed, rows))
     if args.json:
         print(as_json([asdict(row) for row in rows]))
     elif rows:
@@ -49,16 +49,14 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def refreshed(row: Row, ledger: Ledger) -> Row:
-    """The row as it is now. An ended run is not looked up again."""
-    from headway.runs import RunRef, folder_status
+def refreshed(row: Row) -> Row:
+    """The row as it is now. An ended run is not looked up again; one that is seen to have ended is settled."""
+    from headway.launcher import observe
     from headway.targets.base import State
 
     if State(row.state).ended and State(row.state) is not State.LOST:
         return row
     try:
-        state = folder_status(RunRef(name=row.name, url=row.url).open()).state.value
-    except HeadwayError:  # out of reach, or deleted: what was last seen is still worth showing
+        return replace(row, state=observe(row.url).status.state.value)
+    except HeadwayError:  # out of reach, or deleted: that it was there is still worth showing
         return replace(row, state="gone")
-    ledger.saw(row.url, state)
-    return replace(row, state=state)

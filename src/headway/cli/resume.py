@@ -16,8 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from headway.cli.attached import attach, say
-    from headway.launcher import resume
     from headway.intent import now
+    from headway.launcher import resume
 
     url, since = locate(args.run), now()
     launched = resume(url, say=say)

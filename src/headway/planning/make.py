@@ -14,6 +14,7 @@ from headway.planning.package import Package, package
 from headway.planning.wheel import own_wheel
 from headway.spec import Job, dump
 from headway.targets import registry
+from headway.targets.base import Target
 from headway.version import __version__
 
 LOCAL_GRACE_S = 30.0
@@ -41,7 +42,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         limits=_limits(job),
         environment=_environment(job),
         price={},
-        notes=_notes(packed),
+        notes=(*_notes(packed), *_target_notes(target, job)),
     )
     return replace(draft, requests=tuple(target.render(draft)))
 
@@ -123,6 +124,12 @@ def _environment(job: Job) -> dict[str, str]:
             continue
     threads = job.env.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes(job)))
     return {**found, "threads": threads}
+
+
+def _target_notes(target: Target, job: Job) -> list[str]:
+    """What a target wants a reader of the plan to know, where it has something to say."""
+    notes = getattr(target, "notes", None)
+    return list(notes(job, processes(job))) if notes else []
 
 
 def _notes(packed: Package) -> tuple[str, ...]:

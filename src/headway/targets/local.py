@@ -71,7 +71,7 @@ class LocalTarget:
                 labelled.RUN: RUN,
                 labelled.URL: url,
                 labelled.TARGET: KIND,
-                "HEADWAY_CODE": f"{place}/code",
+                "HEADWAY_CODE_DIR": f"{place}/code",
                 "HEADWAY_SPOOL": f"{place}/spool",
             },
             "labels": {RUN_LABEL: RUN},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, RunFailed
 from headway.runtime import exporting
 from headway.runtime.control import say
 from headway.runtime.exporting import Bundle
@@ -56,6 +56,11 @@ class Boundary:
         if not (stop or budget or save):
             return
         self._settle()
+        if self._stepper.spoiled():
+            raise RunFailed(
+                f"a loss before step {self._keeping.position.step} was not finite: the state is not worth keeping",
+                fix="lower the learning rate, or clip gradients (clip=1.0); an earlier checkpoint stands",
+            )
         if not self._keeping.taken_here:
             self._keeping.take()
         if stop:
@@ -68,11 +73,11 @@ class Boundary:
         self._settle()
         self._keeping.hold()
 
-    def after_epoch(self, *, last: bool) -> None:
+    def after_epoch(self, to: int, *, last: bool) -> None:
         self.heed()
         position = self._keeping.position
         self._keeping.saver.release()
-        position.epoch, position.batch, position.passed = position.epoch + 1, 0, position.passed + 1
+        position.epoch, position.batch, position.passed = to, 0, position.passed + 1
         budget = self._gang.from_first([float(self._over_budget())])[0] > 0 and not last
         if last or budget or self._keeping.due_after_epoch:
             self._keeping.take(epoch_ended=True)

@@ -52,9 +52,11 @@ class Catalogue:
         """The step a name points to: the newest that was given it."""
         return max((one.step for one in self._kept.values() if name in one.names), default=None)
 
-    def best(self) -> Kept | None:
-        scored = [one for one in self._kept.values() if one.score is not None]
-        return max(scored, key=lambda one: (one.score, one.step), default=None)
+    @property
+    def newest_best(self) -> int | None:
+        """The best of the run, or of the newest phase that has one."""
+        steps = [s for s, one in self._kept.items() if any(n == "best" or n.endswith("_best") for n in one.names)]
+        return max(steps, default=None)
 
     def record(self, new: Kept) -> None:
         """Note a commit and point its names at it. Written before anything is removed."""

@@ -95,7 +95,7 @@ class GradientSync:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def arm(self, weight: float | Tensor, flags: Sequence[float], metrics: Sequence[Any]) -> None:
+    def arm(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
         """Before the backward pass of a step's last micro-batch: from here on, full buckets are sent."""
         head = self._slots.head
         values = [weight, *flags, *metrics]

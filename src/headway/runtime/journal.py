@@ -42,6 +42,11 @@ class Journal:
         for name, value in values.items():
             self._body[name] = plain(name, value)
 
+    def forget_body(self) -> bool:
+        """The batch was left out, and what was logged of it with it. Always False: nothing is left out any more."""
+        self._body = {}
+        return False
+
     def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Logged elsewhere, the same on every rank."""
         clean = {name: plain(name, value) for name, value in values.items()}

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from headway.errors import BadInput, HeadwayError, NoCheckpoint
 from headway.runtime import machine
+from headway.runtime.averaging import Average
 from headway.runtime.catalogue import Catalogue
 from headway.runtime.checkpoint import Moment, Saver, Seat, lease_is_ours
 from headway.runtime.control import say
@@ -217,12 +218,12 @@ class Keeping:
 
     def load_best(self) -> int:
         """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""
-        step = self._catalogue.named("best")
+        step = self._catalogue.newest_best
         if step is None:
             return self.position.step
         loaded = self._archive.load(step)
         for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module):
+            if isinstance(thing, nn.Module | Average):
                 thing.load_state_dict(loaded.state[name])
         return step
 
@@ -243,7 +244,7 @@ class Keeping:
         """What every rank holds alike: parameters and optimizer state. Anything else is saved as rank 0 has it."""
         alike: set[str] = set()
         for name, thing in self.objects.items():
-            if isinstance(thing, Optimizer):
+            if isinstance(thing, Optimizer | Average):
                 alike.update(path for path in tensors if path.startswith(f"{name}/"))
             elif isinstance(thing, nn.Module):
                 alike.update(f"{name}/{key}" for key, _ in thing.named_parameters())

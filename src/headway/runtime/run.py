@@ -21,16 +21,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headway.errors import BadInput, RunFailed
+from headway.errors import BadInput
+from headway.runtime import farewell
+from headway.runtime.averaging import Average
 from headway.runtime.boundary import Boundary
 from headway.runtime.exporting import Bundle
 from headway.runtime.feed import Filler, batch_names
+from headway.runtime.guard import NanGuard
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping
+from headway.runtime.phases import freeze, set_rate
+from headway.runtime.precision import Precision
 from headway.runtime.randomness import EVALUATION, MODEL, SETUP, Dice
 from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Optimizers, Request, Together, Wishes
 from headway.runtime.supply import Supply
+from headway.spec.model import Phase
 
 M = TypeVar("M", bound=nn.Module)
 _NO_WISHES = Wishes()
@@ -56,10 +62,18 @@ class Run:
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
+        self._enough = False  # scores have stopped rising
         self._micro = 0
         self._counts = True  # False while the batch is a filler
         self._weight: float | Tensor = 1.0
+        self._skipped = False
+        self._guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
+        self._precision = Precision(str(self.config.get("precision", "fp32")), self.device)
+        self._stepper.scaler = self._precision.scaler
+        self._averages: list[Average] = []
+        self._phase: Phase | None = None
         self._restored = False
+        farewell.install()
         Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._boundary.close)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
@@ -88,11 +102,23 @@ class Run:
     # Before the loop
 
     def place(self, model: M) -> M:
-        """The same module on this rank's device, with rank 0's values, ready for `step`."""
+        """The same module on this rank's device, in the config's precision, with rank 0's values, ready for `step`."""
         model.to(self.device)
         self._session.gang.copy_from_first([*model.parameters(), *model.buffers()])
+        self._precision.apply(model)
+        if self.config.get("compile"):
+            model.compile()
         self._modules.append(model)
         return model
+
+    def average(self, model: nn.Module, decay: float = 0.999) -> Average:
+        """A moving average of the model's weights, updated by every step and part of every checkpoint."""
+        if self._restored:
+            raise BadInput(
+                "an average must be known when a checkpoint is restored", fix="call run.average before run.restore"
+            )
+        self._averages.append(Average(model, decay))
+        return self._averages[-1]
 
     def restore(self, *, data: Any = None, **objects: Any) -> int:
         """Go on from the newest good checkpoint, or start afresh, and say which; returns the step.
@@ -103,6 +129,10 @@ class Run:
             self._supply.adopt(data)
             steps = len(data) if hasattr(data, "__len__") else None
             self._keeping.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
+        for number, average in enumerate(self._averages, start=1):
+            objects.setdefault(f"average_{number}", average)
+        if self._precision.scaler is not None:
+            objects.setdefault("scaler", self._precision.scaler)
         loaded = self._keeping.restore(objects)
         self._restored = True
         if loaded is None:
@@ -112,10 +142,24 @@ class Run:
         return self.global_step
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
-        """How to make the bundle at the end, also when the budget ends it early. The best weights are in the model then."""
+        """How to make the bundle at the end, also an early end by the budget. The best weights are loaded by then."""
         self._boundary.bundle = bundle
 
     # The loop
+
+    def phases(self) -> Iterator[Phase]:
+        """The job's phases still to do. In each, only what it names learns; give its `epochs` to `run.epochs`."""
+        position = self._keeping.position
+        for number, phase in enumerate(self.job.phases):
+            if number < position.stage:
+                self._stages = number + 1
+                continue
+            self._phase = phase
+            learning = freeze(self._modules, phase)
+            self._session.say(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
+            if number > position.stage or not (position.epoch or position.batch):
+                set_rate(self._keeping.objects.values(), phase.lr)
+            yield phase
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs still to do. A second call is a second stage: a run resumes inside the right one."""
@@ -125,11 +169,12 @@ class Run:
             return
         if stage > position.stage:
             position.stage, position.epoch, position.batch = stage, 0, 0
-        self._epochs = count
+        self._epochs, self._enough = count, False
         self._journal.begin(self.global_step, self._look)
         while position.epoch < count:
             yield position.epoch
-            self._boundary.after_epoch(last=position.epoch + 1 >= count)
+            to = count if self._enough else position.epoch + 1
+            self._boundary.after_epoch(to, last=to >= count)
 
     def steps(self, feed: Any) -> Iterator[Any]:
         """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
@@ -140,9 +185,12 @@ class Run:
             self._weight = 1.0 if self._counts else 0.0
             boundary.inside, boundary.agreed = True, None
             before = position.step
+            self._guard.before_step()
             self._dice.roll(MODEL, before, self._micro)
             yield self._supply.placed(batch)
             boundary.inside = False
+            if self._skipped:
+                self._skipped = self._journal.forget_body()
             self._journal.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
             if self._micro == 0:
                 position.batch += 1
@@ -168,16 +216,22 @@ class Run:
         if self._counts:
             self._weight = weight
         outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts), wishes)
-        if not outcome.finite:
-            self._not_finite()
-        if not last:
+        if not last and outcome.finite:
             self._micro += 1
             return False
         self._micro = 0
         if outcome.agreed is not None:
             self._journal.arrived(outcome.agreed, self.global_step)
             self._boundary.agreed = outcome.agreed
+        if not outcome.finite:
+            self._leave_out()
+            return False
+        self._guard.good()
         self._keeping.position.step += 1
+        for average in self._averages:
+            average.update()
+        if outcome.norm is not None:
+            self._journal.note({"grad_norm": outcome.norm})
         if scheduler is not None:
             scheduler.step()
         self._keeping.prepare()
@@ -190,8 +244,18 @@ class Run:
         else:
             self._journal.record(self.global_step, self._keeping.position.passed, values)
 
-    def score(self, values: Mapping[str, float], *, best: str | None = None, higher: bool = True) -> bool:
-        """Results of an evaluation: rank 0's, on every rank. True when `best` names the best value so far."""
+    def score(
+        self,
+        values: Mapping[str, float],
+        *,
+        best: str | None = None,
+        higher: bool = True,
+        patience: int | None = None,
+    ) -> bool:
+        """Results of an evaluation: rank 0's, on every rank. True when `best` names the best value so far.
+
+        With `patience`, that many scores in a row without a new best end these epochs.
+        """
         self._boundary.heed()
         names = sorted(values)
         numbers = self._session.gang.from_first([float(values[name]) for name in names])
@@ -199,11 +263,18 @@ class Run:
         self._journal.record(self.global_step, self._keeping.position.passed, record)
         self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
         self._session.event("score", step=self.global_step, **record)
-        if best is None:
+        chosen = best or (self._phase.best if self._phase else None)
+        if chosen is None:
             return False
-        if best not in record:
-            raise BadInput(f"{best!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
-        return self._keeping.judge("best", record[best] if higher else -record[best])
+        if chosen not in record:
+            raise BadInput(f"{chosen!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
+        pointer = f"{self._phase.name}_best" if self._phase else "best"
+        better = self._keeping.judge(pointer, record[chosen] if higher else -record[chosen])
+        since = self._keeping.scores.since_best[pointer]
+        if patience is not None and since >= patience:
+            self._enough = True
+            self._session.say(f"{chosen} has not improved in {since} evaluations: enough")
+        return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
         """This rank's share of an evaluation: whole batches, in turn. Given up when the run is asked to stop."""
@@ -243,15 +314,16 @@ class Run:
             self._restored = True
             self._session.say("no checkpoints will be written: run.restore was not called")
 
-    def _not_finite(self) -> None:
+    def _leave_out(self) -> None:
+        """A batch whose loss is not finite: named, and then either the end or passed over."""
         position = self._keeping.position
         items = batch_names(self._feed, position.passed, position.batch)
-        raise RunFailed(
-            f"the loss is not finite at step {position.step + 1}"
-            + (f": the batch holds items {', '.join(map(str, items))}" if items else ""),
-            where=f"epoch {position.epoch + 1}, batch {position.batch + 1}",
-            fix="lower the learning rate, clip gradients (clip=1.0), or look at that batch",
-        )
+        what = f"step {position.step + 1}" + (f", items {', '.join(map(str, items))}" if items else "")
+        where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+        self._guard.bad(where, what)
+        self._skipped = True
+        self._session.say(f"{where} was left out: its loss is not finite ({what})")
+        self._session.event("skipped", step=position.step, batch=position.batch, items=list(items or ()))
 
     def _look(self) -> dict[str, Any]:
         """For the progress line; called from a thread."""

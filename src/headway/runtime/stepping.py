@@ -20,6 +20,7 @@ from headway.errors import BadInput
 from headway.runtime.gradients import Agreed, GradientSync
 
 Optimizers = Optimizer | Sequence[Optimizer]
+Scaler = torch.amp.GradScaler
 
 
 @dataclass(slots=True)
@@ -59,38 +60,49 @@ class Alone:
     """One rank: no flat copy, no collective."""
 
     def __init__(self) -> None:
+        self.scaler: Scaler | None = None
         self._weight: float | Tensor = 0.0
         self._micro = 0
+        self._bad = False
+        self._suspect: Tensor | None = None  # on a GPU: whether any loss since the last look was bad
 
     def step(self, request: Request, wishes: Wishes) -> Outcome:
-        loss, weight = request.loss, request.weight
-        finite = is_finite(loss)
+        loss, weight, counts = request.loss, request.weight, request.counts
+        found = badness(loss)
+        if isinstance(found, Tensor):
+            self._suspect = found if self._suspect is None else torch.maximum(self._suspect, found)
+        elif found:
+            self._bad = True
         if request.last and not self._micro:
-            if not isinstance(weight, Tensor) and weight == 1:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                (loss / _nonzero(weight)).backward()
+            whole = not isinstance(weight, Tensor) and weight == 1
+            backward(loss if whole else loss / _nonzero(weight), self.scaler)
         else:
             self._micro += 1
-            if request.counts:
+            if counts:
                 self._weight = self._weight + (weight.detach() if isinstance(weight, Tensor) else weight)
-                loss.backward()  # type: ignore[no-untyped-call]
+                backward(loss, self.scaler)
             if not request.last:
-                return Outcome(stepped=False, finite=finite)
+                return Outcome(stepped=False)
             self._divide(request.optimizers)
-        if not finite:
+        bad, self._bad = self._bad, False
+        if bad and self.scaler is None:  # with a scaler, an overflow is its business
             zero(request.optimizers)
             return Outcome(stepped=False, finite=False)
-        norm = update(request.optimizers, request.clip)
+        norm = update(request.optimizers, request.clip, self.scaler)
         zero(request.optimizers)
         return Outcome(stepped=True, norm=norm)
+
+    def spoiled(self) -> bool:
+        """Whether a loss on the GPU was bad since the last look. Waits for the GPU: asked before a checkpoint."""
+        suspect, self._suspect = self._suspect, None
+        return suspect is not None and bool(suspect.item())
 
     def _divide(self, optimizers: Sequence[Optimizer]) -> None:
         grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
         weight = _nonzero(self._weight)
-        if isinstance(weight, Tensor):
+        if isinstance(weight, Tensor) and grads:
             torch._foreach_div_(grads, weight.to(grads[0].device))
-        else:
+        elif grads:
             torch._foreach_div_(grads, float(weight))
         self._weight, self._micro = 0.0, 0
 
@@ -99,10 +111,12 @@ class Together:
     """Several ranks: gradients in fixed buckets, agreement in their tail."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.scaler: Scaler | None = None
         self._modules = modules
         self._sync: GradientSync | None = None
         self._weight: float | Tensor = 0.0
         self._present = False
+        self._bad: float | Tensor = 0.0
         self._checked: set[int] = set()
 
     def relayout(self) -> None:
@@ -126,19 +140,24 @@ class Together:
             self._present = True
             weight = request.weight
             self._weight = self._weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+        if self.scaler is None:  # with a scaler, an overflow is its business
+            self._bad = self._bad + badness(loss)
         if not request.last:
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss, self.scaler)
             return Outcome(stepped=False)
-        bad = 0.0 if is_finite(loss) else 1.0
+        bad, self._bad = self._bad, 0.0
         flags = (float(self._present), float(wishes.stop), float(wishes.budget), float(wishes.save), bad, wishes.names)
         sync.arm(self._weight, flags, wishes.metrics)
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss, self.scaler)
         sync.reduce()
         self._weight, self._present = 0.0, False
         agreed = sync.agreed()
-        norm = update(request.optimizers, request.clip) if not agreed.bad else None
+        norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
         sync.clear()
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
+
+    def spoiled(self) -> bool:
+        return False  # every rank learns of a bad loss with the step itself
 
     def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
         """Between two steps: what would have ridden on the next."""
@@ -172,13 +191,23 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
 
 
-def update(optimizers: Sequence[Optimizer], clip: float | None) -> Tensor | None:
+def backward(loss: Tensor, scaler: Scaler | None) -> None:
+    (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+
+def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler | None) -> Tensor | None:
     """Clip by the norm of all gradients together, and step."""
-    norm = None
-    if clip is not None:
-        norm = nn.utils.clip_grad_norm_(parameters_of(optimizers), clip)
+    if scaler is not None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+    norm = None if clip is None else nn.utils.clip_grad_norm_(parameters_of(optimizers), clip)
     for optimizer in optimizers:
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
     return norm
 
 
@@ -187,9 +216,11 @@ def zero(optimizers: Sequence[Optimizer]) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def is_finite(loss: Tensor) -> bool:
-    """Read only where it costs no waiting: on the CPU. On a GPU the gradients' norm tells."""
-    return loss.device.type != "cpu" or math.isfinite(loss.item())
+def badness(loss: Tensor) -> float | Tensor:
+    """1 for a loss that is not finite. On a GPU it stays there: reading it would wait for the forward pass."""
+    if loss.device.type == "cpu":
+        return 0.0 if math.isfinite(loss.item()) else 1.0
+    return (~torch.isfinite(loss.detach())).float()
 
 
 def _nonzero(weight: Any) -> Any:

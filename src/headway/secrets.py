@@ -169,7 +169,7 @@ def _from_amazon(where: Reference) -> str:
     failures: Any = import_module("botocore.exceptions")
     name, _, key = where.name.partition("#")
     try:
-        client = boto3.client("secretsmanager", region_name=os.environ.get("AWS_REGION"))
+        client = boto3.Session(region_name=os.environ.get("AWS_REGION")).client("secretsmanager")
         answer = client.get_secret_value(SecretId=name)
     except failures.ClientError as error:
         raise _amazon_refusal(error, where) from error

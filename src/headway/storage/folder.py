@@ -114,7 +114,7 @@ class FolderStore:
         """Give the finished file its name; all that can be seen happens here."""
         if when is None:
             version = _stamp(temporary, path)
-            temporary.replace(path)
+            os.replace(temporary, path)
         elif when == ABSENT:
             version = _stamp(temporary, None)
             _link(temporary, path)
@@ -122,7 +122,7 @@ class FolderStore:
             with _locked(path.parent):
                 _require_version(path, when)
                 version = _stamp(temporary, path)
-                temporary.replace(path)
+                os.replace(temporary, path)
         _sync_directory(path.parent)
         return version
 
@@ -146,7 +146,7 @@ def published_file(path: Path) -> Iterator[int]:
             os.fsync(handle)
         finally:
             os.close(handle)
-        temporary.replace(path)
+        os.replace(temporary, path)
         _sync_directory(path.parent)
     except OSError as error:
         raise _translate(error, "write", path) from error
@@ -242,7 +242,7 @@ def _link(temporary: Path, path: Path) -> None:
         with _locked(path.parent):  # no hard links on this file system
             if path.exists():
                 raise Conflict(f"{path.name} is already there", where=str(path)) from None
-            temporary.replace(path)
+            os.replace(temporary, path)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from headway.storage.trouble import PastTheEnd, PerhapsNoBucket, bad_configurati
 Result = TypeVar("Result")
 
 _SPAN = 8 << 20  # bytes of one part of a large transfer
+_FIRST = 2 * _SPAN  # bytes that are asked for at once
 _SIDE_BY_SIDE = 4
 _MOST_PARTS = 9_000  # S3 and GCS take 10,000
 _SLOWEST = 256 << 10  # bytes a second that we still wait for
@@ -110,50 +111,51 @@ class ObjectStore:
     # ── reading ──────────────────────────────────────────────────────────────
 
     def _read_whole(self, key: str) -> bytes:
-        import obstore
-
-        found = obstore.get(self._single(), key)
-        if found.meta["size"] <= 2 * _SPAN:
-            return bytes(found.bytes())
-        size, e_tag = found.meta["size"], found.meta["e_tag"]
-        del found  # hangs up: its body comes in parts instead
-        return self._read_parts(key, 0, size, e_tag)
+        """The first part tells the size: one request is enough for most objects, and none is made in vain."""
+        try:
+            first, size, e_tag = self._read_part(key, 0, _FIRST, None)
+        except PastTheEnd:
+            return self._read_span(key, 0, 1)  # an empty object has no first part
+        return b"".join((first, *self._read_parts(key, _FIRST, size, e_tag)))
 
     def _read_span(self, key: str, start: int, stop: int) -> bytes:
-        if stop - start > 2 * _SPAN:
+        if stop - start > _FIRST:
             entry = self.stat(key)
-            return self._read_parts(key, start, min(stop, entry.size), f'"{entry.version}"')
+            return b"".join(self._read_parts(key, start, min(stop, entry.size), f'"{entry.version}"'))
         try:
-            return self._read_part(key, start, stop, None)
+            return bytes(self._read_part(key, start, stop, None)[0])
         except PastTheEnd:
             if start < self.stat(key).size:
                 raise
             return b""
 
-    def _read_part(self, key: str, start: int, stop: int, e_tag: str | None) -> bytes:
+    def _read_part(self, key: str, start: int, stop: int, e_tag: str | None) -> tuple[memoryview, int, str | None]:
+        """Its bytes, the size of the whole object, and the ETag."""
         import obstore
 
-        def fetch() -> tuple[bytes, int]:
+        def fetch() -> tuple[memoryview, int, str | None]:
             options: Any = {"range": (start, stop), "if_match": e_tag} if e_tag else {"range": (start, stop)}
             found = obstore.get(self._single(), key, options=options)
-            return bytes(found.bytes()), found.meta["size"]
+            return memoryview(found.bytes()), found.meta["size"], found.meta["e_tag"]
 
-        content, size = self._translate(f"read {key}", fetch)
+        content, size, now = self._translate(f"read {key}", fetch)
         expected = min(stop, size) - start
         if len(content) != expected:
             raise Transient(f"only {len(content)} of {expected} bytes of {key} arrived", where=self.url)
-        return content
+        return content, size, now
 
-    def _read_parts(self, key: str, start: int, stop: int, e_tag: str | None) -> bytes:
+    def _read_parts(self, key: str, start: int, stop: int, e_tag: str | None) -> tuple[memoryview, ...]:
         """Large reads as parts side by side, all of one version; another version in between is tried again."""
         from concurrent.futures import ThreadPoolExecutor
 
-        def part(at: int) -> bytes:
-            return keep_trying(lambda: self._read_part(key, at, min(at + _SPAN, stop), e_tag), self._patience)
+        def part(at: int) -> memoryview:
+            return keep_trying(lambda: self._read_part(key, at, min(at + _SPAN, stop), e_tag)[0], self._patience)
 
+        if start >= stop:
+            return ()
         try:
             with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="read") as pool:
-                return b"".join(pool.map(part, range(start, stop, _SPAN)))
+                return tuple(pool.map(part, range(start, stop, _SPAN)))
         except Conflict as error:
             raise Transient(f"{key} was replaced while it was read", where=self.url) from error
 

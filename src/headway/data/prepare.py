@@ -12,16 +12,19 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from headway.data.chunk import Chunk, Receipt, Settings, make_shard, receipt_key
 from headway.data.clean import Rules, normalised, pair_drop
+from headway.data.fetch import Login
 from headway.data.finish import Ledger, Twins, finish, send_report, send_tokenizer
+from headway.data.known import Known
 from headway.data.manifest import NAME, Manifest, read_manifest
 from headway.data.ordering import Orders
 from headway.data.pictures import FITS, MAX_PIXELS, Fit
+from headway.data.resolve import resolve
 from headway.data.runner import run, usable_cores
 from headway.data.scratch import made_with, scratch_for
 from headway.data.sources.base import Reader
@@ -88,9 +91,10 @@ def prepare(
     max_bad: str | float = "1%",
     wishes: Wishes | None = None,
     overwrite: bool = False,
+    login: Login | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Prepare the data at `source` (a folder or an object store) as shards at `to`.
+    """Prepare `source` (a folder, an archive, a URL, an object store or a known name) as shards at `to`.
 
     Finished chunks of a broken-off start are kept, a finished data set is left as it is. More than `max_bad` bad rows
     stop it. `workers` processes of this machine do it, or those of the Dask scheduler at `dask`.
@@ -99,7 +103,9 @@ def prepare(
     _check(size, encoding, workers, wishes)
     limit = Threshold.parse(max_bad)
     with scratch_for(to) as scratch, _full_disk_said(scratch):
-        tree = Tree(source, scratch)
+        found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
+        tree = Tree(found.url, scratch)
+        wishes = _as_known(wishes, found.known, source)
         reader = reader_for(tree, wishes.format, year=wishes.year, languages=wishes.languages)
         staging = Staging(scratch / "rows.sqlite")
         job = _Job(tree, reader, staging, open_store(to), scratch, wishes, limit, report)
@@ -191,7 +197,7 @@ class _Job:
             self._work(orders, orders.chunks(doomed), ledger, workers, dask)
         tokenizer = orders.settings.tokenizer
         manifest = Manifest(
-            name=self._wishes.name or os.path.basename(self._tree.url.rstrip("/")),
+            name=self._wishes.name or "data",
             task=orders.settings.task,
             columns=orders.settings.columns,
             splits=dict.fromkeys(self._staging.splits(), ()),
@@ -282,6 +288,14 @@ class _Job:
             "seed": self._wishes.seed,
             "proof": self._proof(orders),
         }
+
+
+def _as_known(wishes: Wishes, entry: Known | None, source: str) -> Wishes:
+    """A known data set brings its format; any has a name."""
+    name = wishes.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
+    if entry is None:
+        return replace(wishes, name=name)
+    return replace(wishes, name=name, format=wishes.format or entry.format, year=wishes.year or entry.year)
 
 
 def _classes(labels: list[str], task: str) -> tuple[str, ...]:

@@ -309,6 +309,14 @@ def test_links_in_circles_are_not_followed(store: FolderStore) -> None:
     assert [entry.key for entry in store.list()] == ["a/k"]
 
 
+def test_files_whose_names_no_key_can_have_are_not_listed(store: FolderStore) -> None:
+    """What is listed can be read: a name that is not Unicode, or that another store would change, cannot."""
+    store.write("k", b"")
+    for name in (b"latin-1 \xe9", b"line\nbreak", b"back\\slash"):
+        Path(os.fsdecode(os.path.join(os.fsencode(store.root), name))).write_bytes(b"")
+    assert [entry.key for entry in store.list()] == ["k"]
+
+
 def test_a_folder_and_a_file_of_one_name_are_an_error_with_a_reason(store: FolderStore) -> None:
     store.write("a/b", b"")
     with pytest.raises(StoreError, match="cannot have the same name"):

@@ -143,6 +143,15 @@ def test_no_permission_on_azure_names_the_role(
                 verb()
 
 
+def test_a_blob_under_a_lease_is_denied_and_not_called_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"<Error><Code>LeaseIdMissing</Code><Message>There is a lease on the blob.</Message></Error>"
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "bm90IGEga2V5")
+    with LoopbackServer(lambda request: Answer(status=409, body=body)) as server:
+        store = open_store("az://container@account/x", endpoint=server.url, patience=QUICK)
+        with pytest.raises(Denied, match="There is a lease"):
+            store.write("key", b"x")
+
+
 def test_credentials_that_are_no_good_say_how_to_log_in(gcs: GcsServer, s3: Callable[[int, str], Store]) -> None:
     gcs.tokens.clear()
     with pytest.raises(Denied, match="gcloud auth application-default login"):

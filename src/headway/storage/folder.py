@@ -26,7 +26,15 @@ from pathlib import Path
 from headway.errors import Conflict, Denied, DiskFull, NotThere, StoreError, Transient
 from headway.storage.base import ABSENT, Entry
 from headway.storage.bodies import Body, as_view, opened
-from headway.storage.keys import LOCK, TEMPORARY, checked_key, checked_prefix, checked_span, in_key_order, is_hidden
+from headway.storage.keys import (
+    LOCK,
+    TEMPORARY,
+    can_be_listed,
+    checked_key,
+    checked_prefix,
+    checked_span,
+    in_key_order,
+)
 
 _COPY_CHUNK = 4 << 20
 _COARSEST_CLOCK_NS = 2_000_000_000  # FAT and some old file systems keep times in steps of two seconds
@@ -288,7 +296,7 @@ def _sync_directory(directory: Path) -> None:
 def _scan(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
     try:
         with os.scandir(directory) as entries:
-            return [(entry.name, entry) for entry in entries if not is_hidden(entry.name)]
+            return [(entry.name, entry) for entry in entries if can_be_listed(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []  # not there yet, or just gone: either way there is nothing in it
 

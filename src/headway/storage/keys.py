@@ -37,6 +37,11 @@ def is_hidden(name: str) -> bool:
     return name.startswith((TEMPORARY, LOCK))
 
 
+def can_be_listed(name: str) -> bool:
+    """False for a file that no verb could reach: one of the store's own, or one with a name that no key can have."""
+    return _fault(name) == ""
+
+
 def checked_span(span: tuple[int, int]) -> tuple[int, int]:
     start, stop = span
     if not 0 <= start <= stop:

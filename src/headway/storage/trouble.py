@@ -28,7 +28,15 @@ _PAST_THE_END = re.compile(r"Wanted range starting at \d+, but object was|CONTEN
 
 # By the code of the answer; the words only where the answer has none. Never by the whole text: that names the key.
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "The specified container does not exist."}
-_TRY_AGAIN = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "ServerBusy"}
+_TRY_AGAIN = {
+    "ConditionalRequestConflict",
+    "ContainerBeingDeleted",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServerBusy",
+    "SlowDown",
+}
+_LOCKED = {"BlobImmutableDueToPolicy", "LeaseIdMissing"}  # Azure says 409, as for an object that is there already
 _BAD_LOGIN = {
     "AuthenticationFailed",
     "AuthenticationRequired",
@@ -63,6 +71,8 @@ def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
         return no_bucket(cloud)
     if code in _TRY_AGAIN or status in (408, 429) or (status >= 500 and status != 507):
         return Transient(f"cannot {doing}: {_said(text)}", where=where)
+    if code in _LOCKED:
+        return Denied(f"may not {doing}: {_said(text)}", where=where, fix="remove the lease or the retention policy")
     if _kind(error) in ("AlreadyExistsError", "PreconditionError"):  # also where S3 has no object to update
         return Conflict(f"cannot {doing}: somebody else wrote it first", where=where)
     if status == 404 or isinstance(error, FileNotFoundError):

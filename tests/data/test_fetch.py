@@ -145,7 +145,7 @@ def test_user_and_key_go_to_their_host_and_to_no_other(server: LoopbackServer, s
 
 def test_redirects_to_other_schemes_are_not_followed(server: LoopbackServer, site: Site, tmp_path: Path) -> None:
     site.redirect = "file:///etc/passwd"
-    with pytest.raises(StoreError, match="not (followed|allowed)"):
+    with pytest.raises(StoreError, match=r"not (followed|allowed)"):
         download(f"{server.url}/moved", tmp_path)
 
 

@@ -17,7 +17,7 @@ from headway.runtime.world import NodeWorld, cpus_here, rank_env
 
 # Of whatever started the supervisor, these would mislead a rank: torch would look for torchrun's store, for one.
 _NOT_FOR_RANKS = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
-_NOT_OURS_ANY_MORE = ("HEADWAY_HOSTS", "HEADWAY_NODE", "HEADWAY_SPOOL", "TF_CONFIG")
+_NOT_OURS_ANY_MORE = ("HEADWAY_HOSTS", "HEADWAY_NODE", "TF_CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +97,7 @@ def command(
         **own,
         **run,
         "OMP_NUM_THREADS": threads(plan, world),
+        "HEADWAY_CODE_DIR": str(places.code),
         "HEADWAY_RUN_DIR": str(places.files),
         "HEADWAY_RESUME_DIR": str(places.resume),
     }

@@ -39,7 +39,7 @@ def make_places(env: Mapping[str, str]) -> Places:
         spool=spool,
         files=Path(env.get("HEADWAY_RUN_DIR") or beside / "files").absolute(),
         resume=beside / "resume",
-        code=Path(env.get("HEADWAY_CODE_DIR") or env.get("HEADWAY_CODE") or Path.cwd()).absolute(),
+        code=Path(env.get("HEADWAY_CODE_DIR") or Path.cwd()).absolute(),
     )
 
 

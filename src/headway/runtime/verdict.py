@@ -63,13 +63,15 @@ class Past:
 def past(events: Sequence[Mapping[str, Any]], former: Record | None, *, renew_s: float = RENEW_S) -> Past:
     """Spent time is kept as durations, so clocks may jump. A supervisor that was killed spent what its lease shows."""
     spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
-    starts = [event for event in events if event["kind"] == "attempt"]
+    starts = [event for event in events if event.get("kind") == "attempt"]
     if former is not None and former.holder is not None and starts:
         spent = max(spent, float(starts[-1].get("held_from_s", 0.0)) + former.beat * renew_s)
     return Past(
         spent_s=spent,
-        restarts=sum(event["kind"] == "restart" for event in events),
-        crashes=tuple(event.get("place") for event in events if event["kind"] == "rank_exit" and event.get("first")),
+        restarts=sum(event.get("kind") == "restart" for event in events),
+        crashes=tuple(
+            event.get("place") for event in events if event.get("kind") == "rank_exit" and event.get("first")
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.score.public_data import coco, needs_coco
 
 from headway.errors import BadInput
-from headway.score.captions import METRICS, CaptionScorer, score, score_each
+from headway.score.captions import METRICS, CaptionScorer, bleu, score, score_each
 from headway.score.cider import Cider
 from headway.score.references import References
 from headway.score.rouge import rouge_l_of
@@ -86,6 +86,21 @@ def test_the_plain_definitions_give_the_same_numbers(given: list[tuple[str, list
     ours = score(hypotheses, references, tokenized=True)
     assert [ours[f"bleu_{n}"] for n in range(1, 5)] == pytest.approx(plain_bleu(hypotheses, references), abs=1e-9)
     assert ours["cider"] == pytest.approx(plain_cider(hypotheses, references), abs=1e-9)
+
+
+@given(pictures)
+def test_bleu_alone_is_the_bleu_of_all_scores(given: list[tuple[str, list[str]]]) -> None:
+    hypotheses, references = [mine for mine, _ in given], [theirs for _, theirs in given]
+    alone, all_scores = bleu(hypotheses, references, tokenized=True), score(hypotheses, references, tokenized=True)
+    assert alone == {name: value for name, value in all_scores.items() if name.startswith("bleu")}
+
+
+def test_bleu_alone_refuses_what_all_scores_refuse() -> None:
+    with pytest.raises(BadInput, match="1 hypotheses for 2 pictures"):
+        bleu(["a"], [["a"], ["b"]])
+    with pytest.raises(BadInput, match="picture 1 has no references"):
+        bleu(["a", "b"], [["a"], []])
+    assert bleu(HYPOTHESES, REFERENCES, tokenized=True)["bleu_4"] == pytest.approx(EXPECTED["corpus"]["bleu_4"])
 
 
 def grams(caption: str, n: int) -> dict[tuple[str, ...], int]:

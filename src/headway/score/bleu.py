@@ -59,19 +59,19 @@ def bleu_counts(references: References, hypotheses: Hypotheses) -> BleuCounts:
         # bincount adds doubles, which hold these small integers exactly
         correct[:, order] = np.bincount(counted.caption[hit], weights=matches, minlength=rows)
     guesses = np.maximum(0, lengths[:, None] - np.arange(ORDERS))
-    return BleuCounts(correct, guesses, lengths, _closest(references, hypotheses.picture, lengths))
+    captions, sizes = references.captions_for(hypotheses.picture)
+    return BleuCounts(correct, guesses, lengths, closest_lengths(lengths, references.lengths[captions], sizes))
 
 
-def _closest(references: References, picture: Ints, lengths: Ints) -> Ints:
-    """The reference length closest to each hypothesis's, the shorter where two are equally close."""
-    if len(picture) == 0:
+def closest_lengths(lengths: Ints, theirs: Ints, sizes: Ints) -> Ints:
+    """For each hypothesis the closest of its reference lengths, the shorter where two are equally close.
+
+    `theirs` are the lengths of all references, `sizes` how many of them in turn belong to each hypothesis.
+    """
+    if len(lengths) == 0:
         return lengths
-    sizes = references.sizes[picture]
-    starts = np.cumsum(sizes) - sizes
-    within = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    theirs = references.lengths[np.repeat(references.first[picture], sizes) + within]
     # The distance weighs most, then the length itself: one number whose minimum is the answer.
     longest = int(theirs.max()) + 1
     rank = np.abs(theirs - np.repeat(lengths, sizes)) * longest + theirs
-    closest: Ints = np.minimum.reduceat(rank, starts) % longest
+    closest: Ints = np.minimum.reduceat(rank, np.cumsum(sizes) - sizes) % longest
     return closest

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from headway.errors import BadInput
 from headway.score.bleu import BleuCounts, bleu_counts
+from headway.score.bleu_alone import bleu_counts_alone
 from headway.score.cider import Cider
 from headway.score.ngrams import ORDERS, Floats
 from headway.score.ptb import tokenize_all
@@ -49,13 +50,8 @@ class CaptionScorer:
     """Scores hypotheses against references that are tokenised and indexed once."""
 
     def __init__(self, references: Sequence[Sequence[str]], *, tokenized: bool = False) -> None:
-        _refuse_text("references", references)
-        for group in references:
-            _refuse_text("the references of a picture", group)
-        if not references:
-            raise BadInput("there are no references to score against")
         self._tokenized = tokenized
-        self.groups = [self.tokens(group) for group in references]
+        self.groups = _groups(references, tokenized)
         self.references = References(self.groups)
         self.cider = Cider(self.references)
 
@@ -69,7 +65,7 @@ class CaptionScorer:
 
     def tokens(self, captions: Sequence[str]) -> list[str]:
         """The captions as they are scored: tokens with single blanks between them."""
-        return [_single_blanks(caption) for caption in captions] if self._tokenized else tokenize_all(captions)
+        return _tokens(captions, self._tokenized)
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """bleu_1 … bleu_4, rouge_l and cider over all pictures."""
@@ -86,11 +82,33 @@ def score(
     return CaptionScorer(references, tokenized=tokenized).score(hypotheses)
 
 
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
+) -> dict[str, float]:
+    """bleu_1 … bleu_4 alone, in less time than `score` takes to index the references."""
+    _refuse_text("hypotheses", hypotheses)
+    counts = bleu_counts_alone(_tokens(hypotheses, tokenized), _groups(references, tokenized))
+    return dict(zip(BLEU, counts.corpus().tolist(), strict=True))
+
+
 def score_each(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, list[float]]:
     """The same, for each picture by itself; CIDEr still weighs n-grams by how many of the pictures have them."""
     return CaptionScorer(references, tokenized=tokenized).measure(hypotheses).each()
+
+
+def _groups(references: Sequence[Sequence[str]], tokenized: bool) -> list[list[str]]:
+    _refuse_text("references", references)
+    for group in references:
+        _refuse_text("the references of a picture", group)
+    if not references:
+        raise BadInput("there are no references to score against")
+    return [_tokens(group, tokenized) for group in references]
+
+
+def _tokens(captions: Sequence[str], tokenized: bool) -> list[str]:
+    return [_single_blanks(caption) for caption in captions] if tokenized else tokenize_all(captions)
 
 
 def _single_blanks(caption: str) -> str:

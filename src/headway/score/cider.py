@@ -78,10 +78,8 @@ class _Pairs:
 
 
 def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
-    sizes, first = references.sizes[hypotheses.picture], references.first[hypotheses.picture]
-    start = np.cumsum(sizes) - sizes
-    hypothesis = np.repeat(np.arange(len(sizes)), sizes)
-    return _Pairs(hypothesis, np.arange(len(hypothesis)) + np.repeat(first - start, sizes), start)
+    reference, sizes = references.captions_for(hypotheses.picture)
+    return _Pairs(np.repeat(np.arange(len(sizes)), sizes), reference, np.cumsum(sizes) - sizes)
 
 
 def _overlaps(

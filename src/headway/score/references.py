@@ -78,6 +78,12 @@ class References:
     def lengths(self) -> Ints:
         return self.vocabulary.flat.lengths
 
+    def captions_for(self, picture: Ints) -> tuple[Ints, Ints]:
+        """The references of each of these pictures in turn, and how many each has."""
+        sizes = self.sizes[picture]
+        starts = np.cumsum(sizes) - sizes
+        return np.arange(int(sizes.sum())) + np.repeat(self.first[picture] - starts, sizes), sizes
+
     def read(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Hypotheses:
         """Tokenised hypotheses; the i-th belongs to the i-th picture unless `picture` says otherwise."""
         whose = np.arange(self.pictures) if picture is None else np.asarray(picture, np.int64)

@@ -49,7 +49,8 @@ def test_a_service_accounts_key_opens_the_bucket(
     store = open_store("gs://bucket/x", endpoint=gcs.url, patience=QUICK)
     store.write("k", b"x")
     assert store.read("k") == b"x"
-    assert len(auth.issued) == 1  # one token for all requests
+    assert open_store("gs://bucket/x/y", endpoint=gcs.url, patience=QUICK).write("k", b"y")
+    assert len(auth.issued) == 1  # one token for all requests of all stores
 
 
 @pytest.mark.parametrize("impersonate", [False, True])

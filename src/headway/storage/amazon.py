@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import Denied, MissingExtra, StoreError, Transient
-from headway.storage.cloud import Credentials, client_options, retry_config, runs_on, split_bucket
+from headway.storage.cloud import Credentials, client_options, retry_config, runs_on, shared_credentials, split_bucket
 from headway.storage.patience import Patience
 
 # botocore renews its own keys in time; obstore must only come back and ask. It does when five minutes are left.
@@ -80,27 +80,29 @@ class AmazonCloud:
     def _choose_credentials(self, patience: Patience) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         try:
-            boto3: Any = import_module("boto3")
+            import_module("boto3")
         except ImportError:
             _require_keys_that_obstore_reads()
             self._region = region or "us-east-1"
             return
+        keys = shared_credentials(_AmazonKeys, patience, ("AWS_",))
+        assert isinstance(keys, _AmazonKeys)
+        self._credentials = keys
+        self._region = region or keys.session.region_name or "us-east-1"
+
+
+class _AmazonKeys(Credentials):
+    def __init__(self, patience: Patience) -> None:
+        super().__init__(patience)
         core = import_module("botocore.session").get_session()
         if runs_on("Amazon"):  # by default botocore asks the metadata server once
             core.set_config_variable("metadata_service_num_attempts", patience.tries)
-        session = boto3.Session(botocore_session=core)
-        self._credentials = Credentials(_AmazonKeys(session).fetch, patience)
-        self._region = region or session.region_name or "us-east-1"
-
-
-class _AmazonKeys:
-    def __init__(self, session: Any) -> None:
-        self._session = session
+        self.session: Any = import_module("boto3").Session(botocore_session=core)
 
     def fetch(self) -> Mapping[str, Any]:
         failures: Any = import_module("botocore.exceptions")
         try:
-            credentials = self._session.get_credentials()
+            credentials = self.session.get_credentials()
             keys = credentials.get_frozen_credentials() if credentials else None
         except (failures.HTTPClientError, failures.MetadataRetrievalError) as error:
             raise Transient(f"the server that gives AWS credentials cannot be reached: {error}") from error

@@ -14,7 +14,14 @@ from importlib import import_module
 from typing import Any
 
 from headway.errors import BadInput, Denied, StoreError
-from headway.storage.cloud import Credentials, client_options, retry_config, split_bucket, unreachable
+from headway.storage.cloud import (
+    Credentials,
+    client_options,
+    retry_config,
+    shared_credentials,
+    split_bucket,
+    unreachable,
+)
 from headway.storage.patience import Patience
 
 _SCOPE = "https://storage.azure.com/.default"
@@ -101,21 +108,26 @@ class AzureCloud:
 
 def _identity(patience: Patience) -> Credentials | None:
     try:
-        failures: Any = import_module("azure.core.exceptions")
-        chain: Any = import_module("azure.identity").DefaultAzureCredential()
+        import_module("azure.identity")
     except ImportError:
         return None
+    return shared_credentials(_AzureTokens, patience, ("AZURE_", "IDENTITY_", "MSI_"))
 
-    def fetch() -> Mapping[str, Any]:
+
+class _AzureTokens(Credentials):
+    def __init__(self, patience: Patience) -> None:
+        super().__init__(patience)
+        self._chain: Any = import_module("azure.identity").DefaultAzureCredential()
+
+    def fetch(self) -> Mapping[str, Any]:
+        failures: Any = import_module("azure.core.exceptions")
         try:
-            token = chain.get_token(_SCOPE)
+            token = self._chain.get_token(_SCOPE)
         except failures.ClientAuthenticationError as error:
             raise Denied(f"Azure gives no credentials: {str(error).splitlines()[0]}", fix="az login") from error
         except failures.AzureError as error:
             raise unreachable("Azure's token server", error) from error
         return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, timezone.utc)}
-
-    return Credentials(fetch, patience)
 
 
 def _connection_string() -> dict[str, str]:

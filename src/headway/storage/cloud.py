@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -33,26 +34,49 @@ class Cloud(Protocol):
 
 
 class Credentials:
-    """Calls one of the clouds' own libraries for a token whenever obstore wants one, and remembers why it failed.
+    """Asks one of the clouds' own libraries whenever obstore wants a token, and remembers why it got none.
 
     The server that gives tokens to pods may answer only seconds after a pod has started: it is asked again.
     """
 
-    def __init__(self, fetch: Callable[[], Mapping[str, Any]], patience: Patience) -> None:
-        self._fetch = fetch
+    def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._lock = Lock()
         self.error: StoreError | None = None
+        self.account = ""  # who we are, where the library tells it
+
+    def fetch(self) -> Mapping[str, Any]:
+        """In the form that obstore takes. Denied or Transient where there is nothing to be had."""
+        raise NotImplementedError
 
     def __call__(self) -> Mapping[str, Any]:
         with self._lock:
             try:
-                fetched = keep_trying(self._fetch, self._patience)
+                fetched = keep_trying(self.fetch, self._patience)
             except StoreError as error:
                 self.error = error
                 raise
             self.error = None
             return fetched
+
+
+_shared: dict[tuple[object, ...], Credentials] = {}
+_shared_lock = Lock()
+
+
+def shared_credentials(
+    kind: Callable[[Patience], Credentials], patience: Patience, variables: tuple[str, ...]
+) -> Credentials:
+    """One for all stores of this process: a token is fetched once, not for each store that is opened.
+
+    `variables` are the beginnings of those that choose the credentials; with other values, others are made.
+    """
+    chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith((*variables, "HOME")))
+    key = (kind, patience, *chosen)
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = kind(patience)
+        return _shared[key]
 
 
 def split_bucket(url: str, example: str) -> tuple[str, str]:

@@ -7,14 +7,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from headway.errors import Denied, MissingExtra, StoreError
-from headway.storage.cloud import Credentials, client_options, retry_config, runs_on, split_bucket, unreachable
+from headway.storage.cloud import (
+    Credentials,
+    client_options,
+    retry_config,
+    runs_on,
+    shared_credentials,
+    split_bucket,
+    unreachable,
+)
 from headway.storage.patience import Patience
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -31,7 +39,6 @@ class GoogleCloud:
     endpoint: str | None
     updates_by_generation: bool = True
     _credentials: Credentials | None = None
-    _account: list[str] = field(default_factory=list)  # who the credentials are, once known
 
     @classmethod
     def at(cls, url: str, endpoint: str | None) -> GoogleCloud:
@@ -63,7 +70,8 @@ class GoogleCloud:
         return f"gcloud storage buckets create gs://{self.bucket} --location=us-central1"
 
     def grant_command(self) -> str:
-        who = f"serviceAccount:{self._account[-1]}" if self._account else 'user:"$(gcloud config get account)"'
+        account = self._credentials.account if self._credentials else ""
+        who = f"serviceAccount:{account}" if account else 'user:"$(gcloud config get account)"'
         return (
             f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} "
             f"--member={who} --role=roles/storage.objectUser"
@@ -71,18 +79,23 @@ class GoogleCloud:
 
     def _choose_credentials(self, patience: Patience) -> Credentials | None:
         if not self.endpoint and _emulator():
-            return Credentials(lambda: {"token": "emulator", "expires_at": None}, patience)
+            return _EmulatorToken(patience)
         try:
             import_module("google.auth.transport.requests")
         except ImportError:
             _require_a_file_that_obstore_reads()
             return None
-        return Credentials(_GoogleTokens(self._account).fetch, patience)
+        return shared_credentials(_GoogleTokens, patience, ("GOOGLE_", "GCE_", "CLOUDSDK_"))
 
 
-class _GoogleTokens:
-    def __init__(self, account: list[str]) -> None:
-        self._account = account
+class _EmulatorToken(Credentials):
+    def fetch(self) -> Mapping[str, Any]:
+        return {"token": "emulator", "expires_at": None}
+
+
+class _GoogleTokens(Credentials):
+    def __init__(self, patience: Patience) -> None:
+        super().__init__(patience)
         self._credentials: Any = None
 
     def fetch(self) -> Mapping[str, Any]:
@@ -112,8 +125,8 @@ class _GoogleTokens:
 
     def _note_account(self) -> None:
         email = getattr(self._credentials, "service_account_email", None)
-        if email and "@" in email:
-            self._account[:] = [email]
+        if email and "@" in email:  # until it is refreshed, a machine's is called `default`
+            self.account = email
 
 
 def google_credentials(scope: str) -> tuple[Any, str | None]:

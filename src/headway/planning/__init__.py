@@ -1,6 +1,21 @@
 """From a job to a plan. Needs no credentials, spends nothing, imports nothing heavy."""
 
-from headway.planning.make import plan
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from headway.planning.model import Code, Limits, Plan
 
+if TYPE_CHECKING:
+    from headway.planning.make import plan
+
 __all__ = ["Code", "Limits", "Plan", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    # The supervisor reads plans and never makes one: it is spared the planner.
+    if name != "plan":
+        raise AttributeError(f"module 'headway.planning' has no attribute {name!r}")
+    from headway.planning.make import plan
+
+    return plan

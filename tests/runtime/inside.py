@@ -1,4 +1,4 @@
-"""Runs inside the test's own process, for what needs no killing: a folder, a job, and a `Run` that is closed at the end."""
+"""Runs inside the test's own process, for what needs no killing. Each is closed before the next begins."""
 
 from __future__ import annotations
 

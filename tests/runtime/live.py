@@ -22,9 +22,11 @@ from headway.runfolder import PLAN, RunFolder
 from headway.spec import Cadence, Checkpoint, Job, dump
 from headway.storage import open_store
 
-PATIENCE_S = 120.0  # for a machine with much else to do; a test that passes never waits so long
+PATIENCE_S = 60.0  # for a machine with much else to do; a test that passes never waits so long
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tests.runtime.training", "headway.runtime.run", "torch.distributed", "torch._dynamo"])
+_server.set_forkserver_preload(
+    ["tests.runtime.training", "headway.runtime.run", "torch.distributed", "torch._dynamo", "headway.storage.folder"]
+)
 
 
 @dataclass

@@ -71,3 +71,68 @@ def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path, straigh
     assert case.train() == [0], case.log()
     assert "going on from step 12" in case.log()
     assert_same(case, straight[1])
+
+
+def test_killed_with_loader_workers_it_is_still_the_same(tmp_path: Path, straight: dict[int, Case]) -> None:
+    case = Case(tmp_path, ranks=2, config={"workers": 2})
+    assert -9 in case.train(TEST_OPTIONS=options(die_at=8))
+    assert case.train() == [0, 0], case.log()
+    assert_same(case, straight[2])
+
+
+@pytest.mark.parametrize("number", [4, 7, 10, 13, 20, 27])
+def test_killed_in_the_middle_of_any_write_it_is_still_the_same(
+    tmp_path: Path, straight: dict[int, Case], number: int
+) -> None:
+    """The long form tries every write; here a few: a part, a state, a manifest, a pointer, the record, metrics."""
+    case = Case(tmp_path)
+    assert case.train(TEST_OPTIONS=options(die_at_write=number)) == [-9], case.log()
+    assert case.train() == [0], case.log()
+    assert_same(case, straight[1])
+
+
+def test_another_world_in_the_middle_sees_the_same_batches(tmp_path: Path) -> None:
+    """From 2 ranks to 1 and back: without dropout and batch norm, losses are the same but for rounding."""
+    plain = {"dropout": 0.0, "norm": False}
+    straight = Case(tmp_path / "straight", ranks=2, config=plain)
+    assert straight.train() == [0, 0]
+    case = Case(tmp_path / "case", ranks=2, config=plain)
+    assert case.train(TEST_OPTIONS=options(term_at=4)) == [143, 143]
+    case.ranks = 1
+    assert case.train(TEST_OPTIONS=options(term_at=11)) == [143]
+    assert "ranks 2 → 1" in case.log()
+    case.ranks = 2
+    assert case.train() == [0, 0]
+    ours, theirs = case.history(), straight.history()
+    assert ours.keys() == theirs.keys()
+    for step, record in theirs.items():
+        assert ours[step]["loss"] == pytest.approx(record["loss"], rel=1e-4), step
+
+
+def test_an_empty_part_counts_as_nothing(tmp_path: Path) -> None:
+    """Batches of 2 on 3 ranks: the third has nothing to do, and must not count."""
+    cases = [
+        Case(tmp_path / str(n), ranks=n, config={"batch": 2, "dropout": 0.0, "norm": False, "epochs": 1})
+        for n in (1, 3)
+    ]
+    for case in cases:
+        assert case.train() == [0] * case.ranks, case.log()
+    alone, together = (case.history() for case in cases)
+    for step, record in alone.items():
+        assert together[step]["loss"] == pytest.approx(record["loss"], rel=1e-3), step
+
+
+def test_a_second_signal_ends_at_once_and_loses_no_commit(tmp_path: Path, straight: dict[int, Case]) -> None:
+    case = Case(tmp_path)
+    assert case.train(TEST_OPTIONS=options(term_at=7, twice=True)) == [143]
+    assert "stopped at step" not in case.log()
+    assert case.train() == [0], case.log()
+    assert_same(case, straight[1])
+
+
+def test_a_stop_that_cannot_finish_its_checkpoint_still_ends_in_time(tmp_path: Path, straight: dict[int, Case]) -> None:
+    case = Case(tmp_path, grace_s=3.0)
+    assert case.train(TEST_OPTIONS=options(term_at=7, slow_store_from=7)) == [143]
+    assert "without its checkpoint" in case.log()
+    assert case.train() == [0], case.log()
+    assert_same(case, straight[1])

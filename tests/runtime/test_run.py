@@ -462,7 +462,9 @@ def test_at_the_end_of_the_budget_the_best_so_far_is_exported(start: Start) -> N
     run.restore(model=model, optimizer=optimizer, data=feed)
     run.on_export(lambda: Paper(str(weights(model).tolist())))
     best = torch.zeros(0)
-    with pytest.raises(SystemExit) as end:
+
+    def until_the_budget_ends() -> None:
+        nonlocal best
         for epoch in run.epochs(9):
             for x, y in run.steps(feed):
                 run.step(((model(x) - y) ** 2).sum(), optimizer)
@@ -470,6 +472,9 @@ def test_at_the_end_of_the_budget_the_best_so_far_is_exported(start: Start) -> N
                     run._session.stopping._deadline = 0.0
             if run.score({"score": -epoch}, best="score"):
                 best = weights(model)
+
+    with pytest.raises(SystemExit) as end:
+        until_the_budget_ends()
     assert end.value.code == 0
     assert (Path(run.folder) / "export/weights.txt").read_text() == str(best.tolist())
     assert (Path(run.folder) / "checkpoints/00000010/manifest.json").exists()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def main(options: dict[str, Any]) -> None:
     for _ in run.epochs(config.get("epochs", 3)):
         model.train()
         for x, y in run.steps(feed):
+            if options.get("slow_store_from") == run.global_step:
+                run._keeping.saver.drain()
+                run._session.store.write = lambda *args, **more: threading.Event().wait(600)
             _maybe_die(options, run.global_step, run.world.rank)
             loss = ((model(x) - y) ** 2).sum()
             run.step(loss, optimizer, weight=len(x), clip=1.0, scheduler=schedule)
@@ -104,6 +108,9 @@ def _maybe_die(options: dict[str, Any], step: int, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if options.get("term_at") == step and rank == options.get("term_rank", 0):
         os.kill(os.getpid(), signal.SIGTERM)
+        if options.get("twice"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
 
 
 def _die_at_write(store: Any, number: int) -> None:

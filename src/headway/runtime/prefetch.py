@@ -56,6 +56,7 @@ class Prefetcher:
             collate_fn=_as_it_is,
             worker_init_fn=_settle_worker,
             persistent_workers=True,
+            multiprocessing_context="fork",  # the feed is shared as it is: nothing is pickled, nothing loaded again
             pin_memory=pin,
             generator=torch.Generator(),  # its own: the default one belongs to the model
         )
@@ -64,6 +65,17 @@ class Prefetcher:
         keys = self._keys
         keys.epoch, keys.first, keys.last, keys.parts, keys.of = epoch, first, last, parts, of
         return iter(self._loader)
+
+    def close(self) -> None:
+        """End the workers. Whoever does not heed the loader's word is killed: they do not heed signals either."""
+        iterator = self._loader._iterator
+        if iterator is None:
+            return
+        workers = list(getattr(iterator, "_workers", ()))
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
+        for worker in workers:
+            worker.kill()
+        self._loader._iterator = None
 
 
 def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iterator[Any]:

@@ -75,7 +75,7 @@ class Run:
         self._restored = False
         farewell.install()
         Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
-        atexit.register(self._boundary.close)
+        atexit.register(self._close)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
 
     # What a script may ask
@@ -313,6 +313,10 @@ class Run:
         if not self._restored:
             self._restored = True
             self._session.say("no checkpoints will be written: run.restore was not called")
+
+    def _close(self) -> None:
+        self._boundary.close()
+        self._supply.close()
 
     def _leave_out(self) -> None:
         """A batch whose loss is not finite: named, and then either the end or passed over."""

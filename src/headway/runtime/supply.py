@@ -56,6 +56,10 @@ class Supply:
         inner = batch.batch if isinstance(batch, Filler) else batch
         return inner if self._device.type == "cpu" else moved(inner, self._device)
 
+    def close(self) -> None:
+        for prefetcher in self._prefetchers.values():
+            prefetcher.close()
+
     def _prefetcher(self, feed: Feed, workers: int) -> Prefetcher:
         if id(feed) not in self._prefetchers:
             self._prefetchers[id(feed)] = Prefetcher(feed, workers, pin=self._device.type == "cuda")

@@ -41,11 +41,14 @@ class Case:
     deadline_s: float | None = None
     url: str = ""
     attempt: int = 0
+    claimed: bool = False  # somebody else has written the plan
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.url = self.url or str(self.folder / "run")
         self.read = RunFolder(open_store(self.url))
+        if self.claimed:
+            return
         self.read.store.write(PLAN, self._plan().to_json().encode())
 
     def start(self, **env: str) -> Gang:

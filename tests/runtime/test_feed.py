@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -59,7 +60,7 @@ def test_parts_differ_by_at_most_one_and_are_together_everything(size: int, part
     spans = [share(size, part, parts) for part in range(parts)]
     assert spans[0][0] == 0
     assert spans[-1][1] == size
-    assert all(before[1] == after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
     sizes = [stop - start for start, stop in spans]
     assert max(sizes) - min(sizes) <= 1
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,11 @@ def main(options: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, data=feed)
+    Path(os.environ["TEST_DIR"], f"begun-{os.environ['HEADWAY_ATTEMPT']}-{run.world.rank}").write_text(str(os.getpid()))
     for _ in run.epochs(config.get("epochs", 3)):
         model.train()
         for x, y in run.steps(feed):
+            time.sleep(config.get("pause_s", 0.0))
             if options.get("slow_store_from") == run.global_step:
                 run._keeping.saver.drain()
                 run._session.store.write = lambda *args, **more: threading.Event().wait(600)

@@ -41,7 +41,9 @@ def dispatch(words: list[str]) -> int:
         print(f"headway: no verb {verb!r}\n    fix: {hint}", file=sys.stderr)
         return BAD_INPUT
     try:
-        args = parser_for(verb).parse_intermixed_args(rest)
+        parser = parser_for(verb)
+        # Intermixed: `headway predict RUN --json a.png`. argparse cannot do it for verbs that have verbs of their own.
+        args = parser.parse_args(rest) if parser._subparsers else parser.parse_intermixed_args(rest)
         return int(import_module(VERBS[verb].module).main(args))
     except SystemExit as leaving:  # argparse: --help, or an error already printed
         return leaving.code if isinstance(leaving.code, int) else FAILED

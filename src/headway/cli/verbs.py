@@ -12,6 +12,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "completion": Verb("print the shell completion script", "headway.cli.completion"),
+    "data": Verb("prepare a data set, look into it, verify it", "headway.cli.data"),
     "doctor": Verb("check this machine, and say what to type for what is missing", "headway.cli.doctor"),
     "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.end"),
     "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.evaluate"),
@@ -24,6 +25,7 @@ VERBS = {
     "pull": Verb("copy a run's folder, or part of it, to this machine", "headway.cli.pull"),
     "resume": Verb("go on with a run where it was left", "headway.cli.resume"),
     "run": Verb("train: here, or on a target of the job file", "headway.cli.run"),
+    "score": Verb("score captions, grades, classes or translations in files", "headway.cli.score"),
     "status": Verb("how a run is doing", "headway.cli.status"),
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
 }
@@ -33,5 +35,6 @@ GROUPS = {
     "Watch": ["ps", "status", "logs"],
     "Stop and go on": ["stop", "resume", "down"],
     "Use the model": ["eval", "export", "predict", "pull"],
+    "Data and scores": ["data", "score"],
     "This machine": ["doctor", "completion"],
 }

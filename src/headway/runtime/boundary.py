@@ -16,6 +16,7 @@ from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Together, Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
 
+TRACKERS_S = 30.0  # for trackers to take the last numbers; nobody else waits for them
 EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
 
 
@@ -128,6 +129,8 @@ class Boundary:
                 self._journal.finish()
             except HeadwayError as error:  # nothing more can be done for them here
                 say(f"the newest metrics could not be written: {error}")
+        hurry = min(5.0, self._stopping.left_s or 5.0)  # what trackers miss now, the next attempt gives them
+        self._journal.see_off(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
         self._session.close(failed=not self._finished)
 
     def _settle(self) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from headway.bundle import RECORD
+from headway.export import publish
+from headway.lease import LeaseLost
+from headway.runtime.checkpoint import lease_is_ours
 from headway.runtime.session import Session
+from headway.storage import join
 from headway.storage.base import Store
-
-LAST = "bundle.json"
 
 
 class Bundle(Protocol):
@@ -20,21 +23,26 @@ class Bundle(Protocol):
 
 
 def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None:
+    """Into the run folder, and to where the job publishes. Not by an attempt that was overtaken meanwhile."""
+    if not lease_is_ours(session.store, session.identity.attempt):
+        raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
     with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
         folder = Path(name)
         bundle.write(folder)
-        upload(folder, session.store)
-        session.event("export", url=f"{session.store.url}/export")
-        say(f"exported to {session.store.url}/export")
+        url = join(session.store.url, "export")
+        if (folder / RECORD).exists():
+            publish(folder, url)
+        else:
+            upload(folder, session.store)
+        session.event("export", url=url)
+        say(f"exported to {url}")
         to = session.identity.job.export.to
         if to:
-            from headway.export import publish
-
             publish(folder, to)
             say(f"published to {to}")
 
 
 def upload(folder: Path, store: Store) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(files, key=lambda path: path.name == LAST):
+    """Files of a script's own making, one by one."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         store.write(f"export/{path.relative_to(folder).as_posix()}", path)

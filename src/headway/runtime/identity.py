@@ -80,7 +80,7 @@ def supervised(env: Mapping[str, str]) -> Identity:
 def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> Identity:
     """For rank 0 of a script without a supervisor: the folder it names, or a new one under ./runs."""
     name = _slug(Path(script).stem)
-    job = Job(name=name, script=script or None, config=dict(config), seed=seed)
+    job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
     if url:
         store = open_store(url)
         if not _claim(store, job):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.runtime.gradients import METRICS, Agreed
+from headway.runtime.loggers import Loggers, open_loggers
 from headway.runtime.metrics import Metrics, plain
 from headway.runtime.progress import Reporter
 from headway.runtime.session import Session
@@ -25,6 +26,7 @@ class Journal:
         self._session = session
         self._metrics: Metrics | None = None
         self._reporter: Reporter | None = None
+        self._loggers = Loggers()
         self._body: dict[str, Any] = {}  # logged since the loop's body began
         self._sums: dict[str, Any] = {}  # value × weight, over the micro-batches of a step
         self._weight: float | Tensor = 0.0
@@ -34,7 +36,8 @@ class Journal:
     def begin(self, step: int, look: Any) -> None:
         """The attempt's first record: everything after `step` that was logged before is void."""
         if self._metrics is None and self._session.first:
-            self._metrics = Metrics(self._session.store, self._session.identity.attempt, step)
+            self._loggers = open_loggers(self._session, step)
+            self._metrics = Metrics(self._session.store, self._session.identity.attempt, step, also=self._loggers.feed)
             self._reporter = Reporter(look, self._session.outside, self._metrics.flush)
 
     def note(self, values: Mapping[str, Any]) -> None:
@@ -104,6 +107,10 @@ class Journal:
     def close(self) -> None:
         if self._reporter is not None:
             self._reporter.close()
+
+    def see_off(self, *, finished: bool, within_s: float) -> None:
+        """Let the trackers end: the last thing, when everything is in the run folder."""
+        self._loggers.close(finished=finished, within_s=within_s)
 
     def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
         values = {name: value / (weight or 1.0) for name, value in sums.items()}

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,17 @@ from headway.storage.base import Store
 class Metrics:
     """One record a step, also when it is logged in pieces. A number on a GPU is read when it is written."""
 
-    def __init__(self, store: Store, attempt: int, resume_step: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        resume_step: int,
+        *,
+        also: Callable[[Sequence[dict[str, Any]]], None] = lambda records: None,
+    ) -> None:
+        """`also` is called with records once they are in the store."""
+        self._also = also
+        self._untold: list[dict[str, Any]] = []
         self._writer = SegmentWriter(store, "metrics", attempt)
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._records: list[dict[str, Any]] = []
@@ -37,9 +47,13 @@ class Metrics:
     def flush(self, through: int | None = None) -> None:
         """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
         with self._flushing:  # one at a time: what another call has taken out must be written before this one returns
-            for record in _numbers(self._take_out(through)):
+            records = _numbers(self._take_out(through))
+            for record in records:
                 self._writer.add(json.dumps(record, allow_nan=False))
+            self._untold += records
             self._writer.flush()
+            records, self._untold = self._untold, []
+            self._also(records)
 
     def _take_out(self, through: int | None) -> list[dict[str, Any]]:
         with self._lock:

@@ -36,6 +36,7 @@ from headway.runtime.randomness import EVALUATION, MODEL, SETUP, Dice
 from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Optimizers, Request, Together, Wishes
 from headway.runtime.supply import Supply
+from headway.runtime.weights import initialise
 from headway.spec.model import Phase
 
 M = TypeVar("M", bound=nn.Module)
@@ -73,7 +74,6 @@ class Run:
         self._averages: list[Average] = []
         self._phase: Phase | None = None
         self._restored = False
-        farewell.install()
         Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._close)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
@@ -137,6 +137,7 @@ class Run:
         self._restored = True
         if loaded is None:
             self._session.say("no checkpoint was ever committed here: starting at step 0")
+            self._initialise(objects.get("model"))
         else:
             self._session.say(f"going on from step {loaded.step}, in epoch {self.epoch + 1}")
         return self.global_step
@@ -304,6 +305,16 @@ class Run:
 
     # Inside
 
+    def _initialise(self, model: Any) -> None:
+        """`init_from`, for a run that has nothing of its own yet."""
+        url = self.job.init_from
+        if not url:
+            return
+        if not isinstance(model, nn.Module):
+            raise BadInput("init_from has no model to fill", fix="run.restore(model=model, …)")
+        initialise(model, url)
+        self._session.say(f"starting from the weights of {url}")
+
     def _prepare(self, feed: Any) -> None:
         self._session.stopping.interruptible = False
         self._journal.begin(self.global_step, self._look)
@@ -349,4 +360,5 @@ def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None 
 
     `config` and `seed` are for scripts started by hand; under the supervisor the job file says them.
     """
+    farewell.install()
     return Run(Session(None if folder is None else str(folder), config or {}, seed))

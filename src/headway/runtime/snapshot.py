@@ -113,6 +113,8 @@ def read_image(body: Any) -> dict[str, Tensor]:
     data = torch.frombuffer(body, dtype=torch.uint8)
     try:
         length = int.from_bytes(bytes(data[:8].numpy()), "little")
+        if 8 + length > data.numel():
+            raise ValueError("its header is cut short")
         header = json.loads(bytes(data[8 : 8 + length].numpy()))
         header.pop("__metadata__", None)
         return {name: _read_tensor(data[8 + length :], entry) for name, entry in header.items()}

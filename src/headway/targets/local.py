@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
@@ -14,16 +13,24 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from headway.errors import HeadwayError, Problem, RunBusy, TargetError
+from headway.errors import Problem, RunBusy, TargetError
 from headway.extras import install_command
-from headway.home import home
 from headway.logtail import tail
 from headway.planning.model import RUN
-from headway.runfolder import RunFolder
 from headway.runs import Evidence, Watch, evidence
-from headway.storage import join, local_path, open_store
+from headway.storage import join, local_path
 from headway.targets import labelled, spawn
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.here import (
+    FAREWELL_S,
+    LEAVING_S,
+    folder_of,
+    grace_s,
+    place_of,
+    run_url,
+    said_farewell,
+    unwritable,
+)
 from headway.targets.takedown import take_down
 
 if TYPE_CHECKING:
@@ -32,9 +39,6 @@ if TYPE_CHECKING:
 
 KIND = "local"
 TRAINS_WITH = ("numpy", "safetensors", "torch")
-GRACE_S = 30.0  # where the plan cannot be read
-FAREWELL_S = 10.0  # beyond the grace period, for a supervisor whose last words meet a slow disk
-LEAVING_S = 3.0  # for what is left of a run that has said how it ended
 LOOK_S = 1.0  # between looks into the folder while the supervisor lives
 
 
@@ -48,7 +52,7 @@ class LocalTarget:
     options: Options = Options()
 
     def check(self, job: Job) -> list[Problem]:
-        return [*_one_machine(job), *self._interpreter(job), *_writable(job.outputs)]
+        return [*_one_machine(job), *self._interpreter(job), *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
@@ -62,7 +66,7 @@ class LocalTarget:
         """One request: the supervisor's process. Values of secrets are never in it, only where they lie."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
-        place = str(_place(url))
+        place = str(place_of(url, KIND))
         body = {
             "argv": [self._python(), "-m", spawn.SUPERVISOR, "--run", url],
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
@@ -93,12 +97,12 @@ class LocalTarget:
         return Handle(target=plan.target, run=run, url=url, details=details)
 
     def status(self, handle: Handle) -> Status:
-        return self._status(handle, Watch(_folder(handle)))
+        return self._status(handle, Watch(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        place = _place(handle.url)
+        place = place_of(handle.url, KIND)
         over = self._over(handle) if follow else None
-        return tail(_folder(handle), spool=place / "spool", over=over, rank=rank)
+        return tail(folder_of(handle), spool=place / "spool", over=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """SIGTERM, the plan's grace period, SIGKILL, and a second look. What is gone already is success."""
@@ -108,7 +112,7 @@ class LocalTarget:
                 f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
-        place, ended = _place(handle.url), _said_farewell(handle)
+        place, ended = place_of(handle.url, KIND), said_farewell(handle)
         leader = spawn.recorded(place)
         # Where the run has said that it ended, its supervisor is on its way out, and nobody waits for a checkpoint.
         receipt = take_down(
@@ -116,9 +120,9 @@ class LocalTarget:
             lambda: labelled.processes_of(handle.url, target=KIND, leader=leader),
             known=[leader] if leader else [],
             ask_after_s=LEAVING_S if ended else 0.0,
-            grace_s=LEAVING_S if ended else _grace_s(handle) + FAREWELL_S,
+            grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
         )
-        if not receipt.left and (ended or _said_farewell(handle)):
+        if not receipt.left and (ended or said_farewell(handle)):
             spawn.clear(place, inside_run=local_path(handle.url) is not None)
         return receipt
 
@@ -143,7 +147,7 @@ class LocalTarget:
 
     def _leader(self, url: str) -> labelled.Process | None:
         """The living supervisor: by its pid file, or by label where the starter died before writing one."""
-        recorded = spawn.recorded(_place(url))
+        recorded = spawn.recorded(place_of(url, KIND))
         if recorded is not None and recorded.alive:
             return recorded
         found = labelled.processes_of(url, target=KIND)
@@ -153,47 +157,28 @@ class LocalTarget:
         if _elsewhere(handle):
             return watch.status()
         # Looked at before the folder: a supervisor that is gone has written all it will ever write.
-        starting, leader = spawn.starting(_place(handle.url)), self._leader(handle.url)
-        seen = evidence(_folder(handle))
+        starting, leader = spawn.starting(place_of(handle.url, KIND)), self._leader(handle.url)
+        seen = evidence(folder_of(handle))
         if seen.farewell is not None:
             return seen.farewell
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
             return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)
-        return Status(state=State.LOST, reason=_why_lost(seen, _place(handle.url)))
+        return Status(state=State.LOST, reason=_why_lost(seen, place_of(handle.url, KIND)))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Whether the run has ended. The folder is read now and then, and as soon as the supervisor is gone."""
-        watch, looked = Watch(_folder(handle)), -LOOK_S
+        watch, looked = Watch(folder_of(handle)), -LOOK_S
 
         def over() -> bool:
             nonlocal looked
-            leader = spawn.recorded(_place(handle.url))
+            leader = spawn.recorded(place_of(handle.url, KIND))
             if time.monotonic() - looked < LOOK_S and leader is not None and leader.alive:
                 return False
             looked = time.monotonic()
             return self._status(handle, watch).state.ended
 
         return over
-
-
-def run_url(outputs: str, run: str) -> str:
-    """The one spelling of a run folder's place: it is a label, and labels are compared."""
-    folder = local_path(join(outputs, run))
-    return join(outputs, run) if folder is None else str(folder)
-
-
-def _folder(handle: Handle) -> RunFolder:
-    return RunFolder(open_store(handle.url))
-
-
-def _place(url: str) -> Path:
-    """Where a run keeps its processes' files here: in its folder, or in our state folder for one in a bucket."""
-    folder = local_path(url)
-    if folder is not None:
-        return folder / "local"
-    outputs, _, run = url.rpartition("/")
-    return home() / "local" / hashlib.sha256(outputs.encode()).hexdigest()[:8] / run
 
 
 def _one_machine(job: Job) -> list[Problem]:
@@ -203,35 +188,10 @@ def _one_machine(job: Job) -> list[Problem]:
     return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
 
 
-def _writable(outputs: str) -> list[Problem]:
-    folder = local_path(outputs)
-    if folder is None:
-        return []  # a bucket says no at launch, before anything is started: asking here would need credentials
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return []
-    what = f"{there} is not writable" if there.is_dir() else f"{there} is a file"
-    return [Problem(what=what, where="outputs", fix="name a folder of yours under `outputs`")]
-
-
 def _elsewhere(handle: Handle) -> str:
     """The other machine that runs this, where the folder is shared between machines; empty for this one."""
-    host = spawn.recorded_host(_place(handle.url)) or str(handle.details.get("host", ""))
+    host = spawn.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
-
-
-def _said_farewell(handle: Handle) -> bool:
-    try:
-        return evidence(_folder(handle)).farewell is not None
-    except HeadwayError:  # no folder, or no way to it: what runs here must be stoppable all the same
-        return False
-
-
-def _grace_s(handle: Handle) -> float:
-    try:
-        return _folder(handle).plan().limits.grace_s
-    except HeadwayError:
-        return GRACE_S
 
 
 def _why_lost(seen: Evidence, place: Path) -> str:

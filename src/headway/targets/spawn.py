@@ -87,7 +87,7 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
     process = None
     try:
         with translated(place):
-            _unpack(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
+            bring_code(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
             Path(body["env"]["HEADWAY_SPOOL"]).mkdir(exist_ok=True)
             process = _popen(body)
             return _record(place, process.pid)
@@ -152,7 +152,7 @@ def translated(place: Path) -> Iterator[None]:
         raise TargetError(f"cannot start the run here: {error.strerror or error}", where=where) from None
 
 
-def _unpack(archive: str, sha256: str, to: Path) -> None:
+def bring_code(archive: str, sha256: str, to: Path) -> None:
     """The planned code, checked by its content. Files a script left beside it on an earlier attempt stay."""
     path = local_path(archive)
     if path is not None:

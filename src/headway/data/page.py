@@ -73,19 +73,19 @@ def _vocabulary(found: Inspection) -> str:
 def _split(name: str, facts: SplitFacts) -> str:
     note = " <small>(of the first shard)</small>" if facts.sampled else ""
     parts = [f"<h2>{escape(name)}{note}</h2>"]
-    if facts.classes:
-        parts.append("<h3>Classes</h3>" + _bars(facts.classes))
-    if facts.lengths:
-        parts.append("<h3>Words in a text</h3>" + _bars({str(length): n for length, n in facts.lengths.items()}))
-    if facts.sizes:
-        parts.append("<h3>Megapixels of the originals</h3>" + _bars(facts.sizes))
     if facts.sheet:
         figures = "".join(
             f'<figure><img alt="" src="data:image/jpeg;base64,{base64.b64encode(shown.jpeg).decode()}">'
             f"<figcaption title='{escape(shown.id)}'>{escape(shown.said[:120])}</figcaption></figure>"
             for shown in facts.sheet
         )
-        parts.append(f'<h3>Pictures</h3><div class="sheet">{figures}</div>')
+        parts.append(f'<div class="sheet">{figures}</div>')
+    if facts.classes:
+        parts.append("<h3>Classes</h3>" + _bars(facts.classes))
+    if facts.lengths:
+        parts.append("<h3>Words in a text</h3>" + _bars({str(length): n for length, n in facts.lengths.items()}))
+    if facts.sizes:
+        parts.append("<h3>Megapixels of the originals</h3>" + _bars(facts.sizes))
     return "".join(parts)
 
 

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -242,9 +243,12 @@ def _turbojpeg() -> Any:
     return simplejpeg
 
 
+@cache
 def _vips() -> Any:
     os.environ.setdefault("VIPS_CONCURRENCY", "1")  # we are parallel over pictures, not inside one
     import pyvips  # type: ignore[import-untyped]
+
+    pyvips.cache_set_max(0)  # it would keep the last hundred pictures in memory, and we never ask twice
 
     return pyvips
 

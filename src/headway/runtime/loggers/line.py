@@ -1,0 +1,195 @@
+"""One tracker's line out of rank 0: a thread that hands records to a process and bears whatever becomes of it.
+
+While the process is down records are let go: they are in the segments, from which the next process takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import IO, Any
+
+from headway.errors import HeadwayError
+from headway.runtime.loggers.tracked import Tracked
+
+SILENCE_S = 180.0  # without a sign of life it is taken for stuck; W&B's own patience with its server is 90 s
+PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # before it is tried again
+LAST_LINE = 300  # characters of its last words that are repeated
+
+
+class Failed(Exception):
+    """The tracker's process said so, died, or went silent."""
+
+
+class Line:
+    """Feeds one tracker. Nothing here raises, and nothing waits but `join`."""
+
+    def __init__(
+        self,
+        name: str,
+        told: Callable[[], Tracked],
+        *,
+        say: Callable[[str], None],
+        event: Callable[..., None],
+        pauses_s: Sequence[float] = PAUSES_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._name, self._told, self._say, self._event = name, told, say, event
+        self._pauses_s, self._silence_s = pauses_s, silence_s
+        self._change = threading.Condition()
+        self._records: list[dict[str, Any]] = []
+        self._ending: bool | None = None  # whether the run is finished, once it ends
+        self._process: Process | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"headway-{name}", daemon=True)
+        self._thread.start()
+
+    def feed(self, records: Sequence[dict[str, Any]]) -> None:
+        with self._change:
+            self._records.extend(records)
+            self._change.notify_all()
+
+    def close(self, *, finished: bool) -> None:
+        with self._change:
+            self._ending = finished
+            self._change.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end; a tracker that is not done by then is ended."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._say(f"{self._name} was not done in time; the run folder has everything")
+            process = self._process
+            if process is not None:
+                process.kill()
+            self._thread.join(1.0)
+
+    # In the thread
+
+    def _work(self) -> None:
+        self._attempt([], None)  # at once, so that what is wrong is seen at the start
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._records or self._ending is not None)
+                records, self._records = self._records, []
+                ending = self._ending
+            if ending is not None or time.monotonic() >= self._retry_at:
+                self._attempt(records, ending)
+            if ending is not None:
+                return
+
+    def _attempt(self, records: list[dict[str, Any]], ending: bool | None) -> None:
+        try:
+            if self._process is None:
+                self._process = Process(self._name, self._told(), self._silence_s)
+                self._greet(self._process.where)
+            self._process.ask({"records": records})
+            if ending is not None:
+                self._process.ask({"close": ending})
+                self._process.end()
+        except (Failed, HeadwayError, OSError, ValueError) as error:
+            self._fail(error)
+        except BaseException as error:  # a bug of ours: the thread ends, the training does not, and the log says why
+            self._fail(error)
+            raise
+
+    def _greet(self, where: str) -> None:
+        if self._failures:
+            self._say(f"{self._name} is back, and has been given what it missed: {where}")
+            self._event("logger_back", logger=self._name)
+        else:
+            self._say(f"metrics go to {self._name} too: {where}")
+        self._failures = 0
+
+    def _fail(self, error: BaseException) -> None:
+        """Said once, however often it is tried again."""
+        why = str(error) or type(error).__name__
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        pause = self._pauses_s[min(self._failures, len(self._pauses_s) - 1)]
+        self._retry_at = time.monotonic() + pause
+        if not self._failures:
+            self._say(f"{self._name} failed, training goes on: {why}")
+            self._event("logger_failed", logger=self._name, error=why)
+        self._failures += 1
+
+
+class Process:
+    """The tracker's process: asked one thing at a time, answering with one JSON line each."""
+
+    def __init__(self, name: str, told: Tracked, silence_s: float) -> None:
+        self._silence_s = silence_s
+        # Its chatter goes to a file that is read only when it fails: the rank's log is for the run.
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "headway.runtime.loggers.child", name, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+        )
+        self._heard = b""
+        try:
+            self.where = str(self.ask(asdict(told)).get("where", ""))
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Its answer. Failed when it has none, or says that it cannot."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(self._last_words()) from None
+        while "alive" in (answer := self._answer()):
+            pass
+        if "failed" in answer:
+            raise Failed(str(answer["failed"]))
+        return answer
+
+    def end(self) -> None:
+        """It has said that it is done: let it go."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(self._silence_s)
+        except subprocess.TimeoutExpired:
+            raise Failed("it did not end") from None
+        self._words.close()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._words.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._child.stdout], [], [], self._silence_s)
+            if not ready:
+                raise Failed(f"no sign of life for {self._silence_s:.0f} s")
+            piece = os.read(self._child.stdout.fileno(), 65536)
+            if not piece:
+                raise Failed(self._last_words())
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._child.wait()
+        self._words.seek(0)
+        lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"its process ended with code {code}" + (f": {lines[-1][:LAST_LINE]}" if lines else "")

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.errors import BadInput
 from headway.planning.model import Plan
+from headway.runtime.brought import values as values_brought
 from headway.runtime.places import Places
 from headway.runtime.ranks import Command
 from headway.runtime.world import NodeWorld, cpus_here, rank_env
@@ -30,11 +31,12 @@ class Secrets:
 
 def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: Callable[[str], str]) -> Secrets:
     """Every secret of the job, looked up once. One that cannot be had is an error before anything is started."""
-    variables, values = {}, []
+    brought = values_brought(env)
+    variables, values = {}, list(brought.values())
     for name, secret in plan.job.get("secrets", {}).items():
         reference = str(secret["ref"])
-        brought = reference.startswith("k8s://") and name in env  # by the cluster itself, which alone may read it
-        value = env[name] if brought else resolve(reference)
+        by_cluster = reference.startswith("k8s://") and name in env  # which alone may read it
+        value = env[name] if name in brought or by_cluster else resolve(reference)
         values.append(value)
         if secret.get("as", secret.get("as_")) == "file":
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -17,6 +17,7 @@ from headway.lease import Lease
 from headway.planning.model import Plan
 from headway.runfolder import INTENT, PLAN, RunFolder
 from headway.runtime import meeting, verdict
+from headway.runtime.brought import NAMES, take_over
 from headway.runtime.commands import Secrets, resolve_secrets
 from headway.runtime.duties import Heartbeat, now_text, stop_reason
 from headway.runtime.echo import Echo
@@ -65,6 +66,7 @@ def run(url: str) -> int:
     Signals(loop.inbox).install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP)
     try:
+        take_over(os.environ)
         return _supervise(url, dict(os.environ), loop)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)  # noqa: T201  there may be no log to write it to yet
@@ -193,7 +195,7 @@ def _node(start: Start) -> Node:
     undertaker.tell(f"folder {places.work}")
     (places.work / "plan.json").write_bytes(start.plan_text)
     secrets = Secrets()
-    if start.plan.job.get("secrets"):
+    if start.plan.job.get("secrets") or start.env.get(NAMES):
         from headway.secrets import resolve
 
         secrets = resolve_secrets(start.plan, start.env, places.work / "secrets", resolve)

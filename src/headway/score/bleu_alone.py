@@ -23,14 +23,16 @@ def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[s
     sizes = np.fromiter(map(len, references), np.int64, len(references))
     if not sizes.all():
         raise BadInput(f"picture {int(np.argmin(sizes))} has no references")
-    vocabulary = Vocabulary(hypotheses)
+    vocabulary = Vocabulary()
+    mine = flatten(hypotheses, vocabulary.words)
+    orders = list(vocabulary.learn(mine))
     flat = flatten(list(chain.from_iterable(references)), dict(vocabulary.words))
     caption, left = flat.caption(), flat.left()
     picture = np.repeat(np.repeat(np.arange(len(sizes)), sizes), flat.lengths)
     correct = np.zeros((len(hypotheses), ORDERS), np.int64)
     at = np.flatnonzero(flat.words < len(vocabulary.words))
     gram = flat.words[at]
-    for order, grams in enumerate(vocabulary.grams):
+    for order, grams in enumerate(orders):
         if order:
             at, gram = at[left[at] > order], gram[left[at] > order]
             last = flat.words[at + order]
@@ -40,9 +42,8 @@ def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[s
         matched, hit = _matched(grams, picture[at], gram, caption[at], len(hypotheses))
         correct[:, order] = matched
         at, gram = at[hit], gram[hit]
-    lengths = vocabulary.flat.lengths
-    guesses = np.maximum(0, lengths[:, None] - np.arange(ORDERS))
-    return BleuCounts(correct, guesses, lengths, closest_lengths(lengths, flat.lengths, sizes))
+    guesses = np.maximum(0, mine.lengths[:, None] - np.arange(ORDERS))
+    return BleuCounts(correct, guesses, mine.lengths, closest_lengths(mine.lengths, flat.lengths, sizes))
 
 
 def _matched(grams: Grams, picture: Ints, gram: Ints, caption: Ints, pictures: int) -> tuple[Ints, Ints]:

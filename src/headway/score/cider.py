@@ -45,7 +45,7 @@ class Cider:
         idf = self._rarest - np.log(np.maximum(1, cells.pictures_with()))
         entries = cells.counted(self.references.first)
         norms = _norms(entries, idf[entries.gram], len(self.references.captions))
-        return _Order(cells, entries, idf, norms)
+        return _Order(cells, entries.caption, idf, norms)
 
     def _similarity(self, order: _Order, counted: Counted, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
         """For each pair, the clipped cosine of the two tf-idf vectors of this order."""
@@ -63,7 +63,7 @@ class _Order:
     """What is known beforehand of the n-grams of one order."""
 
     cells: Cells
-    entries: Counted
+    caption: Ints  # whose each of the cells' entries is
     idf: Floats  # of each n-gram
     norms: Floats  # of each reference
 
@@ -86,15 +86,15 @@ def _overlaps(
     order: _Order, counted: Counted, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
 ) -> tuple[Ints, Floats]:
     """Every n-gram that a hypothesis shares with a reference: for which pair it counts, and how much."""
-    cells, entries = order.cells, order.entries
+    cells = order.cells
     cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
     hit = np.flatnonzero(cell >= 0)
     starts, sizes = cells.starts[cell[hit]], np.diff(cells.starts)[cell[hit]]
     mine = np.repeat(hit, sizes)
     entry = np.arange(len(mine)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
-    theirs = entries.count[entry]
+    theirs = cells.counts[entry]
     start = pairs.start[counted.caption[mine]]
-    place = start + entries.caption[entry] - pairs.reference[start]
+    place = start + order.caption[entry] - pairs.reference[start]
     return place, np.minimum(counted.count[mine], theirs) * theirs * weight[mine] ** 2
 
 

@@ -6,7 +6,7 @@ Sorting keeps it exact (nothing is hashed), quick and small: memory is linear in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -48,25 +48,22 @@ class Grams:
 
 
 class Vocabulary:
-    """The words and n-grams of the captions it is made from; those of other captions are looked up in it."""
+    """The words and n-grams of some captions, each with an id; those of other captions are looked up in it."""
 
-    def __init__(self, captions: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.words: dict[str, int] = {}
         self.tables: list[Ints] = []  # for two, three and four words the sorted keys: an id is a place in it
-        self.flat = flatten(captions, self.words)
-        self.grams = self._build()
 
-    def _build(self) -> list[Grams]:
-        flat, stride = self.flat, len(self.words)
+    def learn(self, flat: Flat) -> Iterator[Grams]:
+        """Takes in the n-grams of captions flattened with `words`, and yields them order by order. Once only."""
         caption, left, prefix = flat.caption(), flat.left(), flat.words.copy()
-        orders = [Grams(caption, flat.words, len(self.words))]
+        yield Grams(caption, flat.words, len(self.words))
         for n in range(2, ORDERS + 1):
             at = np.flatnonzero(left >= n)
-            table, ids = distinct(prefix[at] * stride + flat.words[at + n - 1])
+            table, ids = distinct(prefix[at] * len(self.words) + flat.words[at + n - 1])
             self.tables.append(table)
-            orders.append(Grams(caption[at], ids, len(table)))
+            yield Grams(caption[at], ids, len(table))
             prefix[at] = ids
-        return orders
 
     def look_up(self, captions: Sequence[str]) -> tuple[Flat, list[Grams]]:
         """The same numbers for other captions. What was never seen here gets ids above those known."""

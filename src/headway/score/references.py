@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from headway.errors import BadInput
-from headway.score.ngrams import Flat, Grams, Ints, Vocabulary, find, runs
+from headway.score.ngrams import Flat, Grams, Ints, Vocabulary, find, flatten, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,10 @@ class References:
         self.first = np.cumsum(self.sizes) - self.sizes  # each picture's first caption
         self.picture = np.repeat(np.arange(self.pictures), self.sizes)  # whose each caption is
         self.captions = list(chain.from_iterable(references))
-        self.vocabulary = Vocabulary(self.captions)
-        self.cells = [self._cells(grams) for grams in self.vocabulary.grams]
-
-    @property
-    def lengths(self) -> Ints:
-        return self.vocabulary.flat.lengths
+        self.vocabulary = Vocabulary()
+        flat = flatten(self.captions, self.vocabulary.words)
+        self.lengths = flat.lengths
+        self.cells = [self._cells(grams) for grams in self.vocabulary.learn(flat)]
 
     def captions_for(self, picture: Ints) -> tuple[Ints, Ints]:
         """The references of each of these pictures in turn, and how many each has."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.live import Case
 
+from headway.runtime.stopping import SAME_REQUEST_S
 from headway.spec import Cadence, Checkpoint
 
 STEPS = 18  # 3 epochs of 6
@@ -124,8 +125,17 @@ def test_an_empty_part_counts_as_nothing(tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_at_once_and_loses_no_commit(tmp_path: Path, straight: dict[int, Case]) -> None:
     case = Case(tmp_path)
-    assert case.train(TEST_OPTIONS=options(term_at=7, twice=True)) == [143]
+    assert case.train(TEST_OPTIONS=options(term_at=7, again_after_s=SAME_REQUEST_S + 0.1)) == [143]
     assert "stopped at step" not in case.log()
+    assert case.train() == [0], case.log()
+    assert_same(case, straight[1])
+
+
+def test_signals_that_come_together_are_one_request(tmp_path: Path, straight: dict[int, Case]) -> None:
+    """A real Slurm sends SIGTERM up to three times within 20 ms, and the supervisor passes on its own besides."""
+    case = Case(tmp_path)
+    assert case.train(TEST_OPTIONS=options(term_at=7, at_once=True)) == [143]
+    assert "stopped at step 8" in case.log()
     assert case.train() == [0], case.log()
     assert_same(case, straight[1])
 

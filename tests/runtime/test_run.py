@@ -127,6 +127,20 @@ def test_gradients_are_clipped_by_their_common_norm_which_is_logged(start: Start
     assert float((weights(model) - before).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
+def test_the_number_of_steps_is_the_same_inside_a_step_and_between(start: Start) -> None:
+    """Progress is looked at by a thread, at any moment."""
+    run = start()
+    model, optimizer, feed = parts(run)
+    seen = set()
+    for _ in run.epochs(3):
+        for x, y in run.steps(feed):
+            seen.add(run._look()["steps"])
+            run.step(((model(x) - y) ** 2).sum(), optimizer)
+            seen.add(run._look()["steps"])
+        seen.add(run._look()["steps"])
+    assert seen == {12}
+
+
 def test_a_generator_given_up_by_break_leaves_a_run_that_can_go_on(start: Start) -> None:
     run = start()
     model, optimizer, feed = parts(run)

@@ -66,6 +66,7 @@ def test_a_script_started_by_hand_can_be_stopped_and_goes_on_in_its_folder(tmp_p
     assert "runs/my-train-2" in err
     assert "stopped at step 5" in err
     assert "Traceback" not in err
+    assert "was not finished" not in err
     resumed, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-2"))
     assert "going on from step 5" in err
     assert resumed == straight
@@ -80,7 +81,7 @@ def test_a_second_start_in_the_same_folder_is_refused_and_the_unfinished_one_is_
     first = python(tmp_path, "wait")
     assert first.stdout is not None
     assert first.stdout.readline() == "here\n"
-    _, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-1"), 1)
+    _, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-1"), 2)
     assert "this run is live" in err
     assert "Traceback" not in err
     first.kill()
@@ -105,3 +106,18 @@ def test_imports_stay_light() -> None:
     """`import headway.runtime` costs nothing; torch comes with `start`."""
     code = "import sys, headway.runtime; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_what_the_user_can_mend_is_said_in_one_line_with_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import headway\nheadway.start().restore(rate=0.1)\n")
+    ended = subprocess.run(
+        [sys.executable, "wrong.py"], cwd=tmp_path, env=dict(quiet_environment()), capture_output=True, text=True
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "rate (float) has no state_dict" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    failed = [
+        event for event in RunFolder(open_store(str(tmp_path / "runs/wrong-1"))).events() if event["kind"] == "failed"
+    ]
+    assert [event["step"] for event in failed] == [0]

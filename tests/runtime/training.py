@@ -111,7 +111,11 @@ def _maybe_die(options: dict[str, Any], step: int, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if options.get("term_at") == step and rank == options.get("term_rank", 0):
         os.kill(os.getpid(), signal.SIGTERM)
-        if options.get("twice"):
+        if options.get("at_once"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        if options.get("again_after_s"):
+            threading.Event().wait(options["again_after_s"])
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(60)
 

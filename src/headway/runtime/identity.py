@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headway.errors import BadInput, Conflict
+from headway.errors import BadInput, Conflict, StoreError
 from headway.planning.model import Code, Limits, Plan
 from headway.runfolder import PLAN, RunFolder
 from headway.spec import Job, dump, undump
@@ -86,7 +86,7 @@ def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: in
         if not _claim(store, job):
             job = undump(RunFolder(store).plan().job)
         return Identity(name=RunFolder(store).name, job=job, world=world_of(os.environ), store=store, attempt=0)
-    older = tuple(str(path) for path in _folders(name) if not (path / "export").exists())[-1:]
+    older = tuple(str(path) for path in _folders(name) if not _finished(path))[-1:]
     number = 1 + max((_number(path) for path in _folders(name)), default=0)
     while not _claim(store := open_store(f"runs/{name}-{number}"), job):
         number += 1
@@ -123,6 +123,15 @@ def _claim(store: Store, job: Job) -> bool:
 def _folders(name: str) -> list[Path]:
     found = [path for path in Path("runs").glob(f"{name}-*") if _number(path)]
     return sorted(found, key=_number)
+
+
+def _finished(folder: Path) -> bool:
+    """By its own last word. One whose events cannot be read has none."""
+    try:
+        ended = RunFolder(open_store(str(folder))).ended()
+    except (StoreError, ValueError):
+        return False
+    return ended is not None and ended.get("state") == "finished"
 
 
 def _number(path: Path) -> int:

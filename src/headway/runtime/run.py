@@ -63,6 +63,7 @@ class Run:
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
+        self._steps = 0  # of these epochs and all before them, as far as is known
         self._enough = False  # scores have stopped rising
         self._micro = 0
         self._counts = True  # False while the batch is a filler
@@ -76,6 +77,7 @@ class Run:
         self._restored = False
         Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._close)
+        farewell.tell(lambda: session.outside.event("failed", step=self.global_step))
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
 
     # What a script may ask
@@ -181,6 +183,7 @@ class Run:
         """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
         self._prepare(feed)
         position, boundary = self._keeping.position, self._boundary
+        self._steps = self._expected()
         for batch in self._supply.training(feed, position, self.accumulate):
             self._counts = not isinstance(batch, Filler)
             self._weight = 1.0 if self._counts else 0.0
@@ -340,15 +343,20 @@ class Run:
         self._session.say(f"{where} was left out: its loss is not finite ({what})")
         self._session.event("skipped", step=position.step, batch=position.batch, items=list(items or ()))
 
+    def _expected(self) -> int:
+        """How many steps there will be. Asked between steps: inside one, step and batch do not yet agree."""
+        position = self._keeping.position
+        steps = self._keeping.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
+        return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
+
     def _look(self) -> dict[str, Any]:
         """For the progress line; called from a thread."""
         position = self._keeping.position
         numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
-        steps = self._keeping.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
         if self._epochs is not None:
             numbers["epochs"] = self._epochs
-            left = (self._epochs - position.epoch) * steps - position.batch
-            numbers["steps"] = position.step + max(0, left)
+        if self._steps:
+            numbers["steps"] = max(self._steps, position.step)
         loss = self._journal.latest.get("loss")
         if loss is not None:
             numbers["loss"] = float(loss)

@@ -19,6 +19,7 @@ from headway.errors import WORKER_AGAIN
 HEEDED = (signal.SIGTERM, signal.SIGINT)
 RESERVE_S = 5.0  # of the grace period, for everything that comes after our checkpoint
 SHORTEST_S = 2.0  # however short the grace period, this long is tried
+SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM up to three times, to ranks too, and the supervisor passes on its own
 
 
 class Stop(SystemExit):
@@ -84,17 +85,19 @@ class Stopping:
             raise Stop
 
     def _listen(self, pipe: int) -> None:
-        count = 0
+        first: float | None = None
         while True:
             byte = os.read(pipe, 1)
             if not byte:
                 os.close(pipe)
                 return
-            if byte[0] in HEEDED:
-                count += 1
-                if count > 1:
-                    os._exit(WORKER_AGAIN)  # asked twice: at once, wherever we are. Commits are safe as they are.
+            if byte[0] not in HEEDED:
+                continue
+            if first is None:
+                first = self._clock()
                 self._begin_countdown(signal.Signals(byte[0]).name)
+            elif self._clock() - first >= SAME_REQUEST_S:
+                os._exit(WORKER_AGAIN)  # asked twice: at once, wherever we are. Commits are safe as they are.
 
     def _begin_countdown(self, name: str) -> None:
         allowed = max(min(SHORTEST_S, self._grace_s), self._grace_s - RESERVE_S)

@@ -16,7 +16,7 @@ from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Together, Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
 
-TRACKERS_S = 30.0  # for trackers to take the last numbers; nobody else waits for them
+TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
 EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
 
 

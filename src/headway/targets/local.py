@@ -13,6 +13,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
+from headway import trackers
 from headway.errors import Problem, RunBusy, TargetError
 from headway.extras import install_command
 from headway.logtail import tail
@@ -52,7 +53,8 @@ class LocalTarget:
     options: Options = Options()
 
     def check(self, job: Job) -> list[Problem]:
-        return [*_one_machine(job), *self._interpreter(job), *unwritable(job.outputs)]
+        silent = [] if self.options.python else trackers.problems(job)
+        return [*_one_machine(job), *self._interpreter(job), *silent, *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""

@@ -48,6 +48,7 @@ class Line:
         self._records: list[dict[str, Any]] = []
         self._ending: bool | None = None  # whether the run is finished, once it ends
         self._process: Process | None = None
+        self._given_up = False
         self._failures = 0
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._work, name=f"headway-{name}", daemon=True)
@@ -68,7 +69,7 @@ class Line:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._say(f"{self._name} was not done in time; the run folder has everything")
-            process = self._process
+            process, self._given_up = self._process, True
             if process is not None:
                 process.kill()
             self._thread.join(1.0)
@@ -82,33 +83,40 @@ class Line:
                 self._change.wait_for(lambda: self._records or self._ending is not None)
                 records, self._records = self._records, []
                 ending = self._ending
-            if ending is not None or time.monotonic() >= self._retry_at:
+            # One last try at the end of a finished run; a run that goes on later has time then.
+            if not self._given_up and (self._process or ending or time.monotonic() >= self._retry_at):
                 self._attempt(records, ending)
             if ending is not None:
                 return
 
     def _attempt(self, records: list[dict[str, Any]], ending: bool | None) -> None:
         try:
-            if self._process is None:
-                self._process = Process(self._name, self._told(), self._silence_s)
-                self._greet(self._process.where)
-            self._process.ask({"records": records})
+            process = self._process or self._open()
+            process.ask({"records": records})
             if ending is not None:
-                self._process.ask({"close": ending})
-                self._process.end()
+                process.ask({"close": ending})
+                process.end()
         except (Failed, HeadwayError, OSError, ValueError) as error:
             self._fail(error)
         except BaseException as error:  # a bug of ours: the thread ends, the training does not, and the log says why
             self._fail(error)
             raise
 
-    def _greet(self, where: str) -> None:
+    def _open(self) -> Process:
+        """A new process, which has been given all that the segments hold."""
+        told = self._told()
+        process = self._process = Process(self._name, self._silence_s)
+        if self._given_up:  # while it was being started
+            raise Failed("out of time")
+        where = process.ask(asdict(told)).get("where", "")
+        process.ask({"records": []})
         if self._failures:
             self._say(f"{self._name} is back, and has been given what it missed: {where}")
             self._event("logger_back", logger=self._name)
         else:
             self._say(f"metrics go to {self._name} too: {where}")
         self._failures = 0
+        return process
 
     def _fail(self, error: BaseException) -> None:
         """Said once, however often it is tried again."""
@@ -118,7 +126,7 @@ class Line:
             self._process = None
         pause = self._pauses_s[min(self._failures, len(self._pauses_s) - 1)]
         self._retry_at = time.monotonic() + pause
-        if not self._failures:
+        if not self._failures and not self._given_up:
             self._say(f"{self._name} failed, training goes on: {why}")
             self._event("logger_failed", logger=self._name, error=why)
         self._failures += 1
@@ -127,7 +135,7 @@ class Line:
 class Process:
     """The tracker's process: asked one thing at a time, answering with one JSON line each."""
 
-    def __init__(self, name: str, told: Tracked, silence_s: float) -> None:
+    def __init__(self, name: str, silence_s: float) -> None:
         self._silence_s = silence_s
         # Its chatter goes to a file that is read only when it fails: the rank's log is for the run.
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
@@ -138,11 +146,6 @@ class Process:
             stderr=self._words,
         )
         self._heard = b""
-        try:
-            self.where = str(self.ask(asdict(told)).get("where", ""))
-        except BaseException:
-            self.kill()
-            raise
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Its answer. Failed when it has none, or says that it cannot."""

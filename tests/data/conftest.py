@@ -11,6 +11,7 @@ collect_ignore = (
     if all(find_spec(name) for name in NEEDED)
     else [
         "test_augment.py",
+        "test_checking.py",
         "test_data_inspect.py",
         "test_fetch.py",
         "test_loader.py",

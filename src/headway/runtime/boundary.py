@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from headway.runtime.keeping import Keeping
 from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Together, Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
+from headway.runtime.stretch import Stretch, stretch
 
 TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
 EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
@@ -30,6 +32,7 @@ class Boundary:
         self.agreed: Agreed | None = None  # of the step in this body
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
+        self._stretch = stretch(os.environ, session.identity.attempt)
 
     # With several ranks: what this one would like, and what all do
 
@@ -46,6 +49,11 @@ class Boundary:
         )
 
     def after_step(self, *, stepped: bool) -> None:
+        self._decide(stepped=stepped)
+        if self._stretch is not None:
+            self._end_of_stretch(self._stretch)
+
+    def _decide(self, *, stepped: bool) -> None:
         self._check_fence()
         if self._gang.world.size == 1:
             stop, budget = self._stopping.asked, self._over_budget()
@@ -168,6 +176,20 @@ class Boundary:
         self._finished = True
         session.event("budget", step=keeping.position.step)
         self._end("budget", "the budget is spent", 0)
+        raise SystemExit(0)
+
+    def _end_of_stretch(self, short: Stretch) -> None:
+        """Where only a few steps were asked for: end after them, with a checkpoint."""
+        keeping = self._keeping
+        if not short.after_step(keeping.position.step, keeping.saver.drain):
+            return
+        self._settle()
+        if not keeping.taken_here:
+            keeping.take()
+        keeping.saver.drain()
+        self._check_fence()
+        self._finished = True
+        self._end("finished", "the steps asked for are done", 0)
         raise SystemExit(0)
 
     def _end(self, state: str, reason: str, code: int) -> None:

@@ -80,11 +80,12 @@ class Entry:
 
     @classmethod
     def of(cls, path: Path) -> Entry:
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-        return cls(digest.hexdigest(), path.stat().st_size)
+                size += len(chunk)
+        return cls(digest.hexdigest(), size)
 
     def as_json(self) -> dict[str, Any]:
         plain = {"sha256": self.sha256, "bytes": self.bytes}
@@ -158,20 +159,31 @@ class Bundle:
     @classmethod
     def open(cls, url: str) -> Bundle:
         """The bundle in a folder or object store. BadBundle names the file that is missing, short or changed."""
-        record = read_record(open_store(url), url)
+        store = open_store(url)
+        record = read_record(store, url)
+        while True:
+            try:
+                return cls._checked(url, store, record)
+            except BadBundle:
+                newer = read_record(store, url)
+                if newer == record:
+                    raise
+                record = newer  # it was replaced while we looked: look again
+
+    @classmethod
+    def _checked(cls, url: str, store: Store, record: Record) -> Bundle:
         folder = local_path(url)
         if folder is not None and not any(entry.at for entry in record.files.values()):
             bundle = cls(url, folder, record)
         else:
-            bundle = cls._fetched(url, record)
+            bundle = cls._fetched(url, store, record)
         for name, entry in record.files.items():
             _verify(bundle.folder / name, entry, f"{url}/{name}")
         return bundle
 
     @classmethod
-    def _fetched(cls, url: str, record: Record) -> Bundle:
+    def _fetched(cls, url: str, store: Store, record: Record) -> Bundle:
         kept = tempfile.TemporaryDirectory(prefix="headway-bundle-")
-        store = open_store(url)
         for name, entry in record.files.items():
             try:
                 fetch_file(store, entry.at or name, Path(kept.name) / name)
@@ -198,17 +210,24 @@ class Bundle:
         return config
 
     def read(self, name: str) -> bytes:
-        """A file's bytes. BadBundle when this bundle has none of that name."""
+        """A file's bytes, checked. BadBundle when this bundle has none of that name."""
         if name not in self.record.files:
             raise BadBundle(f"it has no {name}", where=self.url, fix=AGAIN)
-        return (self.folder / name).read_bytes()
+        where = f"{self.url}/{name}"
+        try:
+            body = (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise BadBundle(f"{name} is missing", where=where, fix=AGAIN) from None
+        if hashlib.sha256(body).hexdigest() != self.record.files[name].sha256:
+            raise BadBundle(f"{name} was changed after the bundle was opened", where=where, fix="open it again")
+        return body
 
     def weights(self) -> dict[str, Tensor]:
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
         try:
-            return load_file(self.folder / WEIGHTS)
+            return load(self.read(WEIGHTS))
         except SafetensorError as error:
             raise BadBundle(f"{WEIGHTS} cannot be read: {error}", where=self.url, fix=AGAIN) from None
 
@@ -223,10 +242,11 @@ def read_record(store: Store, url: str) -> Record:
 
 
 def _verify(path: Path, entry: Entry, where: str) -> None:
-    if not path.is_file():
-        raise BadBundle(f"{path.name} is missing", where=where, fix=AGAIN)
-    size = path.stat().st_size
-    if size != entry.bytes:
-        raise BadBundle(f"{path.name} has {size} bytes of {entry.bytes}", where=where, fix=AGAIN)
-    if Entry.of(path).sha256 != entry.sha256:
+    try:
+        found = Entry.of(path)
+    except FileNotFoundError:
+        raise BadBundle(f"{path.name} is missing", where=where, fix=AGAIN) from None
+    if found.bytes != entry.bytes:
+        raise BadBundle(f"{path.name} has {found.bytes} bytes of {entry.bytes}", where=where, fix=AGAIN)
+    if found.sha256 != entry.sha256:
         raise BadBundle(f"{path.name} is not what was exported: its checksum differs", where=where, fix=AGAIN)

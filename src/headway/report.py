@@ -33,6 +33,7 @@ _WORDS = {
     "held_out": "combinations never trained on",
     "seen": "combinations seen in training",
     "loss": "training loss",
+    "rouge_l": "ROUGE-L",
     "lr": "learning rate",
 }
 

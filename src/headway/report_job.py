@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from headway.recipes.registry import RECIPES
-from headway.spec import Accelerator, Cadence, Job, to_plain
+from headway.spec import Accelerator, Cadence, Job, TargetEntry, to_plain
 from headway.spec.kinds import Key, keys_of, union_members, unmarked
 from headway.spec.marks import forms
 from headway.spec.units import accelerator_text, cadence_text, duration_text, size_text
@@ -21,6 +21,8 @@ def as_job_file(job: Job) -> str:
     typed.pop("config", None)
     if config:
         typed["config"] = config
+    if typed.get("targets") == {"local": {"kind": "local"}}:
+        del typed["targets"]  # every job has it
     order = sorted(typed, key=lambda name: list(keys_of(Job)).index(name))
     text: str = yaml.safe_dump({name: typed[name] for name in order}, sort_keys=False, allow_unicode=True)
     return text
@@ -50,6 +52,9 @@ def _value(value: Any, key: Key) -> Any:
         return accelerator_text(value)
     if isinstance(value, Cadence):
         return cadence_text(value)
+    if isinstance(value, TargetEntry):
+        given = {name: option for name, option in to_plain(value.options).items() if option is not None}
+        return {"kind": value.kind, **given}
     if is_dataclass(value):
         return _typed(value)
     if isinstance(value, tuple):

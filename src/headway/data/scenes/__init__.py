@@ -12,11 +12,12 @@ from pathlib import Path
 
 from headway.data.scenes.compose import GENERATION, SPLITS, compose, is_held_out
 from headway.data.scenes.grammar import captions, references
-from headway.data.scenes.model import REFERENCES, SIDE, Scene, Thing
+from headway.data.scenes.model import KINDS, REFERENCES, SIDE, Scene, Thing
 from headway.data.scenes.pixels import draw
 
 __all__ = [
     "GENERATION",
+    "KINDS",
     "REFERENCES",
     "SIDE",
     "SPLITS",

@@ -16,10 +16,9 @@ _WORDINGS = {
 
 def captions(scene: Scene) -> tuple[str, ...]:
     """Every caption the grammar has for this scene: saying any one of them is right, saying anything else is wrong."""
-    alone = len(scene.things) == scene.group
-    if alone and scene.group == 1:
+    if scene.kind == "one":
         return _one(scene.things[0])
-    if alone:
+    if scene.kind == "several":
         return _several(scene.things[0], scene.group)
     return _related(scene)
 

@@ -11,6 +11,7 @@ REFERENCES: Final = 5  # captions a picture
 
 SHAPES: Final = ("circle", "cross", "ring", "square", "star", "triangle")
 COLOURS: Final = ("red", "orange", "yellow", "green", "blue", "purple")
+KINDS: Final = ("one", "several", "pair", "two_and_one")
 SIZES: Final = ("small", "large")
 COUNTS: Final = ("one", "two", "three")
 ROWS: Final = ("top", "middle", "bottom")
@@ -63,6 +64,13 @@ class Scene:
     things: tuple[Thing, ...]
     group: int
     background: Background
+
+    @property
+    def kind(self) -> str:
+        """`one` thing, `several` of the same, a `pair` of unlike ones, or `two_and_one`."""
+        if len(self.things) == self.group:
+            return "one" if self.group == 1 else "several"
+        return "pair" if self.group == 1 else "two_and_one"
 
     @property
     def combinations(self) -> frozenset[tuple[str, str]]:

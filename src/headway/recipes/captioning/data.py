@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -69,7 +70,9 @@ def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
         known = ", ".join(scenes.SPLITS)
         raise BadInput(f"{SCENES} has no split {drawn_as!r}", where=f"data.{split}", fix=f"choose one of {known}")
     count = int(getattr(cfg, f"{drawn_as}_pictures"))
-    made = [scenes.compose(drawn_as, index) for index in range(min(count, source.limit or count))]
+    wanted = _kinds(source, split)
+    found = (scenes.compose(drawn_as, index) for index in itertools.count())
+    made = list(itertools.islice((scene for scene in found if scene.kind in wanted), min(count, source.limit or count)))
     return Pictures(
         name=f"{SCENES} ({drawn_as})",
         pixels=np.stack([_fitted(scenes.draw(scene), cfg.picture) for scene in made]),
@@ -77,6 +80,15 @@ def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
         valid=[frozenset(scenes.captions(scene)) for scene in made],
         held_out=np.array([bool(scene.held_out) for scene in made]),
     )
+
+
+def _kinds(source: Source, split: str) -> tuple[str, ...]:
+    """Which kinds of scenes `where: {kind: …}` asks for."""
+    kind = source.where.get("kind")
+    if set(source.where) - {"kind"} or (kind is not None and kind not in scenes.KINDS):
+        known = ", ".join(scenes.KINDS)
+        raise BadInput(f"{SCENES} can be chosen from by kind alone", where=f"data.{split}", fix=f"kind: one of {known}")
+    return scenes.KINDS if kind is None else (str(kind),)
 
 
 def _fitted(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

@@ -16,9 +16,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, PictureFeed, Pictures, load
 from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.model import Captioner
-from headway.score.bleu import bleu_counts
-from headway.score.cider import Cider
-from headway.score.references import References
+from headway.score.captions import score
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
+REPORTED: Final = ("bleu_4", "cider", "rouge_l")
 
 
 def validate(run: Run, model: Captioner, cfg: Config, pictures: Pictures) -> dict[str, float]:
@@ -48,13 +47,9 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
 
 
 def scores(pictures: Pictures, said: Sequence[str]) -> dict[str, float]:
-    """BLEU-4 and CIDEr against all references and, where a grammar can tell, how many captions are simply right."""
-    references = References(pictures.references)
-    hypotheses = references.read(said)
-    found = {
-        "bleu_4": float(bleu_counts(references, hypotheses).corpus()[3]),
-        "cider": float(Cider(references).scores_of(hypotheses).mean()),
-    }
+    """BLEU-4, CIDEr and ROUGE-L against all references; where a grammar can tell, also how many are simply right."""
+    measured = score(said, pictures.references)
+    found = {name: measured[name] for name in REPORTED}
     if pictures.valid is not None:
         found["exact"] = float(np.mean(_right(pictures, said)))
     return found
@@ -71,7 +66,7 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluatio
     by_group = {name: scores(_part(pictures, rows), [said[row] for row in rows]) for name, rows in groups.items()}
     metrics = scores(pictures, said)
     for name, found in by_group.items():
-        metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric != "cider"}
+        metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu_4", "exact")}
     return Evaluation(
         data=pictures.name,
         count=len(pictures),

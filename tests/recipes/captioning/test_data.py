@@ -1,0 +1,125 @@
+"""Batches: pure functions of their number, the same whoever asks and however many ranks there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.recipes.folders import TINY
+
+from headway.data import scenes
+from headway.errors import BadInput
+from headway.recipes.captioning.config import Config
+from headway.recipes.captioning.data import Batch, PictureFeed, Pictures, TrainingFeed, load, vocabulary
+from headway.recipes.captioning.words import PAD
+from headway.runtime import Feed
+from headway.runtime.feed import Filler
+from headway.spec.model import Data, Source
+
+CFG = Config(**TINY)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Pictures:
+    return load(CFG, Data(), "train")
+
+
+@pytest.fixture(scope="module")
+def feed(pictures: Pictures) -> TrainingFeed:
+    return TrainingFeed(CFG, pictures, vocabulary(CFG, pictures), seed=3)
+
+
+def whole(feed: TrainingFeed, epoch: int, step: int, parts: int = 1) -> tuple[list[int], list[list[int]]]:
+    made = [feed.batch(epoch, step, part, parts) for part in range(parts)]
+    batches = [batch for batch in made if isinstance(batch, Batch)]
+    rows = [row for batch in batches for row in batch.rows.tolist()]
+    words = [
+        w[w != PAD].tolist() for batch in batches if batch.captions is not None for w in batch.captions.flatten(0, 1)
+    ]
+    return rows, words
+
+
+def test_it_is_what_the_runtime_calls_a_feed(feed: TrainingFeed, pictures: Pictures) -> None:
+    assert isinstance(feed, Feed)
+    assert isinstance(PictureFeed(pictures), Feed)
+
+
+def test_a_batch_depends_on_its_number_alone(feed: TrainingFeed) -> None:
+    wanted = whole(feed, 1, 2)
+    whole(feed, 0, 0)
+    assert whole(feed, 1, 2) == wanted
+    assert whole(feed, 0, 2) != wanted
+
+
+@pytest.mark.parametrize("parts", [2, 3, 16, 20])
+def test_any_number_of_ranks_sees_the_same_batches(feed: TrainingFeed, parts: int) -> None:
+    assert whole(feed, 1, 0, parts) == whole(feed, 1, 0)
+
+
+def test_a_rank_without_pictures_gets_a_stand_in(feed: TrainingFeed) -> None:
+    assert isinstance(feed.batch(0, 0, 19, 20), Filler)
+
+
+def test_an_epoch_shows_every_picture_once(feed: TrainingFeed) -> None:
+    rows = [row for step in range(len(feed)) for row in whole(feed, 5, step)[0]]
+    assert sorted(rows) == list(range(64))
+
+
+def test_captions_are_different_references_of_the_right_picture(feed: TrainingFeed, pictures: Pictures) -> None:
+    words = vocabulary(CFG, pictures)
+    batch = feed.batch(0, 0, 0, 1)
+    assert isinstance(batch, Batch)
+    assert batch.captions is not None
+    for row, captions in zip(batch.rows.tolist(), batch.captions, strict=True):
+        said = [words.decode(caption[1:].tolist()) for caption in captions]
+        assert len(set(said)) == CFG.captions
+        assert set(said) <= set(pictures.references[row])
+    assert torch.equal(batch.pictures, torch.from_numpy(pictures.pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
+
+
+def test_the_fingerprint_changes_with_what_the_batches_are_made_of(pictures: Pictures, feed: TrainingFeed) -> None:
+    words = vocabulary(CFG, pictures)
+    other_seed = TrainingFeed(CFG, pictures, words, seed=4)
+    other_size = TrainingFeed(Config(**{**TINY, "batch": 8}), pictures, words, seed=3)
+    assert len({feed.fingerprint, other_seed.fingerprint, other_size.fingerprint}) == 3
+    assert TrainingFeed(CFG, pictures, words, seed=3).fingerprint == feed.fingerprint
+
+
+def test_the_vocabulary_knows_no_word_of_val_or_test(pictures: Pictures) -> None:
+    few = Pictures(name="few", pixels=pictures.pixels[:1], references=[("a star",)])
+    assert set(vocabulary(CFG, few).words[4:]) == {"a", "star"}
+
+
+def test_scenes_are_drawn_at_their_own_size_or_brought_to_another() -> None:
+    natural = load(Config(**{**TINY, "picture": 64}), Data(), "test")
+    assert np.array_equal(natural.pixels[3], scenes.draw(scenes.compose("test", 3)))
+    assert load(CFG, Data(), "test").pixels.shape == (16, 32, 32, 3)
+    assert natural.held_out is not None
+    assert natural.held_out.tolist() == [False, True] * 8
+
+
+def test_a_limit_and_another_split_are_heeded() -> None:
+    data = Data(val=(Source(source="builtin:scenes", split="test", limit=5),))
+    assert len(load(CFG, data, "val")) == 5
+
+
+def test_only_one_kind_of_scene_is_drawn_where_that_is_asked_for() -> None:
+    data = Data(val=(Source(source="builtin:scenes", where={"kind": "several"}),))
+    assert {said[0].split()[0] for said in load(CFG, data, "val").references} <= {"two", "three", "there", "a", "we"}
+    lone = load(CFG, Data(val=(Source(source="builtin:scenes", where={"kind": "one"}),)), "val")
+    assert len(lone) == CFG.val_pictures
+    assert all(len(valid) == 6 for valid in lone.valid or ())
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (Source(source="gs://bucket/coco"), "cannot read gs://bucket/coco"),
+        (Source(source="builtin:scenes", split="dev"), "no split 'dev'"),
+        (Source(source="builtin:scenes", where={"colour": "red"}), "by kind alone"),
+    ],
+)
+def test_data_it_cannot_read_is_refused_with_a_fix(source: Source, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint) as caught:
+        load(CFG, Data(train=(source,)), "train")
+    assert caught.value.problem.fix

@@ -1,0 +1,42 @@
+"""A run that is trained once, for all tests that look at what it leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.recipes.folders import captioning_job, run_folder
+
+from headway.spec import Data, Source
+
+# A dozen seconds of one core, and yet it learns to say what a lone thing is and where.
+LEARNS = {
+    "picture": 64,
+    "width": 16,
+    "embedding": 64,
+    "hidden": 128,
+    "heads": 4,
+    "epochs": 6,
+    "batch": 32,
+    "captions": 3,
+    "train_pictures": 1000,
+    "val_pictures": 60,
+    "test_pictures": 80,
+}
+LONE = (Source(source="builtin:scenes", where={"kind": "one"}),)
+
+
+@cache
+def trained_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, made by a rank of its own as the supervisor would start it."""
+    job = captioning_job(Data(train=LONE, val=LONE, test=LONE), **LEARNS)
+    folder = run_folder(factory.mktemp("runs") / "captions-1", job)
+    env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "headway.recipes.main"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder

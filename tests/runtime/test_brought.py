@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,3 +53,17 @@ def test_nothing_brought_is_nothing_changed() -> None:
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="HEADWAY_SECRETS_DIR"):
         brought.take_over({brought.FOLDER: str(tmp_path / "nowhere")})
+
+
+def test_what_was_told_over_standard_input_reaches_who_needs_it() -> None:
+    env = {"PATH": "/bin", brought.STDIN: "1"}
+    brought.take_over(env, io.StringIO('{"TOKEN": "größer\\nals eine Zeile"}'))
+    assert brought.values(env) == {"TOKEN": "größer\nals eine Zeile"}
+    assert brought.STDIN not in env, "a rank would wait for it again"
+
+
+@pytest.mark.parametrize("told", ["", "half-a-secr", '["TOKEN"]', '{"TOKEN": 1}'])
+def test_what_was_told_badly_is_refused_without_a_word_of_it(told: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        brought.take_over({brought.STDIN: "1"}, io.StringIO(told))
+    assert not told or told not in str(refused.value)

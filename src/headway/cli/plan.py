@@ -37,7 +37,9 @@ def main(args: argparse.Namespace) -> int:
 def render(plan: Plan, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for request in plan.requests:
-        (folder / request.name).write_text(as_json(request.body) + "\n")
+        # A script stays a script: what is sent as text is written as it is.
+        text = str(request.body["text"]) if set(request.body) == {"text"} else as_json(request.body) + "\n"
+        (folder / request.name).write_text(text)
 
 
 def describe(plan: Plan) -> str:

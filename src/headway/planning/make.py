@@ -39,8 +39,8 @@ def plan(job: Job, on: str = "local") -> Plan:
         data={source: fingerprint(source) for source in _sources(job)},
         nodes=job.resources.nodes,
         processes=processes(job),
-        limits=_limits(job),
-        environment=_environment(job),
+        limits=_limits(job, target),
+        environment=_environment(job, target),
         price={},
         notes=(*_notes(packed), *_target_notes(target, job)),
     )
@@ -102,7 +102,12 @@ def _code(packed: Package) -> Code:
     )
 
 
-def _limits(job: Job) -> Limits:
+def _limits(job: Job, target: Target) -> Limits:
+    """What holds on this target, by its own word where it has one."""
+    own = getattr(target, "limits", None)
+    if own is not None:
+        said: Limits = own(job)
+        return said
     hours = job.budget.hours
     return Limits(
         budget_s=None if hours is None else hours * 3600,
@@ -112,8 +117,10 @@ def _limits(job: Job) -> Limits:
     )
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: Job, target: Target) -> dict[str, str]:
     """What bit-exactness depends on. The runtime sets the threads, and says aloud what differs on a resume."""
+    own_cpus = getattr(target, "cpus", None)  # of a target whose nodes are other machines than this one
+    cpus = own_cpus(job, processes(job)) if own_cpus is not None else os.cpu_count() or 1
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -122,7 +129,7 @@ def _environment(job: Job) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    threads = job.env.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes(job)))
+    threads = job.env.get("OMP_NUM_THREADS") or str(max(1, cpus // processes(job)))
     return {**found, "threads": threads}
 
 

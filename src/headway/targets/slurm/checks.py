@@ -1,0 +1,170 @@
+"""What would stop a job on this cluster, each with what to type. Submits nothing; Slurm itself is asked first."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import Problem
+from headway.naming import LONGEST
+from headway.secrets import parse
+from headway.spec.plain import dump
+from headway.storage import local_path
+from headway.targets.here import place_of, run_url
+from headway.targets.slurm import script
+from headway.targets.slurm.commands import Ask, Refusal
+from headway.targets.slurm.options import Options
+from headway.targets.slurm.queue import label
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+LONGEST_COMMENT = 1000  # Slurm takes 1024
+SHORTEST_TIME_S = 300.0  # less than that, and the warning before the end comes at the start
+_OURS = ("--job-name", "-J", "--comment", "--output", "-o", "--error", "-e", "--open-mode", "--nodes", "-N", "--ntasks",
+         "-n", "--array", "-a", "--export", "--chdir", "-D", "--signal", "--requeue", "--no-requeue", "--time", "-t",
+         "--parsable", "--wrap", "--test-only", "--wait", "-W")  # fmt: skip
+# File systems that several machines see. What is not among them may still be exported: this is a note, not a refusal.
+_SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs", "fuse", "glusterfs", "gpfs", "lustre", "mmfs",
+           "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb", "virtiofs", "weka")  # fmt: skip
+
+
+def problems(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+    yield from _entry(job, options)
+    yield from _unmountable(job)
+    yield from _secrets(job)
+    refused = _cluster(options, ask)
+    yield from refused if refused else _trial(job, options, ask)
+
+
+def notes(job: Job, ranks: int, options: Options, ask: Ask) -> Iterator[str]:
+    resources = job.resources
+    unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
+    if unused:
+        yield f"of no use here: resources.{', resources.'.join(unused)} (the partition decides)"
+    if job.image.uri or job.image.base:
+        yield "of no use here: image (`python`, `setup` and `requirements` say what a node runs)"
+    if resources.cpus is None:
+        yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
+    if job.max_wait is not None and (options.requeue or script.time_s(_budget_s(job), options) is None):
+        yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
+    yield from _sharing(job, ask)
+    yield from _kill_wait(options, ask)
+
+
+def _entry(job: Job, options: Options) -> Iterator[Problem]:
+    where = "targets"
+    for word in options.args:
+        name = word.partition("=")[0]
+        if name in _OURS or not word.startswith("-"):
+            what = f"{word} is not for `args`: " + ("Headway sets it" if name in _OURS else "it is no option of sbatch")
+            yield Problem(
+                what=what, where=where, fix="take it out of `args`; `time` and `requeue` have keys of their own"
+            )
+    if options.time is not None and options.time < SHORTEST_TIME_S:
+        what = f"time: {options.time:g}s is too short: Slurm's warning comes {script.WARNING_S} s before it"
+        yield Problem(what=what, where=where, fix="time: 5m or more, or leave it out")
+    for name in ("partition", "account", "qos", "constraint", "gres"):
+        value = getattr(options, name)
+        if value is not None and (not value or any(sign.isspace() for sign in value)):
+            yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"mend `{name}`")
+    if len(label(run_url(job.outputs, "n" * LONGEST), "n" * LONGEST)) > LONGEST_COMMENT:
+        what = "the path is too long to be a job's label in Slurm"
+        yield Problem(what=what, where="outputs", fix="name a shorter folder under `outputs`")
+
+
+def _unmountable(job: Job) -> Iterator[Problem]:
+    for mount in job.mounts:
+        if mount.path != mount.at:
+            what = f"a Slurm job cannot mount {mount.nfs or mount.pvc or mount.path} at {mount.at}"
+            yield Problem(what=what, where="mounts", fix="take `mounts` out, and use the path as the nodes have it")
+
+
+def _secrets(job: Job) -> Iterator[Problem]:
+    for name, secret in job.secrets.items():
+        if parse(secret.ref).kind == "k8s":
+            what = f"{secret.ref} lies in a Kubernetes cluster, and Slurm's nodes are outside of it"
+            yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
+
+
+def _cluster(options: Options, ask: Ask) -> list[Problem]:
+    """Whether there is a cluster, and it has that partition."""
+    try:
+        ask(["sbatch", "--version"])
+        listed = ask(["sinfo", "--noheader", "--format=%R"]).split()
+    except Refusal as error:
+        return [error.problem]
+    if options.partition is None or set(options.partition.split(",")) <= set(listed):
+        return []
+    lacking = sorted(set(options.partition.split(",")) - set(listed))[0]
+    close = get_close_matches(lacking, listed, n=1)
+    known = ", ".join(dict.fromkeys(listed))
+    fix = f"partition: {close[0]}" if close else f"partition: one of {known}"
+    return [Problem(what=f"the cluster has no partition {lacking!r}", where="targets", fix=fix)]
+
+
+def _trial(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+    """Slurm's own verdict on these very options. Nothing is submitted."""
+    from headway.planning.make import processes
+
+    words = script.resources(dump(job), processes(job), options)
+    words += script.times(_budget_s(job), job.max_wait, options)
+    try:
+        ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
+    except Refusal as error:
+        if "required node not available" not in error.said.lower():  # down or drained now: it would wait for them
+            yield Problem(what=error.problem.what, where=error.problem.where or "resources", fix=error.problem.fix)
+
+
+def _budget_s(job: Job) -> float | None:
+    return None if job.budget.hours is None else job.budget.hours * 3600
+
+
+def _sharing(job: Job, ask: Ask) -> Iterator[str]:
+    place = place_of(run_url(job.outputs, "run"), script.KIND)
+    kind = _file_system(place)
+    if kind.startswith(_SHARED) or _only_this_machine(ask):
+        return
+    what = "outputs" if local_path(job.outputs) is not None else "HEADWAY_HOME"
+    yield f"{what}: {place.parent.parent} is on {kind or 'a disk'} of this machine, and every node must see it"
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that the path is on, by the longest mount point above it."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    above = [
+        (point, kind) for point, kind in mounts if os.path.commonpath([real, _unescaped(point)]) == _unescaped(point)
+    ]
+    return max(above, key=lambda mount: len(mount[0]))[1] if above else ""
+
+
+def _unescaped(point: str) -> str:
+    return point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+def _only_this_machine(ask: Ask) -> bool:
+    """Whether the cluster's nodes are this very machine."""
+    try:
+        hosts = set(ask(["sinfo", "--noheader", "--Node", "--format=%n"]).split())
+    except Refusal:
+        return False
+    return hosts <= {socket.gethostname(), socket.gethostname().partition(".")[0]}
+
+
+def _kill_wait(options: Options, ask: Ask) -> Iterator[str]:
+    try:
+        shown = ask(["scontrol", "show", "config"])
+    except Refusal:
+        return
+    found = next((line for line in shown.splitlines() if line.startswith("KillWait")), "")
+    seconds = "".join(sign for sign in found.partition("=")[2] if sign.isdigit())
+    if seconds and float(seconds) < options.grace:
+        yield f"grace: this cluster's KillWait is {seconds} s, less than {options.grace:g} s: write grace: {seconds}s"

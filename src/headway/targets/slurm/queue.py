@@ -1,0 +1,166 @@
+"""What Slurm says of our jobs: those in its queue, and how one that has left it ended. Reads, never changes.
+
+A job carries its run as a comment, `headway.run=…,headway.url=…`: found again without any record of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from headway.targets.base import EXPIRES_LABEL, RUN_LABEL
+from headway.targets.labelled import same_place
+from headway.targets.slurm.commands import Ask, NotInstalled, Refusal, Unknown, Unreachable
+
+URL_LABEL = "headway.url"
+# What a job is called once it is over. Any other state, also one that a later Slurm invents, is of a job that lives.
+ENDED = {
+    "BOOT_FAIL": "a node did not boot",
+    "CANCELLED": "cancelled",
+    "COMPLETED": "completed",
+    "DEADLINE": "could not have ended within `max_wait` and its time",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "could not be launched on its nodes",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "needed more memory than it had asked for (resources.memory)",
+    "PREEMPTED": "preempted",
+    "RECONFIG_FAIL": "a node could not be reconfigured for it",
+    "REVOKED": "another cluster took it",
+    "TIMEOUT": "reached Slurm's time limit",
+}
+RUNNING = ("RUNNING", "SIGNALING", "STAGE_OUT")
+ENDING = "COMPLETING"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One of our jobs as Slurm lists it."""
+
+    id: str
+    state: str
+    nodes: str = ""
+    why: str = ""  # it waits
+    run: str = ""
+    url: str = ""
+    expires: str = ""
+
+    def __str__(self) -> str:
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"Slurm job {self.id} ({self.state.lower()}{where})"
+
+    @property
+    def live(self) -> bool:
+        return self.state not in ENDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a job ended: Slurm's word for it, and its exit code where Slurm knows one."""
+
+    state: str
+    exit_code: int | None = None
+
+    def __str__(self) -> str:
+        code = f", exit code {self.exit_code}" if self.exit_code else ""
+        return f"{ENDED.get(self.state, self.state.lower())}{code}"
+
+
+def label(url: str, run: str, expires: str = "") -> str:
+    """The comment that says whose job it is. Nothing in it needs quoting, in a script or anywhere."""
+    pairs = {RUN_LABEL: run, EXPIRES_LABEL: expires, URL_LABEL: quote(url, safe="/:{}")}
+    return ",".join(f"{name}={value}" for name, value in pairs.items() if value)
+
+
+def jobs(ask: Ask) -> list[Job]:
+    """Every job of this user that carries our label: the live ones, and those that Slurm has not forgotten yet."""
+    argv = ["squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "--format=%A|%T|%N|%r|%k"]
+    listed = (_job(line) for line in ask(argv).split("\n"))
+    return [job for job in listed if job is not None]
+
+
+def jobs_of(ask: Ask, url: str, known: str | None = None) -> list[Job]:
+    """The jobs of one run: by label, or by the number it was given where a site rewrites comments."""
+    return [job for job in jobs(ask) if same_place(job.url, url)] or _numbered(ask, url, known)
+
+
+def ending(ask: Ask, job_id: str) -> Ending | None:
+    """How it ended: by the controller, the accounting or the record of completed jobs, whichever still knows."""
+    for source in (_by_controller, _by_accounting, _by_completions):
+        try:
+            found = source(ask, job_id)
+        except Unreachable:
+            raise
+        except (NotInstalled, Refusal):  # forgotten, or this cluster keeps no such record: the next one may
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _job(line: str) -> Job | None:
+    fields = line.strip().split("|", 4)
+    if len(fields) < 5:
+        return None
+    carried = dict(pair.partition("=")[::2] for pair in fields[4].split(","))
+    if not carried.get(RUN_LABEL) or not carried.get(URL_LABEL):
+        return None
+    return Job(
+        id=fields[0],
+        state=fields[1],
+        nodes=fields[2],
+        why="" if fields[3] == "None" else fields[3],
+        run=carried[RUN_LABEL],
+        url=unquote(carried[URL_LABEL]),
+        expires=carried.get(EXPIRES_LABEL, ""),
+    )
+
+
+def _numbered(ask: Ask, url: str, known: str | None) -> list[Job]:
+    """Numbers are used again after millions of jobs: only a job that has no other run's label is taken for it."""
+    if not known:
+        return []
+    try:
+        shown = ask(["squeue", "--noheader", "--states=all", f"--jobs={known}", "--format=%A|%T|%N|%r|%U|%k"])
+    except Unknown:
+        return []
+    fields = shown.strip().split("|", 5)
+    if len(fields) < 6 or fields[4] != str(os.geteuid()) or URL_LABEL in fields[5]:
+        return []
+    return [Job(id=fields[0], state=fields[1], nodes=fields[2], why=fields[3], url=url)]
+
+
+def _by_controller(ask: Ask, job_id: str) -> Ending | None:
+    shown = ask(["scontrol", "show", "job", job_id, "--oneliner"])
+    state = re.search(r"\bJobState=(\w+)", shown)
+    code = re.search(r"\bExitCode=(\d+):(\d+)", shown)
+    return _ending(state[1] if state else "", code[0].partition("=")[2] if code else "")
+
+
+def _by_accounting(ask: Ask, job_id: str) -> Ending | None:
+    return _last_row(
+        ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"])
+    )
+
+
+def _by_completions(ask: Ask, job_id: str) -> Ending | None:
+    return _last_row(
+        ask(["sacct", "--completion", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode"])
+    )
+
+
+def _last_row(rows: str) -> Ending | None:
+    """A requeued job has a row for each start."""
+    lines = [line for line in rows.splitlines() if line.strip()]
+    state, _, code = lines[-1].partition("|") if lines else ("", "", "")
+    return _ending(state, code)
+
+
+def _ending(state: str, code: str) -> Ending | None:
+    state = state.partition(" ")[0]  # "CANCELLED by 1000"
+    if state not in ENDED:
+        return None
+    status, _, number = code.partition(":")
+    killed = int(number) if number.isdigit() else 0
+    return Ending(state=state, exit_code=128 + killed if killed else int(status) if status.isdigit() else None)

@@ -1,0 +1,169 @@
+"""job.sbatch: the whole of what Slurm is asked to do, as a script that a person can read. Pure: print it, diff it.
+
+Slurm runs it on the first node. It prepares, starts one supervisor on each node through srun, passes Slurm's early
+warning on to them, and asks for another turn in the queue where the run has not ended.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.planning.model import RUN
+from headway.secrets import parse
+from headway.targets.here import place_of, run_url
+from headway.targets.slurm import shell
+from headway.targets.slurm.options import Options
+from headway.targets.slurm.queue import label
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+
+KIND = "slurm"
+SCRIPT, LOG, EXIT = "job.sbatch", "job-%j.log", "exit"
+PRIVATE, SECRETS = "private", "secrets.json"
+EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
+WARNING_S = 120  # before the time limit, Slurm sends SIGTERM …
+EARLY_S = 60  # … or up to this much earlier
+BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
+
+
+def sbatch_script(plan: Plan, options: Options, python: str) -> str:
+    """The script, with {RUN} and {EXPIRES} where they will be known at launch."""
+    place = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
+    parts = [
+        _header(plan, options),
+        _variables(plan, place, python),
+        shell.REPORT,
+        _setup(plan),
+        _requirements(plan),
+        shell.SECRETS if brought(plan.job) else "",
+        shell.ADDRESSES if plan.nodes > 1 else "",
+        shell.WARNING,
+        _start(plan),
+        shell.END if options.requeue else shell.END_FOR_GOOD,
+    ]
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
+
+
+def resources(job: Mapping[str, Any], ranks: int, options: Options) -> list[str]:
+    """What each node must have, and where it may be: sbatch's own words."""
+    wanted = job["resources"]
+    accelerator, memory = wanted.get("accelerator"), wanted.get("memory")
+    words = [f"--nodes={wanted['nodes']}", "--ntasks-per-node=1", f"--cpus-per-task={cpus(wanted, ranks)}"]
+    if memory:
+        words.append(f"--mem={math.ceil(memory / 2**20)}M")
+    if accelerator:
+        kind = options.gres or f"gpu:{str(accelerator['kind']).lower()}"
+        words.append(f"--gres={kind}:{accelerator['count']}")
+    places = ("partition", "account", "qos", "constraint")
+    return [*words, *(f"--{name}={value}" for name in places if (value := getattr(options, name)))]
+
+
+def cpus(wanted: Mapping[str, Any], ranks: int) -> int:
+    """On each node: as many as were asked for, or one for each rank."""
+    return int(wanted.get("cpus") or ranks)
+
+
+def time_s(budget_s: float | None, options: Options) -> float | None:
+    """Slurm's limit for one start, in whole minutes: the budget and what ending takes, or less where `time` says so."""
+    limits = [] if options.time is None else [options.time]
+    if budget_s is not None:
+        limits.append(budget_s + options.grace + WARNING_S + EARLY_S)
+    return math.ceil(min(limits) / 60) * 60.0 if limits else None
+
+
+def times(budget_s: float | None, max_wait_s: float | None, options: Options) -> list[str]:
+    """Limits on time. A deadline counts waiting and running together, which a run that is requeued cannot keep to."""
+    limit = time_s(budget_s, options)
+    if limit is None:
+        return []
+    words = [f"--time={clock(limit)}"]
+    if max_wait_s is not None and not options.requeue:
+        words.append(f"--deadline=now+{math.ceil(max_wait_s + limit)}")
+    return words
+
+
+def clock(seconds: float) -> str:
+    """As Slurm reads it: 8:04:00, 2-00:00:00."""
+    minutes = round(seconds / 60)
+    days, hours = divmod(minutes // 60, 24)
+    return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours}:{minutes % 60:02d}:00"
+
+
+def lifetime_s(plan: Plan, options: Options) -> float | None:
+    """After this a run may be removed whatever happens. None where it may wait in the queue for as long as it takes."""
+    limits = plan.limits
+    if limits.budget_s is None or limits.max_wait_s is None:
+        return None
+    return limits.budget_s + limits.max_wait_s + limits.grace_s + 3600.0
+
+
+def brought(job: Mapping[str, Any]) -> dict[str, str]:
+    """The secrets that the client must bring: variable and reference. A cloud's are fetched where it runs."""
+    listed = {name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}
+    return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
+
+
+def _header(plan: Plan, options: Options) -> str:
+    url, limits = run_url(str(plan.job["outputs"]), RUN), plan.limits
+    expires = EXPIRES if lifetime_s(plan, options) is not None else ""
+    words = [
+        f"--job-name={RUN}",
+        f"--comment={label(url, RUN, expires)}",
+        f"--output={LOG}",
+        "--open-mode=append",
+        *resources(plan.job, plan.processes, options),
+        *times(limits.budget_s, limits.max_wait_s, options),
+        "--requeue" if options.requeue else "--no-requeue",
+        f"--signal=B:TERM@{WARNING_S}",
+        *options.args,
+    ]
+    about = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
+    return "\n".join(["#!/bin/bash", about, *(f"#SBATCH {word}" for word in words)])
+
+
+def _variables(plan: Plan, place: str, python: str) -> str:
+    values = {
+        "HEADWAY_RUN": RUN,
+        "HEADWAY_RUN_URL": run_url(str(plan.job["outputs"]), RUN),
+        "HEADWAY_TARGET": KIND,
+        "HEADWAY_CODE_DIR": f"{place}/code",
+    }
+    if brought(plan.job):
+        values["HEADWAY_SECRETS_STDIN"] = "1"
+    lines = [
+        f"place={shlex.quote(place)}  # seen by every node",
+        f"python={shlex.quote(python)}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in values.items()),
+        # Every node runs the Headway that made the plan, whatever its interpreter has installed.
+        'export PYTHONPATH="$place/headway${PYTHONPATH:+:$PYTHONPATH}"',
+    ]
+    return "\n".join(lines)
+
+
+def _setup(plan: Plan) -> str:
+    commands = [str(command) for command in plan.job.get("setup", ())]
+    if not commands:
+        return ""
+    steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
+    about = "# -- setup: at every start, and in this very shell, so that `module load` holds"
+    return "\n".join([about, *steps])
+
+
+def _requirements(plan: Plan) -> str:
+    name = plan.job.get("requirements")
+    if not name:
+        return ""
+    return shell.REQUIREMENTS.format(file=shlex.quote(f"{Path(name)}"), code=plan.code.sha256[:12])
+
+
+def _start(plan: Plan) -> str:
+    needed, secret = cpus(plan.job["resources"], plan.processes), bool(brought(plan.job))
+    shape = f"--nodes={plan.nodes} --ntasks={plan.nodes} --ntasks-per-node=1 --cpus-per-task={needed}"
+    return shell.START.format(
+        feed='printf %s "$secrets" | ' if secret else "", shape=shape, input="all" if secret else "none"
+    )

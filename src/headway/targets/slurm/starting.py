@@ -1,0 +1,152 @@
+"""Laying ready what a job needs on the shared folder, and handing it to Slurm. All or nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.secrets import Reference, parse, resolve
+from headway.storage import join, open_store
+from headway.targets import spawn
+from headway.targets.slurm import script
+from headway.targets.slurm.commands import Ask, Refusal
+from headway.targets.slurm.options import Options
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+
+JOB = "job.id"
+# These say what the job file left open. sbatch takes its other variables for orders that go before the script's.
+_SITE_DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+}
+
+
+def lay_ready(plan: Plan, place: Path) -> None:
+    """The code, Headway itself and a folder for each node, where every node sees them."""
+    outputs = str(plan.job["outputs"])
+    with spawn.translated(place):
+        spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
+        (place / "code").mkdir(exist_ok=True)  # a recipe brings none
+        _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
+        (place / "spool").mkdir(exist_ok=True)
+        for node in range(plan.nodes):
+            _own_folder(place, node)
+        _lay_secrets(plan, place)
+
+
+def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: Ask) -> str:
+    """The job's number. If anything fails after Slurm has taken it, it is taken back."""
+    limit = script.lifetime_s(plan, options)
+    expires = "" if limit is None else str(int(time.time() + limit))
+    text = spawn.named(text, run).replace(script.EXPIRES, expires)
+    number = ""
+    try:
+        with spawn.translated(place):
+            (place / script.EXIT).unlink(missing_ok=True)
+            (place / script.SCRIPT).write_text(text, encoding="utf-8")
+            env = environment(os.environ, plan, options)
+            printed = ask(["sbatch", "--parsable", script.SCRIPT], cwd=place, env=env)
+            number = printed.strip().partition(";")[0]
+            _record(place, number)
+            return number
+    except BaseException:  # Ctrl-C too: a job in the queue would run one day
+        if number:
+            _take_back(number, ask)
+        clear_secrets(place)
+        raise
+
+
+def recorded(place: Path) -> str:
+    """The number of the job that was submitted last; empty where that is not known."""
+    try:
+        return (place / JOB).read_text().strip()
+    except OSError:
+        return ""
+
+
+def environment(shell: Mapping[str, str], plan: Plan, options: Options) -> dict[str, str]:
+    """What sbatch sees and hands on: this shell's variables, less another run's and less where secrets come from."""
+    references: list[Reference] = [parse(reference) for reference in script.brought(plan.job).values()]
+    hidden = {reference.name for reference in references if reference.kind == "env"}
+    return {
+        name: value
+        for name, value in spawn.environment(shell, {}).items()
+        if name not in hidden and (not name.startswith("SBATCH_") or _is_site_default(name, options))
+    }
+
+
+def clear_secrets(place: Path) -> None:
+    shutil.rmtree(place / script.PRIVATE, ignore_errors=True)
+
+
+def last_line(place: Path, number: str) -> str:
+    """The last thing the job's script printed, for a reader who wonders why it ended."""
+    try:
+        printed = (place / script.LOG.replace("%j", number)).read_text("utf-8", "replace")[-4096:].split("\n")
+    except OSError:
+        return ""
+    # Slurm's own remarks on an end come after the reason for it.
+    lines = [line.strip() for line in printed if line.strip() and not line.startswith(("slurmstepd", "srun:"))]
+    return lines[-1][:300] if lines else ""
+
+
+def said_at_exit(place: Path, number: str) -> int | None:
+    """The exit code that the script of this very job left behind."""
+    try:
+        job, _, code = (place / script.EXIT).read_text().strip().partition(" ")
+    except OSError:
+        return None
+    return int(code) if job == number and code.isdigit() else None
+
+
+def _is_site_default(name: str, options: Options) -> bool:
+    return name in _SITE_DEFAULTS and getattr(options, _SITE_DEFAULTS[name]) is None
+
+
+def _own_folder(place: Path, node: int) -> None:
+    """A node keeps its script's files apart from the others', and its output with theirs, where one tail reads it."""
+    own = place / f"node-{node}"
+    own.mkdir(exist_ok=True)
+    if not (own / "spool").is_symlink():
+        (own / "spool").symlink_to(Path("..") / "spool")
+
+
+def _lay_secrets(plan: Plan, place: Path) -> None:
+    """One file that only its owner can read. The job's script removes it as soon as it has read it."""
+    wanted = script.brought(plan.job)
+    clear_secrets(place)
+    if not wanted:
+        return
+    values = {name: resolve(reference) for name, reference in wanted.items()}
+    private = place / script.PRIVATE
+    private.mkdir(mode=0o700)
+    with open(os.open(private / script.SECRETS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(values, file)
+
+
+def _record(place: Path, number: str) -> None:
+    open_store(str(place)).write(JOB, f"{number}\n".encode())
+
+
+def _take_back(number: str, ask: Ask) -> None:
+    try:
+        ask(["scancel", number])
+    except Refusal:
+        pass  # the launcher looks for what is left, and says so
+
+
+def _unzip(wheel: bytes, to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    with zipfile.ZipFile(io.BytesIO(wheel)) as content:
+        content.extractall(to)

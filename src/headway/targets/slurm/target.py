@@ -1,0 +1,199 @@
+"""Slurm target: one batch job a run, one supervisor on each node. Needs Slurm's commands and a shared folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import Problem, RunBusy
+from headway.logtail import tail
+from headway.planning.model import RUN, Limits
+from headway.runs import Evidence, Watch, evidence
+from headway.storage import join, local_path
+from headway.targets import spawn
+from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
+from headway.targets.slurm import checks, commands, queue, removal, script, starting
+from headway.targets.slurm.commands import Ask, Refusal
+from headway.targets.slurm.options import Options
+from headway.targets.slurm.queue import ENDING, RUNNING, Job
+from headway.targets.slurm.script import KIND, SCRIPT
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job as Wanted
+
+DEFAULTS = Options()
+LOOK_S = 1.0  # between looks into the folder while a log is followed …
+ASK_S = 10.0  # … and between questions to the controller, which serves everybody
+FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTarget:
+    options: Options = DEFAULTS
+    ask: Ask = commands.run  # the one seam to a cluster
+
+    def check(self, job: Wanted) -> list[Problem]:
+        return [*checks.problems(job, self.options, self.ask), *unwritable(job.outputs)]
+
+    def notes(self, job: Wanted, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        return list(checks.notes(job, ranks, self.options, self.ask))
+
+    def limits(self, job: Wanted) -> Limits:
+        """Durations as they hold on a cluster. Behind the budget stands Slurm's own limit, for each start."""
+        hours = job.budget.hours
+        budget_s = None if hours is None else hours * 3600
+        limit = script.time_s(budget_s, self.options)
+        second = (
+            "none but the partition's own" if limit is None else f"Slurm's --time={script.clock(limit)}, each start"
+        )
+        return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
+
+    def cpus(self, job: Wanted, ranks: int) -> int:
+        """On each node: what the ranks' threads have to share."""
+        return job.resources.cpus or ranks
+
+    def render(self, plan: Plan) -> list[Request]:
+        """The job's script, and the call that submits it. Values of secrets are never in it, only where they lie."""
+        outputs = str(plan.job["outputs"])
+        place = str(place_of(run_url(outputs, RUN), KIND))
+        body = {
+            "argv": ["sbatch", "--parsable", SCRIPT],
+            "cwd": place,
+            "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
+            "headway": {"from": join(outputs, f"code/{plan.code.wheel}"), "to": f"{place}/headway"},
+            "secrets": {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()},
+        }
+        return [Request(name=SCRIPT, body={"text": self._script(plan)}), Request(name="sbatch.json", body=body)]
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Lay code and secrets ready on the shared folder, then one sbatch."""
+        url = run_url(str(plan.job["outputs"]), run)
+        place = place_of(url, KIND)
+        with spawn.exclusively(place):
+            live = [job for job in queue.jobs_of(self.ask, url, starting.recorded(place)) if job.live]
+            if live:
+                raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
+            starting.lay_ready(plan, place)
+            number = starting.submit(plan, run, place, self._script(plan), self.options, self.ask)
+        return Handle(target=plan.target, run=run, url=url, details={"dir": str(place), "job": number})
+
+    def status(self, handle: Handle) -> Status:
+        # Looked at before the folder: a job that is gone has written all it will ever write.
+        starting_now = spawn.starting(place_of(handle.url, KIND))
+        try:
+            listed: list[Job] | None = self._jobs(handle)
+        except Refusal as error:
+            listed, trouble = None, error
+        seen = evidence(folder_of(handle))
+        if listed is None:
+            return seen.farewell or _unasked(handle, trouble)
+        live = next((job for job in listed if job.live), None)
+        if live is not None:
+            return _standing(live, seen)
+        if seen.farewell is not None:
+            return seen.farewell
+        if starting_now:
+            return Status(state=State.PENDING, reason="is being submitted")
+        return self._without_a_farewell(handle, seen)
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        over = self._over(handle) if follow else None
+        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """SIGTERM and the plan's grace period, then scancel, and a second look. What is gone already is success."""
+        place = place_of(handle.url, KIND)
+        receipt = removal.take_down(self.ask, handle, known=self._number(handle), ended=said_farewell(handle))
+        if not receipt.left:
+            starting.clear_secrets(place)
+            removal.free_the_lease(handle)
+            if said_farewell(handle) and local_path(handle.url) is None:
+                _clear(place)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        live = {job.url: job for job in queue.jobs(self.ask) if job.live}
+        return [
+            Handle(target=KIND, run=job.run, url=url, details={"job": job.id, "expires": job.expires})
+            for url, job in sorted(live.items())
+        ]
+
+    def _script(self, plan: Plan) -> str:
+        return script.sbatch_script(plan, self.options, self.options.python or sys.executable)
+
+    def _number(self, handle: Handle) -> str:
+        """The newest job's: what was written beside it is younger than what the launcher has kept."""
+        return starting.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
+
+    def _jobs(self, handle: Handle) -> list[Job]:
+        return queue.jobs_of(self.ask, handle.url, self._number(handle))
+
+    def _without_a_farewell(self, handle: Handle, seen: Evidence) -> Status:
+        """No job lives, and the run has not said how it ended: Slurm's word, the script's, or none."""
+        number, place = self._number(handle), place_of(handle.url, KIND)
+        if not number:
+            return Status(state=State.LOST, reason="was never submitted")
+        ended, code = queue.ending(self.ask, number), starting.said_at_exit(place, number)
+        last = starting.last_line(place, number)
+        said = f"; it last said: {last}" if last else ""
+        what = f"Slurm job {number}: {ended or 'gone, and Slurm has forgotten it'}"
+        if seen.started:
+            return Status(state=State.LOST, reason=what + said)
+        if ended is not None and ended.state in ("CANCELLED", "DEADLINE", "PREEMPTED"):
+            return Status(state=State.STOPPED, reason=f"{what} before its first attempt")
+        if code:
+            return Status(state=State.FAILED, reason=f"{what}, before the supervisor started{said}", exit_code=code)
+        return Status(state=State.LOST, reason=what + said)
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The folder is read now and then, the controller asked less often than that."""
+        looked = asked = -ASK_S
+
+        def over() -> bool:
+            nonlocal looked, asked
+            now = time.monotonic()
+            if now - looked < LOOK_S:
+                return False
+            looked, farewell = now, evidence(folder_of(handle)).farewell
+            if farewell is not None and farewell.state in FOR_GOOD:
+                return True
+            if farewell is None and now - asked < ASK_S:
+                return False
+            asked = now
+            return self.status(handle).state.ended
+
+        return over
+
+
+def _standing(job: Job, seen: Evidence) -> Status:
+    """Of a run whose job is in the queue. One that was stopped and waits again has not ended."""
+    if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
+        return seen.farewell
+    if job.state in RUNNING and seen.started and seen.farewell is None:
+        return Status(state=State.RUNNING, reason=str(job))
+    if job.state == ENDING:
+        return Status(state=State.RUNNING if seen.started else State.PENDING, reason=str(job))
+    why = f": {job.why}" if job.why else ""
+    again = "; it goes on from its last checkpoint" if seen.started else ""
+    return Status(state=State.PENDING, reason=f"{job}{why}{again}")
+
+
+def _unasked(handle: Handle, trouble: Refusal) -> Status:
+    """Slurm does not answer: what the folder says, and that nobody could be asked."""
+    status = Watch(folder_of(handle)).status()
+    reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
+    return Status(state=status.state, reason=reason, exit_code=status.exit_code)
+
+
+def _clear(place: Path) -> None:
+    """A bucket has everything: what lies in our own folder is of no use any more."""
+    if not any(place.glob("node-*/files")):  # the supervisor removes what a script wrote once it is in the bucket
+        shutil.rmtree(place, ignore_errors=True)

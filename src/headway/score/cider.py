@@ -18,7 +18,7 @@ class Cider:
     """CIDEr against references indexed once: document frequencies and norms are ready, hypotheses come and go.
 
     Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any
-    order. All captions are tokenised ones.
+    order. All captions are tokenised ones. What a call costs hangs on its hypotheses, hardly on the references.
     """
 
     def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
@@ -49,8 +49,8 @@ class Cider:
 
     def _similarity(self, order: _Order, counted: Counted, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
         """For each pair, the clipped cosine of the two tf-idf vectors of this order."""
-        unknown = np.full(counted.kinds - len(order.idf), self._rarest)
-        weight = np.concatenate([order.idf, unknown])[counted.gram]
+        weight, known = np.full(len(counted.gram), self._rarest), counted.gram < len(order.idf)
+        weight[known] = order.idf[counted.gram[known]]
         norms = _norms(counted, weight, len(hypotheses.picture))
         place, overlap = _overlaps(order, counted, weight, hypotheses, pairs)
         product = np.bincount(place, weights=overlap, minlength=len(pairs.reference))
@@ -89,7 +89,8 @@ def _overlaps(
     cells = order.cells
     cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
     hit = np.flatnonzero(cell >= 0)
-    starts, sizes = cells.starts[cell[hit]], np.diff(cells.starts)[cell[hit]]
+    starts = cells.starts[cell[hit]]
+    sizes = cells.starts[cell[hit] + 1] - starts
     mine = np.repeat(hit, sizes)
     entry = np.arange(len(mine)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     theirs = cells.counts[entry]
@@ -100,8 +101,8 @@ def _overlaps(
 
 def _length_gap(references: References, hypotheses: Hypotheses, pairs: _Pairs) -> Ints:
     """The difference in length, counted in pairs of words as coco-caption does: a caption of one word has none."""
-    mine, theirs = np.maximum(0, hypotheses.flat.lengths - 1), np.maximum(0, references.lengths - 1)
-    return mine[pairs.hypothesis] - theirs[pairs.reference]
+    mine, theirs = hypotheses.flat.lengths[pairs.hypothesis], references.lengths[pairs.reference]
+    return np.maximum(0, mine - 1) - np.maximum(0, theirs - 1)
 
 
 def _norms(counted: Counted, weight: Floats, captions: int) -> Floats:

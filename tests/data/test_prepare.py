@@ -290,6 +290,14 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_done(
         here(layouts.class_folders(tmp_path / "in"), tmp_path / "out", **options)
 
 
+def test_source_and_destination_must_lie_apart(tmp_path: Path) -> None:
+    source = layouts.class_folders(tmp_path / "in")
+    for to in (source, source / "out", tmp_path):
+        with pytest.raises(BadInput, match="choose a place beside it"):
+            here(source, to)
+    assert not list(tmp_path.rglob(".work"))
+
+
 def test_data_goes_to_an_object_store_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     source = layouts.coco(tmp_path / "in")
@@ -401,3 +409,57 @@ def test_preparing_needs_no_torch() -> None:
     script = "import sys, headway.data.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     assert module is not None
+
+
+def test_everything_that_can_be_wrong_at_once_is_told_apart(tmp_path: Path) -> None:
+    source = layouts.coco(tmp_path / "in", train=12, val=3)
+    folder, path = source / "train2017", source / "annotations" / "captions_train2017.json"
+    (folder / f"{0:012d}.jpg").unlink()
+    put(folder / f"{1:012d}.jpg", b"")
+    put(folder / f"{2:012d}.jpg", picture(2)[:-400])
+    huge = bytearray(picture(3))
+    at = huge.index(b"\xff\xc0")
+    huge[at + 5 : at + 9] = (10_000).to_bytes(2, "big") * 2
+    put(folder / f"{3:012d}.jpg", bytes(huge))
+    put(folder / f"{4:012d}.jpg", b"<html>404</html>")
+    body = json.loads(path.read_text())
+    body["images"] += [{"id": 5, "file_name": "again.jpg"}, {"id": 90, "file_name": "/etc/passwd"}, "no object"]
+    by_number = [[a for a in body["annotations"] if a["image_id"] == n] for n in range(12)]
+    by_number[6][0]["caption"] = "lone \ud800 surrogate is here"
+    by_number[6][1]["caption"] = None
+    by_number[6][2]["caption"] = "\u200b \t"
+    body["annotations"] += [{"image_id": 12345, "caption": "of nothing at all"}]
+    path.write_text(json.dumps(body))
+    summary = here(source, tmp_path / "out", max_bad="100%")
+    reasons = {line["reason"]: line["detail"] for line in lines_of(summary.url)}
+    assert set(reasons) == {
+        "picture missing",
+        "picture unreadable",
+        "id used twice",
+        "path leads outside",
+        "wrong type",
+        "not UTF-8",
+        "empty caption",
+        "caption without a picture",
+    }
+    details = " ".join(line["detail"] for line in lines_of(summary.url))
+    for said in ("the file is empty", "damaged JPEG", "100 megapixels, more than the limit of 64", "not a picture"):
+        assert said in details
+    assert [row["id"] for row in rows_of(summary, "train")] == ["5", "6", "7", "8", "9", "10", "11"]
+    assert len(rows_of(summary, "train")[1]["captions"]) == 2
+
+
+def test_text_that_is_not_utf8_loses_its_line_alone(tmp_path: Path) -> None:
+    source = layouts.parallel(tmp_path / "in", lines=300)
+    body = (source / "train.de").read_bytes().splitlines(keepends=True)
+    body[7] = b"\xff\xfe broken \xe4\n"
+    (source / "train.de").write_bytes(b"".join(body))
+    summary = here(source, tmp_path / "out", wishes=Wishes(bpe_size=300))
+    assert summary.rows["train"] == 299
+    assert [(line["row"], line["reason"]) for line in lines_of(summary.url)] == [("train/8", "not UTF-8")]
+
+
+def test_a_scratch_file_that_does_not_fit_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.data.staging._SCRATCH", "pragma max_page_count = 12; pragma journal_mode = off;")
+    with pytest.raises(DiskFull, match="finished shards are kept"):
+        here(layouts.parallel(tmp_path / "in", lines=3000), tmp_path / "out")

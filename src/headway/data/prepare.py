@@ -35,7 +35,7 @@ from headway.data.staging import Staging
 from headway.data.text import BpeTokenizer
 from headway.data.threshold import Threshold, TooMuchBad, check
 from headway.errors import BadInput, DiskFull, NotThere
-from headway.storage import Store, join, open_store
+from headway.storage import Store, join, local_path, open_store
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 Encoding = Literal["jpeg", "raw"]
@@ -102,8 +102,9 @@ def prepare(
     wishes, report = wishes or Wishes(), progress or _silent
     _check(size, encoding, workers, wishes)
     limit = Threshold.parse(max_bad)
+    found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
+    _check_apart(found.url, to)
     with scratch_for(to) as scratch, _full_disk_said(scratch):
-        found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
         tree = Tree(found.url, scratch)
         wishes = _as_known(wishes, found.known, source)
         reader = reader_for(tree, wishes.format, year=wishes.year, languages=wishes.languages)
@@ -288,6 +289,13 @@ class _Job:
             "seed": self._wishes.seed,
             "proof": self._proof(orders),
         }
+
+
+def _check_apart(source: str, to: str) -> None:
+    """A data set inside of its own source would be read as part of it the next time."""
+    here, there = local_path(source), local_path(to)
+    if here is not None and there is not None and (here == there or here in there.parents or there in here.parents):
+        raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
 
 
 def _as_known(wishes: Wishes, entry: Known | None, source: str) -> Wishes:

@@ -47,9 +47,7 @@ class Staging:
         path.unlink(missing_ok=True)
         # Tokenizers reads texts on a thread of its own, while this one waits: never two at a time.
         self._db = sqlite3.connect(path, check_same_thread=False)
-        self._db.executescript(
-            "pragma journal_mode = off; pragma synchronous = off; pragma temp_store = file;" + _TABLES
-        )
+        self._db.executescript(_SCRATCH + _TABLES)
 
     def close(self) -> None:
         self._db.close()

@@ -47,18 +47,21 @@ def plan_play(
     retries: int = 0,
     env: Mapping[str, str] | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    nodes: int = 1,
+    **more: Any,
 ) -> Plan:
-    """A plan whose ranks all do what `play` says."""
+    """A plan whose ranks all do what `play` says. `more` are further keys of the job."""
     job = Job(
         name=name,
         script="play.py",
         args=(json.dumps(asdict(play), ensure_ascii=False),),
         outputs=outputs,
         root=str(project),
-        resources=Resources(processes=ranks),
+        resources=Resources(processes=ranks, nodes=nodes),
         retries=retries,
         env=env or {},
         secrets=secrets or {},
+        **more,
     )
     return plan(job, on=on)
 

@@ -17,6 +17,7 @@ VERBS = {
     "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.end"),
     "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.evaluate"),
     "export": Verb("make a bundle: all that is needed to use the model", "headway.cli.export"),
+    "image": Verb("print, build or push the container image of a job", "headway.cli.image"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.init"),
     "logs": Verb("what a run printed", "headway.cli.logs"),
     "plan": Verb("what `run` would do, without doing it", "headway.cli.plan"),
@@ -28,13 +29,14 @@ VERBS = {
     "score": Verb("score captions, grades, classes or translations in files", "headway.cli.score"),
     "status": Verb("how a run is doing", "headway.cli.status"),
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
+    "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify_resume"),
 }
 
 GROUPS = {
-    "Start": ["init", "plan", "run"],
+    "Start": ["init", "plan", "image", "run"],
     "Watch": ["ps", "status", "logs"],
     "Stop and go on": ["stop", "resume", "down"],
     "Use the model": ["eval", "export", "predict", "pull"],
     "Data and scores": ["data", "score"],
-    "This machine": ["doctor", "completion"],
+    "This machine": ["doctor", "verify-resume", "completion"],
 }

@@ -1,7 +1,8 @@
 """The code that is sent: chosen files, packed so that the same content gives the same name. Reads, never runs.
 
-A recipe needs no user code, so nothing goes. A script's whole folder goes, less what `.gitignore` and
-`.headwayignore` name, and never version control, environments, outputs or anything that looks like a secret.
+A recipe needs no user code, so nothing but its requirements goes. A script's whole folder goes, less what
+`.gitignore` and `.headwayignore` name, and never version control, environments, outputs or anything that looks like
+a secret.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ def package(job: Job) -> Package:
     """The job's code, packed into this machine's cache. Nothing is written when that content is there already."""
     root = Path(job.root).resolve()
     secrets: list[str] = []
-    chosen = sorted(_walk(root, _ours(job, root), secrets)) if job.script else []
-    tar, files = _pack(root, chosen)
+    chosen = set(_walk(root, _ours(job, root), secrets)) if job.script else set()
+    if job.requirements:  # also a recipe's: wherever it runs, they are installed first
+        chosen.add(Path(job.requirements).as_posix())
+    tar, files = _pack(root, sorted(chosen))
     sha256 = hashlib.sha256(tar).hexdigest()
     path = archive_path(sha256)
     if not path.exists():

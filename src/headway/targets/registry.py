@@ -36,11 +36,23 @@ class Entry:
 
 
 TARGETS: dict[str, Entry] = {
+    "docker": Entry(
+        "headway.targets.docker.target:DockerTarget",
+        options="headway.targets.docker.options:Options",
+        extra=None,
+        summary="containers on this machine; nothing is billed",
+    ),
     "local": Entry(
         "headway.targets.local:LocalTarget",
         options="headway.targets.local:Options",
         extra=None,
         summary="this machine; nothing is billed",
+    ),
+    "slurm": Entry(
+        "headway.targets.slurm.target:SlurmTarget",
+        options="headway.targets.slurm.options:Options",
+        extra=None,
+        summary="a Slurm cluster, from one of its login nodes",
     ),
 }
 

@@ -1,0 +1,180 @@
+"""The exact calls that make a run's network and containers. Pure: print them, diff them, review them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.image import build
+from headway.image.blueprint import CODE, NODE, SUPERVISOR, of_plan
+from headway.image.ignore import dockerignore
+from headway.planning.model import RUN
+from headway.targets.base import EXPIRES_LABEL, RUN_LABEL, Request
+from headway.targets.docker import credentials, memory
+from headway.targets.docker.options import Options
+from headway.targets.docker.volumes import KIND, SECRETS, WHEEL, WORK, mounts
+from headway.targets.here import FAREWELL_S, run_url
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+
+URL_LABEL, NODE_LABEL = "headway.url", "headway.node"
+EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
+NVIDIA = Path("/dev/nvidiactl")
+WORK_BYTES = 64 << 20  # the plan, and secrets given as files
+
+
+def requests(plan: Plan, options: Options) -> list[Request]:
+    """Image, network, one container a node, and their start, in this order."""
+    return [*_image(plan, options), *gang(plan, options)]
+
+
+def gang(plan: Plan, options: Options) -> list[Request]:
+    """What is made for one run alone, and removed with it."""
+    starts = {"argv": [options.command, "start", *(container_name(plan, node) for node in range(plan.nodes))]}
+    return [
+        *_network(plan, options),
+        *(Request(name=f"node-{n}.json", body=_container(plan, options, n)) for n in range(plan.nodes)),
+        Request(name="start.json", body=starts),
+    ]
+
+
+def container_name(plan: Plan, node: int) -> str:
+    return f"{_stem(plan)}-{node}"
+
+
+def lifetime_s(plan: Plan) -> float | None:
+    """After this a run may be removed whatever happens; None: it has no limit."""
+    limits = plan.limits
+    if limits.budget_s is None:
+        return None
+    return limits.budget_s + (limits.max_wait_s or 0.0) + limits.grace_s + 3600.0
+
+
+def _stem(plan: Plan) -> str:
+    """Two folders may each hold a run of one name."""
+    outputs = hashlib.sha256(str(plan.job["outputs"]).encode()).hexdigest()[:8]
+    return f"headway-{RUN}-{outputs}"
+
+
+def _image(plan: Plan, options: Options) -> list[Request]:
+    """None where the job names a ready image, or this very one has been pushed."""
+    image = of_plan(plan, platform=options.platform)
+    if build.reference(plan, image) != image.name:
+        return []
+    return [
+        Request(name="Dockerfile", body={"text": image.dockerfile()}),
+        Request(name=".dockerignore", body={"text": dockerignore()}),
+        Request(name="image.json", body={"argv": build.build_command(options.command, image)}),
+    ]
+
+
+def _network(plan: Plan, options: Options) -> list[Request]:
+    """A private one for several nodes, on which they find each other by name; Docker has room for about thirty."""
+    if plan.nodes == 1 or options.network:
+        return []
+    return [
+        Request(name="network.json", body={"argv": [options.command, "network", "create", *_labels(plan), _stem(plan)]})
+    ]
+
+
+def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
+    url = run_url(str(plan.job["outputs"]), RUN)
+    image = build.reference(plan, of_plan(plan, platform=options.platform))
+    argv = [
+        *(options.command, "create", "--name", container_name(plan, node)),
+        *_labels(plan),
+        *("--label", f"{NODE_LABEL}={node}"),
+        *_who(options),
+        *_limits(plan, options, node),
+        *_net(plan, options, node),
+        *("--tmpfs", f"{WORK}:rw,nosuid,nodev,mode=1777,size={WORK_BYTES}"),
+        *mounts(plan, node),
+        *_environment(plan, url, node),
+        *("--workdir", CODE, "--entrypoint", options.python),
+        *options.args,
+        *(image, "-m", SUPERVISOR, "--run", url),
+    ]
+    return {"argv": argv, "secrets": _references(plan)}
+
+
+def _labels(plan: Plan) -> list[str]:
+    labels = {RUN_LABEL: RUN, URL_LABEL: run_url(str(plan.job["outputs"]), RUN)}
+    if lifetime_s(plan) is not None:
+        labels[EXPIRES_LABEL] = EXPIRES
+    return [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
+
+
+def _who(options: Options) -> list[str]:
+    """The host's user, so that all that is written belongs to them, with no power beyond that."""
+    uid, gid = (0, 0) if options.user == "root" else (os.getuid(), os.getgid())
+    # Root is given back the one thing it is used to: to read what belongs to others.
+    powers = ["--cap-drop", "ALL", *(["--cap-add", "DAC_OVERRIDE"] if uid == 0 else [])]
+    # Without a label of SELinux: else the user's folders would have to be relabelled before they could be mounted.
+    safety = ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+    keep = ["--userns", "keep-id"] if uid and Path(options.command).name == "podman" else []
+    return [*keep, "--user", f"{uid}:{gid}", *powers, *safety]
+
+
+def _limits(plan: Plan, options: Options, node: int) -> list[str]:
+    resources = plan.job.get("resources", {})
+    # `docker stop`, whoever types it, then waits for a checkpoint.
+    words = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
+    if resources.get("memory"):  # no swap: a run that does not fit is ended, not slowed down for days
+        words += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
+    if resources.get("cpus"):
+        words += ["--cpus", str(resources["cpus"])]
+    accelerator = resources.get("accelerator")
+    if accelerator and NVIDIA.exists():
+        words += _gpus(options, [str(node * accelerator["count"] + i) for i in range(accelerator["count"])])
+    return words
+
+
+def _gpus(options: Options, devices: list[str]) -> list[str]:
+    """Each node its own devices."""
+    if Path(options.command).name == "podman":
+        return [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
+    return ["--gpus", f'"device={",".join(devices)}"']
+
+
+def _net(plan: Plan, options: Options, node: int) -> list[str]:
+    if options.network:
+        return ["--network", options.network]
+    return ["--network", _stem(plan), "--network-alias", f"node-{node}"] if plan.nodes > 1 else []
+
+
+def _environment(plan: Plan, url: str, node: int) -> list[str]:
+    own = {
+        "HEADWAY_RUN": RUN,
+        "HEADWAY_RUN_URL": url,
+        "HEADWAY_TARGET": KIND,
+        "HEADWAY_CODE_DIR": CODE,
+        "HEADWAY_SPOOL": f"{NODE}/spool",
+        "HEADWAY_WORK_DIR": WORK,
+    }
+    clouds = credentials.used_by(plan.job)
+    if memory.brought(plan) or clouds:
+        own["HEADWAY_SECRETS_DIR"] = SECRETS
+    if plan.nodes > 1:
+        own |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
+    if plan.job.get("image", {}).get("uri"):
+        own["PYTHONPATH"] = WHEEL
+    # By name alone: this shell's value where it has one. None of these is secret.
+    plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
+    words = [*(f"{name}={value}" for name, value in own.items()), *plain]
+    return [word for pair in words for word in ("--env", pair)]
+
+
+def _references(plan: Plan) -> dict[str, str]:
+    """Where the values that are laid ready in memory come from. Never the values."""
+    clouds = credentials.used_by(plan.job).values()
+    found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
+    found |= {
+        inside: f"file:${variable} or {default}, where there"
+        for cloud in clouds
+        for inside, (variable, default) in cloud.files.items()
+    }
+    return {**found, **memory.brought(plan)}

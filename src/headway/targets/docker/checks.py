@@ -1,0 +1,92 @@
+"""What would stop a job in containers here, each with what to type. Starts nothing; asks the daemon one question."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import Problem
+from headway.image import reference, requirements
+from headway.image.engine import Engine, Refusal, refusal
+from headway.secrets import parse
+from headway.spec.plain import dump
+from headway.targets.docker.calls import NVIDIA
+from headway.targets.docker.options import Options
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+_CARRIES_GPUS = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
+
+
+def problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
+    yield from reference.problems(dump(job)["image"], job.name)
+    if job.requirements and not job.image.uri:
+        yield from requirements.problems(Path(job.root), job.requirements)
+    yield from _mounts(job)
+    yield from _secrets(job)
+    yield from _nodes(job, options)
+    yield from _daemon(job, options, engine)
+
+
+def _mounts(job: Job) -> Iterator[Problem]:
+    for mount in job.mounts:
+        if mount.pvc:
+            what = f"{mount.pvc} is a volume of a Kubernetes cluster"
+            yield Problem(what=what, where="mounts", fix=f"mounts: [{{path: /a/folder, at: {mount.at}}}]")
+        elif mount.path and not Path(mount.path).exists():
+            yield Problem(
+                what=f"there is no {mount.path} on this machine", where="mounts", fix=f"mkdir -p {mount.path}"
+            )
+
+
+def _secrets(job: Job) -> Iterator[Problem]:
+    for name, secret in job.secrets.items():
+        if parse(secret.ref).kind == "k8s":
+            what = f"{secret.ref} lies in a Kubernetes cluster, and containers here are outside of it"
+            yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
+
+
+def _nodes(job: Job, options: Options) -> Iterator[Problem]:
+    if job.resources.nodes > 1 and options.network:
+        what = (
+            f"{job.resources.nodes} nodes need a private network to find each other, and {options.network} is not one"
+        )
+        yield Problem(what=what, where="targets", fix="remove `network`, or nodes: 1 with more processes")
+
+
+def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
+    """Whether it is there, reachable, ours to use, on this machine, and able to do what the job wants."""
+    remote = os.environ.get("DOCKER_HOST", "")
+    if remote and not remote.startswith("unix:"):
+        what = f"DOCKER_HOST={remote} is another machine, which has neither this one's folders nor its memory"
+        yield Problem(what=what, where="DOCKER_HOST", fix="unset DOCKER_HOST; or use an ssh target for that machine")
+        return
+    try:
+        known = _info(options, engine)
+    except Refusal as error:
+        yield error.problem
+        return
+    if options.user == "me" and os.getuid() and "name=rootless" in (known.get("SecurityOptions") or ()):
+        what = "this Docker is rootless: what a container writes as you would belong to somebody else outside"
+        yield Problem(what=what, where="targets", fix="write `user: root` in the target's entry: inside, that is you")
+    if job.resources.accelerator and NVIDIA.exists() and not _can_use_gpus(known):
+        what = "a GPU is here, and containers cannot use it: the NVIDIA container toolkit is missing"
+        fix = "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure"
+        yield Problem(what=what, where="resources.accelerator", fix=f"{fix} && sudo systemctl restart docker")
+
+
+def _info(options: Options, engine: Engine) -> dict[str, Any]:
+    argv = [options.command, "info", "--format", "{{json .}}"]
+    known: dict[str, Any] = json.loads(engine(argv))
+    if known.get("ServerErrors"):  # older clients say so and still exit with 0
+        raise refusal(argv, "\n".join(map(str, known["ServerErrors"])))
+    return known
+
+
+def _can_use_gpus(known: dict[str, Any]) -> bool:
+    return "nvidia" in (known.get("Runtimes") or {}) or any(which(name) for name in _CARRIES_GPUS)

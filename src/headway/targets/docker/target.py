@@ -1,0 +1,247 @@
+"""Docker target: one container a node, on this machine, with the supervisor as its process 1. Nothing is billed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import Problem, RunBusy, TargetError
+from headway.image import build
+from headway.image.blueprint import of_plan
+from headway.image.engine import Engine, Refusal, Taken
+from headway.image.engine import run as run_command
+from headway.image.ignore import left_out
+from headway.logtail import tail
+from headway.planning.package import package
+from headway.runs import Evidence, Watch, evidence
+from headway.secrets import resolve
+from headway.storage import join, local_path, open_store
+from headway.targets import spawn
+from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.docker import calls, checks, memory, removal, seen, volumes
+from headway.targets.docker.options import Options
+from headway.targets.docker.seen import Thing
+from headway.targets.docker.volumes import KIND
+from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job
+
+DEFAULTS = Options()
+LOOK_S = 1.0  # between questions to the daemon while a log is followed
+
+
+@dataclass(frozen=True, slots=True)
+class DockerTarget:
+    options: Options = DEFAULTS
+    engine: Engine = run_command  # the one seam to a daemon
+
+    def check(self, job: Job) -> list[Problem]:
+        return [*checks.problems(job, self.options, self.engine), *unwritable(job.outputs)]
+
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        return list(_notes(job, ranks))
+
+    def cpus(self, job: Job, ranks: int) -> int:
+        """What one node has: its share of this machine, unless the job says how many."""
+        return job.resources.cpus or max(1, len(os.sched_getaffinity(0)) // job.resources.nodes)
+
+    def render(self, plan: Plan) -> list[Request]:
+        """Every call that `submit` makes, in order. Values of secrets are never in it, only where they come from."""
+        return calls.requests(plan, self.options)
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Build or bring the image, then make and start all containers. What fails leaves only the image."""
+        outputs = str(plan.job["outputs"])
+        url, place = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
+        with spawn.exclusively(place):
+            if any(thing.live for thing in self._containers(url)):
+                raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
+            self._bring_image(plan, outputs)
+            try:
+                self._lay_ready(plan, url, place)
+                removal.remove(self.engine, self.options.command, url)  # what a killed client may have left
+                made = self._start(plan, run, url)
+            except BaseException:  # Ctrl-C too: half a gang cannot train
+                removal.remove(self.engine, self.options.command, url)
+                memory.clear(url)
+                raise
+        details = {
+            "containers": [thing.id for thing in made],
+            "dir": str(place),
+            "host": socket.gethostname(),
+            "image": build.reference(plan, of_plan(plan, platform=self.options.platform)),
+        }
+        return Handle(target=plan.target, run=run, url=url, details=details)
+
+    def status(self, handle: Handle) -> Status:
+        return self._status(handle, Watch(folder_of(handle)))
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        over = self._over(handle) if follow else None
+        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """`docker stop` with the plan's grace period, then removal, and a second look. What is gone is success."""
+        elsewhere = _elsewhere(handle)
+        if elsewhere:
+            raise TargetError(
+                f"{handle.run} runs on {elsewhere}, and its containers cannot be seen from here",
+                fix=f"on {elsewhere}: headway down {handle.url}",
+            )
+        receipt = removal.take_down(self.engine, self.options.command, handle)
+        if not receipt.left:
+            memory.clear(handle.url)
+            removal.free_the_lease(handle)
+            if said_farewell(handle):
+                spawn.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        command = self.options.command
+        things = [*seen.containers(self.engine, command), *seen.networks(self.engine, command)]
+        runs = {thing.url: thing for thing in reversed(things)}
+        return [
+            Handle(target=KIND, run=runs[url].run, url=url, details={"expires": runs[url].expires})
+            for url in sorted(runs)
+        ]
+
+    def _containers(self, url: str) -> list[Thing]:
+        return seen.containers(self.engine, self.options.command, url)
+
+    def _bring_image(self, plan: Plan, outputs: str) -> None:
+        image = of_plan(plan, platform=self.options.platform)
+        wanted = build.reference(plan, image)
+        if wanted == image.name:
+            build.build(self.engine, self.options.command, image, outputs)
+        else:
+            build.pull(self.engine, self.options.command, wanted, image.platform)
+
+    def _lay_ready(self, plan: Plan, url: str, place: Path) -> None:
+        """All that is mounted and not there yet, as this user: Docker would refuse, or make it as root."""
+        with spawn.translated(place):
+            for folder in (*volumes.folders(plan), place / "spool", *(place / f"node-{n}" for n in range(plan.nodes))):
+                Path(spawn.named(str(folder), handle_name(url))).mkdir(parents=True, exist_ok=True)
+            if plan.job.get("image", {}).get("uri"):
+                outputs = str(plan.job["outputs"])
+                spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
+                _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
+            memory.lay_ready(plan, url, resolve)
+
+    def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
+        limit = calls.lifetime_s(plan)
+        expires = "" if limit is None else str(int(time.time() + limit))
+        for request in calls.gang(plan, self.options):
+            argv = [word.replace(calls.EXPIRES, expires) for word in spawn.named(request.body["argv"], run)]
+            try:
+                self.engine(argv)
+            except Taken:
+                raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
+        return self._containers(url)
+
+    def _status(self, handle: Handle, watch: Watch) -> Status:
+        if _elsewhere(handle):
+            return watch.status()
+        # Looked at before the folder: a supervisor that is gone has written all it will ever write.
+        starting = spawn.starting(place_of(handle.url, KIND))
+        things, trouble = self._looked(handle.url)
+        found = evidence(folder_of(handle))
+        if found.farewell is not None:
+            return found.farewell
+        if trouble is not None:
+            raise trouble
+        if starting or any(thing.live for thing in things):
+            state = State.RUNNING if found.started else State.PENDING
+            return Status(state=state, reason=_reason(things) or "is being started")
+        return Status(state=State.LOST, reason=self._why_lost(found, things))
+
+    def _looked(self, url: str) -> tuple[list[Thing], Refusal | None]:
+        """The containers; where no daemon answers, why: a run's own last word needs none."""
+        try:
+            return self._containers(url), None
+        except Refusal as error:
+            return [], error
+
+    def _why_lost(self, found: Evidence, things: list[Thing]) -> str:
+        if not things:
+            return "its containers are gone without a last word" if found.started else "was never started"
+        gone = "; ".join(_end(thing) for thing in things)
+        said = "" if found.started else self._last_line(things[0])
+        return gone + (f"; it last said: {said}" if said else "")
+
+    def _last_line(self, thing: Thing) -> str:
+        try:
+            said = self.engine([self.options.command, "logs", "--tail", "5", thing.id])
+        except Refusal:  # a log driver that cannot be read: a nicety is missing, not the answer
+            return ""
+        return next((line.strip()[:300] for line in reversed(said.splitlines()) if line.strip()), "")
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The daemon and the folder are asked now and then."""
+        watch, looked = Watch(folder_of(handle)), -LOOK_S
+
+        def over() -> bool:
+            nonlocal looked
+            if time.monotonic() - looked < LOOK_S:
+                return False
+            ended = self._status(handle, watch).state.ended
+            looked = time.monotonic()
+            return ended
+
+        return over
+
+
+def handle_name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def _notes(job: Job, ranks: int) -> Iterator[str]:
+    resources, cores = job.resources, len(os.sched_getaffinity(0))
+    if ranks * resources.nodes > cores:
+        yield f"{ranks * resources.nodes} ranks share {cores} cores"
+    if resources.accelerator and not calls.NVIDIA.exists():
+        yield f"no {resources.accelerator.kind} is here: this trains on the CPU"
+    unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
+    if unused:
+        yield f"of no use here: resources.{', resources.'.join(unused)}"
+    data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
+    if data:
+        shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")
+        yield f"not in the image, because it looks like data or weights: {shown} (`!NAME` in .dockerignore keeps it)"
+
+
+def _elsewhere(handle: Handle) -> str:
+    """The other machine that runs this, where the folder is shared between machines; empty for this one."""
+    host = str(handle.details.get("host", ""))
+    return "" if host == socket.gethostname() else host
+
+
+def _reason(things: list[Thing]) -> str:
+    live, gone = [thing for thing in things if thing.live], [thing for thing in things if not thing.live]
+    ended = [_end(thing) for thing in gone if thing.state != "created"]
+    return "; ".join([", ".join(map(str, live)), *ended]) if live else ""
+
+
+def _end(thing: Thing) -> str:
+    if thing.state == "created":
+        return f"node {thing.node} was never started"
+    why = f", {thing.trouble}" if thing.trouble else ""
+    killed = ", killed" if thing.exit_code == 137 and not why else ""
+    return f"node {thing.node} ended with {thing.exit_code}{why}{killed}"
+
+
+def _unzip(wheel: bytes, to: Path) -> None:
+    import io
+
+    shutil.rmtree(to, ignore_errors=True)
+    with zipfile.ZipFile(io.BytesIO(wheel)) as content:
+        content.extractall(to)

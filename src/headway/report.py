@@ -60,13 +60,10 @@ def write_report(run_url: str, found: Mapping[str, Any], examples: Sequence[Exam
 def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
     """How long, over how many attempts. Time between attempts is nobody's."""
     events = folder.events()
-    spans: dict[int, list[float]] = {}
-    for event in events:
-        spans.setdefault(event["attempt"], []).append(float(event.get("time", 0.0)))
     ended = folder.ended()
     return {
-        "seconds": round(sum(max(times) - min(times) for times in spans.values()), 1),
-        "attempts": len(spans),
+        "seconds": round(max((float(event.get("spent_s", 0.0)) for event in events), default=0.0), 1),
+        "attempts": sum(event["kind"] == "attempt" for event in events),
         "ranks": ranks,
         "steps": max((int(record["step"]) for record in history), default=0),
         "checkpoints": sum(event["kind"] == "checkpoint" for event in events),

@@ -62,7 +62,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).write_bytes((ROOT / name).read_bytes())
             (folder / name).chmod((ROOT / name).stat().st_mode)
     (folder / ".venv").mkdir()
-    (folder / ".venv" / "bin").symlink_to(BIN)
+    for part in Path(sys.prefix).iterdir():
+        if not part.name.startswith("."):
+            (folder / ".venv" / part.name).symlink_to(part)
     (folder / ".venv" / ".ready-demo").touch()
     return folder
 

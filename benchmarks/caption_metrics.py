@@ -25,7 +25,9 @@ HOME = Path.home() / ".cache" / "headway-bench" / "caption-metrics"
 REPEATS = 7
 PICTURES = 5_000
 PROMISE = 10.0
-COCO = Path(os.environ.get("HEADWAY_TEST_DATA", "/work/shared/data")) / "coco_captions"
+COCO = (
+    Path(os.environ.get("HEADWAY_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "coco_captions"
+)
 
 # Each side reads the captions once, then does what it is asked and answers with the scores.
 SERVE = """

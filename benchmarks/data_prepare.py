@@ -32,7 +32,11 @@ from PIL import Image
 from benchmarks.harness import Row, interleave, show
 from headway.data.prepare import Encoding, prepare
 
-REAL = Path(os.environ.get("HEADWAY_TEST_DATA", "/work/shared/data")) / "coco_mini" / "images"
+REAL = (
+    Path(os.environ.get("HEADWAY_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    / "coco_mini"
+    / "images"
+)
 SETS = {"640 × 480": (640, 480, 240), "2 megapixels": (1632, 1224, 120)}
 REPEATS = 3
 CORES = os.cpu_count() or 1

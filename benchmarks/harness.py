@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Row:
 
 
 def interleave(cases: dict[str, Callable[[], object]], repeats: int) -> list[Row]:
-    """Every case once, then every case again, …: neighbours and thermals hit all alike. The first round is not counted."""
+    """Every case once, then every case again, …: what disturbs hits all alike. The first round is not counted."""
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for round_ in range(repeats + 1):
         for name, case in cases.items():
@@ -50,5 +51,6 @@ def show(rows: list[Row], baseline: str, *, unit_s: float = 1e-3, unit: str = "m
 
 
 def machine() -> str:
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     return f"{os.cpu_count()} × {model}, Python {platform.python_version()}, {platform.system()} {platform.release()}"

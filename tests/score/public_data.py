@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(os.environ.get("HEADWAY_TEST_DATA", "/work/shared/data"))
+FOLDER = Path(os.environ.get("HEADWAY_TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 COCO = FOLDER / "coco_captions"
 
 needs_coco = pytest.mark.skipif(

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    with needs("score", f"score {args.what}"):
+    with needs("train", f"score {args.what}"):
         found = _score(args)
     if args.json:
         print(as_json(found))

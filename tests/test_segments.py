@@ -102,6 +102,19 @@ def test_metrics_of_a_repeated_stretch_replace_the_earlier_ones(store: Store) ->
     assert [(record["step"], record["loss"]) for record in history] == [(1, 5), (2, 4), (3, 3)]
 
 
+def test_a_step_whose_numbers_came_in_pieces_has_one_record(store: Store) -> None:
+    """The loss is written while an evaluation runs; a kill after the score has it scored again."""
+    for attempt, records in {
+        1: ['{"resume_step": 0}', '{"step": 1, "loss": 5}', '{"step": 1, "bleu": 0.2}', '{"step": 2, "loss": 4}'],
+        2: ['{"resume_step": 1}', '{"step": 1, "bleu": 0.2}', '{"step": 2, "loss": 4}'],
+    }.items():
+        writer = SegmentWriter(store, "metrics", attempt)
+        for record in records:
+            writer.add(record)
+            writer.flush()
+    assert RunFolder(store).metrics() == [{"step": 1, "loss": 5, "bleu": 0.2}, {"step": 2, "loss": 4}]
+
+
 def test_logs_of_all_ranks_are_merged_by_time(store: Store) -> None:
     for writer_name, stamps in {"r0": "13", "r1": "24", "s": "05"}.items():
         writer = SegmentWriter(store, "logs", 1, writer_name, "log")

@@ -75,16 +75,19 @@ class RunFolder:
         ]
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One history without gaps or duplicates: what an attempt did again replaces what was done before."""
-        history: list[dict[str, Any]] = []
+        """One history without gaps or duplicates: a record a step, and what was done again replaces what was before.
+
+        A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be done again.
+        """
+        history: dict[int, dict[str, Any]] = {}
         for segment in segments(self.store, "metrics"):
             for record in _records(self.store, segment):
                 if "resume_step" in record:
                     start = record["resume_step"]
-                    history = [kept for kept in history if kept["step"] <= start]
+                    history = {step: kept for step, kept in history.items() if step <= start}
                 elif "step" in record:
-                    history.append(record)
-        return history
+                    history.setdefault(record["step"], {}).update(record)
+        return list(history.values())
 
     def log_lines(self, rank: int | None = None) -> Iterator[LogLine]:
         """What was printed, in order within a rank and merged by time over ranks."""
@@ -98,7 +101,7 @@ class RunFolder:
         yield from merge(*(_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
 
     def ended(self) -> dict[str, Any] | None:
-        """How the newest attempt ended, by its supervisor's own word; None while it runs, or when it had no last word."""
+        """How the newest attempt ended, by its own last word; None while it runs, or when it had none."""
         events = self.events()
         newest = max((event["attempt"] for event in events), default=0)
         farewells = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]

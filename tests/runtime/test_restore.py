@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tests.runtime.stores import Faulty, Heard, hidden
 
 from headway.errors import Denied, NoCheckpoint, Transient
-from headway.runtime.catalogue import Catalogue
+from headway.runtime.catalogue import Catalogue, Kept
 from headway.runtime.checkpoint import Moment, Saver, Seat
 from headway.runtime.encoding import flatten
 from headway.runtime.restore import Archive, Damage
@@ -121,6 +122,83 @@ def test_a_commit_whose_record_was_lost_is_found_by_its_manifest(folder: Path) -
     loaded = archive(folder).newest([])
     assert loaded is not None
     assert loaded.step == 30
+
+
+def adopted(folder: Path) -> Catalogue:
+    """As an attempt that goes on from what is there."""
+    catalogue = Catalogue(open_store(str(folder)), Checkpoint(keep_last=2))
+    catalogue.adopt(archive(folder).recorded())
+    catalogue.settle()
+    return catalogue
+
+
+def commit(folder: Path, step: int, *, names: tuple[str, ...] = (), fault: Any = None, turn: int = 0) -> None:
+    """One more checkpoint; with `fault`, by a rank that is killed where it strikes."""
+
+    class Killed(BaseException): ...
+
+    def strike(verb: str, key: str, number: int) -> None:
+        if fault is not None and verb == "write" and key.endswith(fault):
+            raise Killed
+
+    store = Faulty(open_store(str(folder)), strike)
+    catalogue = adopted(folder)
+    catalogue._store = store
+    saver = Saver(store, Seat(rank=0, ranks=1, attempt=2), catalogue, Heard(), environment={})
+    tree, tensors = flatten(state(step))
+    snapshot = saver._copy(Moment(step=step, epoch=0, tree=tree, names=names, turn=turn), tensors, [])
+    try:
+        saver._save(snapshot)
+    except Killed:
+        assert fault is not None
+    saver.close()
+
+
+def pointer(folder: Path, name: str) -> int:
+    return int(json.loads((folder / f"checkpoints/{name}.json").read_text())["step"])
+
+
+@pytest.mark.parametrize("killed_before", ["best.json", "last.json"])
+def test_a_kill_between_the_manifest_and_its_names_leaves_them_to_the_next_attempt(
+    folder: Path, killed_before: str
+) -> None:
+    commit(folder, 35, names=("best",))
+    commit(folder, 40, names=("best",), fault=killed_before)
+    catalogue = adopted(folder)
+    assert catalogue.newest_best == 40
+    assert (pointer(folder, "best"), pointer(folder, "last")) == (40, 40)
+
+
+def test_a_name_that_a_step_got_when_it_was_committed_again_is_not_lost_by_a_kill(folder: Path) -> None:
+    """The epoch's last step is committed in the loop, and again after its evaluation, which was the best."""
+    commit(folder, 40)
+    commit(folder, 40, names=("best",), fault="last.json", turn=1)
+    assert adopted(folder).newest_best == 40
+    assert pointer(folder, "best") == 40
+
+
+def test_a_removal_that_a_kill_interrupted_is_finished_and_gives_no_name_back(folder: Path) -> None:
+    commit(folder, 40, names=("best",))
+    old = (folder / "checkpoints/00000040/manifest.json").read_bytes()
+    commit(folder, 50, names=("best",))
+    (folder / "checkpoints/00000045").mkdir()
+    (folder / "checkpoints/00000045/manifest.json").write_bytes(old)
+    assert adopted(folder).newest_best == 50
+    commit(folder, 60)
+    assert not list((folder / "checkpoints/00000045").glob("*"))
+    assert pointer(folder, "best") == 50
+
+
+def test_parts_that_others_did_not_follow_up_are_removed_but_not_what_is_damaged_or_ahead(folder: Path) -> None:
+    for step in (25, 70):
+        (folder / f"checkpoints/{step:08d}").mkdir()
+        (folder / f"checkpoints/{step:08d}/a0001-r1.safetensors").write_bytes(b"part")
+    catalogue = adopted(folder)
+    catalogue.forget(20)
+    catalogue.record(Kept(40, 0))
+    catalogue.prune()
+    left = {path.parent.name for path in (folder / "checkpoints").glob("*/*")}
+    assert left == {"00000020", "00000030", "00000070"}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"kept": 3}', b'{"steps": [1]}'])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from headway.errors import NotThere
 from headway.runfolder import checkpoint_folder
@@ -13,6 +15,7 @@ from headway.spec.model import Checkpoint
 from headway.storage.base import Store
 
 LAST = "checkpoints/last.json"
+_FOLDER = re.compile(r"checkpoints/(\d{8,})/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Catalogue:
         self._store, self._rule = store, rule
         self.protected = protected  # the one this attempt resumed from
         self._kept: dict[int, Kept] = {}
-        self._written: set[str] = set()  # pointer files that this attempt has written
+        self._spared: set[int] = set()  # damaged: no checkpoint, and no rubbish either
 
     @property
     def steps(self) -> list[int]:
@@ -43,10 +46,21 @@ class Catalogue:
         """What earlier attempts left."""
         for one in kept:
             self._kept[one.step] = one
+        for name in self._names:
+            self._give(name)
+
+    def settle(self) -> None:
+        """Bring record and pointers up to what was adopted: a kill may have come between a manifest and them."""
+        if not self._kept:
+            return
+        for name in self._names:
+            self._put(f"checkpoints/{name}.json", {"step": self.named(name)})
+        self._put(LAST, self._body())
 
     def forget(self, step: int) -> None:
         """A checkpoint that proved to be damaged: it counts no more, and its files are left for people to look at."""
         self._kept.pop(step, None)
+        self._spared.add(step)
 
     def named(self, name: str) -> int | None:
         """The step a name points to: the newest that was given it."""
@@ -61,24 +75,40 @@ class Catalogue:
     def record(self, new: Kept) -> None:
         """Note a commit and point its names at it. Written before anything is removed."""
         self._kept[new.step] = new
+        self._spared.discard(new.step)
         for name in new.names:
-            for step, one in self._kept.items():
-                if step != new.step and name in one.names:
-                    names = tuple(other for other in one.names if other != name)
-                    self._kept[step] = Kept(one.step, one.epoch, names, one.score, one.forever)
+            self._give(name)
             self._store.write(f"checkpoints/{name}.json", encode_record({"step": new.step}))
-        self._write_last()
+        self._store.write(LAST, encode_record(self._body()))
 
     def prune(self) -> None:
-        """Remove what the rule does not keep: first from the record, then the manifest, then the files."""
-        going = sorted(set(self._kept) - self._keepers())
-        if not going:
-            return
-        for step in going:
-            del self._kept[step]
-        self._write_last()
-        for step in going:
+        """Remove what the rule does not keep: first from the record, then the manifest, then the files.
+
+        So too what lies below the newest commit and is none: parts that others did not follow up, half a removal.
+        """
+        going = set(self._kept) - self._keepers()
+        if going:
+            for step in going:
+                del self._kept[step]
+            self._store.write(LAST, encode_record(self._body()))
+        for step in sorted(going | self._rubbish()):
             remove(self._store, step)
+
+    def _rubbish(self) -> set[int]:
+        """Every rank writes its parts in order, so nobody writes below a commit any more."""
+        found = {int(match[1]) for entry in self._store.list("checkpoints/") if (match := _FOLDER.match(entry.key))}
+        return {step for step in found - self._spared - self._kept.keys() if step < max(self._kept)}
+
+    @property
+    def _names(self) -> set[str]:
+        return {name for one in self._kept.values() for name in one.names}
+
+    def _give(self, name: str) -> None:
+        """A name is the newest one's alone."""
+        owner = self.named(name)
+        for step, one in self._kept.items():
+            if step != owner and name in one.names:
+                self._kept[step] = replace(one, names=tuple(other for other in one.names if other != name))
 
     def _keepers(self) -> set[int]:
         steps = self.steps
@@ -91,10 +121,19 @@ class Catalogue:
             keepers.add(self.protected)
         return keepers
 
-    def _write_last(self) -> None:
+    def _body(self) -> dict[str, Any]:
         steps = self.steps
-        body = {"step": steps[-1], "steps": steps, "kept": [asdict(self._kept[step]) for step in steps]}
-        self._store.write(LAST, encode_record(body))
+        return {"step": steps[-1], "steps": steps, "kept": [asdict(self._kept[step]) for step in steps]}
+
+    def _put(self, key: str, record: dict[str, Any]) -> None:
+        """Written only where it says something else."""
+        body = encode_record(record)
+        try:
+            if self._store.read(key) == body:
+                return
+        except NotThere:
+            pass
+        self._store.write(key, body)
 
 
 def read_last(store: Store) -> list[Kept] | None:

@@ -87,6 +87,8 @@ class Keeping:
             self._catalogue.forget(damage.step)
         if trouble is not None:
             raise trouble
+        if session.first and lease_is_ours(session.store, session.identity.attempt):
+            self._archive.ask(self._catalogue.settle)
         if choice == -2:
             raise NoCheckpoint("rank 0 could not choose a checkpoint: see its log")
         if choice >= 0 and loaded is None:

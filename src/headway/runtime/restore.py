@@ -65,12 +65,16 @@ class Archive:
     def recorded(self) -> list[Kept]:
         """Every commit that left a trace, in the record or as a manifest. The record may be damaged, or behind."""
         try:
-            kept = {one.step: one for one in self._ask(lambda: read_last(self._store)) or ()}
+            kept = {one.step: one for one in self.ask(lambda: read_last(self._store)) or ()}
         except Damaged as damage:
             self._say(f"{damage}; the manifests are read instead")
             kept = {}
-        for step in self._ask(self._listed):
-            kept.setdefault(step, self._described(step))
+        newest = max(kept, default=-1)
+        for step in self.ask(self._listed):
+            if step >= newest:  # written before the record, also where a step is committed twice
+                kept[step] = self._described(step) or kept.get(step) or Kept(step, 0)
+            elif step not in kept:  # it was to be removed: whatever it was called is another's name by now
+                kept[step] = Kept(step, 0)
         return [kept[step] for step in sorted(kept)]
 
     def newest(self, damaged: list[Damage], *, below: int | None = None) -> Loaded | None:
@@ -118,7 +122,7 @@ class Archive:
         """A recorded object may be hidden for a moment by a stale view; then it is missing."""
         for pause in (*_pauses(self._stale_for_s), None):
             try:
-                return self._ask(lambda: self._store.read(key))
+                return self.ask(lambda: self._store.read(key))
             except NotThere:
                 if pause is not None:
                     self._sleep(pause)
@@ -128,15 +132,15 @@ class Archive:
         found = (_MANIFEST.search(entry.key) for entry in self._store.list("checkpoints/"))
         return [int(match[1]) for match in found if match]
 
-    def _described(self, step: int) -> Kept:
-        """A commit whose record was not written any more, as its manifest describes it."""
+    def _described(self, step: int) -> Kept | None:
+        """A commit as its manifest describes it."""
         try:
-            manifest = self._ask(lambda: read_record(self._store, f"{checkpoint_folder(step)}/manifest.json"))
+            manifest = self.ask(lambda: read_record(self._store, f"{checkpoint_folder(step)}/manifest.json"))
             return Kept(step, manifest["epoch"], tuple(manifest["names"]), manifest["score"], manifest["forever"])
         except (Damaged, NotThere, KeyError, TypeError):
-            return Kept(step, 0)  # it will be found out when it is read
+            return None  # it will be found out when it is read
 
-    def _ask(self, operation: Callable[[], Result]) -> Result:
+    def ask(self, operation: Callable[[], Result]) -> Result:
         """Until the store answers. No permission and no bucket are answers; only silence is asked again."""
         said = False
         for pause in (*_pauses(self._try_for_s), None):

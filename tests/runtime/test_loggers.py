@@ -106,6 +106,7 @@ def _nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                  "WANDB_PROJECT", "HEADWAY_IMAGE"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def log(metrics: Metrics, steps: range, **more: float) -> None:

@@ -144,6 +144,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
+            env={**os.environ, **_scratch()},
         )
         self._heard = b""
 
@@ -196,3 +197,9 @@ class Process:
         self._words.seek(0)
         lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
         return f"its process ended with code {code}" + (f": {lines[-1][:LAST_LINE]}" if lines else "")
+
+
+def _scratch() -> dict[str, str]:
+    """What it writes for itself goes beside the supervisor's copy of the plan, and goes with it, kill or not."""
+    plan = os.environ.get("HEADWAY_PLAN")
+    return {"TMPDIR": os.path.dirname(plan)} if plan else {}

@@ -111,6 +111,11 @@ def test_report_json_says_what_was_found_and_how_the_training_went(run: Path) ->
     }
 
 
+def test_the_supervisors_count_of_time_goes_before_the_clock_on_the_wall(run: Path) -> None:
+    (run / "events" / "a0003-0000001.jsonl").write_text(lines([{"kind": "attempt", "time": 9e9, "spent_s": 77.0}]))
+    assert write_report(str(run), FOUND)["training"]["seconds"] == 77.0
+
+
 def test_the_page_shows_metrics_curves_pictures_and_how_to_do_it_again(run: Path) -> None:
     write_report(str(run), FOUND, EXAMPLES)
     page = Page((run / "report.html").read_text())
@@ -179,7 +184,7 @@ def test_a_job_file_made_from_a_job_gives_the_job_again() -> None:
     ("metric", "words"),
     [
         ("bleu_4", "BLEU-4"),
-        ("exact_held_out", "right captions, combinations never trained on"),
+        ("exact_held_out", "right captions, new combinations"),
         ("word_accuracy", "word accuracy"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Final
 Point = tuple[float, float]
 
 _WIDTH, _HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 92, 12, 30  # room for the numbers, and for the names at the ends of the lines
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 128, 12, 30  # room for the numbers, and for the names at the ends of the lines
 _MOST_POINTS: Final = 300
 _COLOURS: Final = 4  # classes line0 … line3 in the style sheet
 _LABEL_APART: Final = 15
@@ -51,7 +51,7 @@ def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
     return [*means, points[-1]]
 
 
-def smoothed(points: Sequence[Point], reach: float = 0.05) -> list[Point]:
+def smoothed(points: Sequence[Point], reach: float = 0.02) -> list[Point]:
     """An exponential mean over about `reach` of the points, without the pull towards the first one."""
     keep = 1 - 1 / max(1.0, reach * len(points))
     total = weight = 0.0

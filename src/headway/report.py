@@ -24,17 +24,23 @@ if TYPE_CHECKING:
     from headway.evaluate import Example
 
 PAGE = "report.html"
-_EVERY_STEP = ("loss",)  # drawn with its running mean
+_NOISY = ("grad_norm", "loss")  # drawn with their running mean
 _NOT_CURVES = ("step", "epoch", "time")
 _WORDS = {
     "bleu_4": "BLEU-4",
     "cider": "CIDEr",
     "exact": "right captions",
-    "held_out": "combinations never trained on",
-    "seen": "combinations seen in training",
+    "held_out": "new combinations",
+    "seen": "known combinations",
     "loss": "training loss",
     "rouge_l": "ROUGE-L",
+    "grad_norm": "norm of the gradient",
     "lr": "learning rate",
+}
+
+_HEADINGS = {
+    "held_out": "new combinations, of kinds that training never showed",
+    "seen": "known combinations, in pictures that training never showed",
 }
 
 
@@ -62,13 +68,22 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
     events = folder.events()
     ended = folder.ended()
     return {
-        "seconds": round(max((float(event.get("spent_s", 0.0)) for event in events), default=0.0), 1),
+        "seconds": round(_seconds(events), 1),
         "attempts": sum(event["kind"] == "attempt" for event in events),
         "ranks": ranks,
         "steps": max((int(record["step"]) for record in history), default=0),
         "checkpoints": sum(event["kind"] == "checkpoint" for event in events),
         "state": ended["state"] if ended else "not ended",
     }
+
+
+def _seconds(events: Sequence[Mapping[str, Any]]) -> float:
+    """By the supervisor's own count; where none was there, by the clock on the wall, attempt by attempt."""
+    spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
+    times: dict[int, list[float]] = {}
+    for event in events:
+        times.setdefault(event["attempt"], []).append(float(event.get("time", 0.0)))
+    return spent or sum(max(seen) - min(seen) for seen in times.values())
 
 
 def page(
@@ -119,7 +134,7 @@ def _tiles(record: Mapping[str, Any]) -> str:
 
 
 def _charts(history: Sequence[Mapping[str, Any]]) -> str:
-    """One for the loss, one for the scores between 0 and 1, one for each other number that was logged."""
+    """The loss, the scores between 0 and 1 together, then other scores, then what else was logged at every step."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for record in history:
         for name, value in record.items():
@@ -127,15 +142,16 @@ def _charts(history: Sequence[Mapping[str, Any]]) -> str:
                 curves.setdefault(name, []).append((float(record["step"]), float(value)))
     often = max((len(points) for points in curves.values()), default=0)
     scores = [name for name, points in curves.items() if len(points) < often and max(y for _, y in points) <= 1]
-    groups = [[name] for name in _EVERY_STEP if name in curves]
+    groups = [["loss"]] if "loss" in curves else []
     groups += [scores] if scores else []
-    groups += [[name] for name in curves if name not in _EVERY_STEP and name not in scores]
+    rest = [name for name in curves if name != "loss" and name not in scores]
+    groups += [[name] for name in sorted(rest, key=lambda name: (len(curves[name]) == often, name))]
     return f'<div class="charts">{"".join(_figure(group, curves) for group in groups)}</div>' if groups else ""
 
 
 def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     title = "validation scores" if len(names) > 1 else named(names[0])
-    lines = [Line(name if len(names) > 1 else "", curves[name], noisy=name in _EVERY_STEP) for name in names]
+    lines = [Line(named(name) if len(names) > 1 else "", curves[name], noisy=name in _NOISY) for name in names]
     drawn = chart(title, lines, floor=0.0)
     return f"<figure><figcaption>{_text(title)}</figcaption>{drawn}</figure>"
 
@@ -169,7 +185,7 @@ def _sheets(examples: Sequence[Example]) -> str:
     for example in examples:
         groups.setdefault(example.group, []).append(example)
     return "".join(
-        (f"<h3>{_text(named(name).capitalize())}{_tally(members)}</h3>" if name else "")
+        (f"<h3>{_text(_HEADINGS.get(name, name).capitalize())}{_tally(members)}</h3>" if name else "")
         + f'<div class="sheet">{"".join(map(_picture, members))}</div>'
         for name, members in groups.items()
     )

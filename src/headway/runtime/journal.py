@@ -24,6 +24,7 @@ class Journal:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._alone = session.identity.world.size == 1
         self._metrics: Metrics | None = None
         self._reporter: Reporter | None = None
         self._loggers = Loggers()
@@ -52,24 +53,26 @@ class Journal:
 
     def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Logged elsewhere, the same on every rank."""
-        clean = {name: plain(name, value) for name, value in values.items()}
-        self.latest.update(clean)
+        self._keep(step, epoch, {name: plain(name, value) for name, value in values.items()})
+
+    def _keep(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+        self.latest.update(values)
         if self._metrics is not None:
-            self._metrics.log(step, epoch, clean)
+            self._metrics.log(step, epoch, values)
 
     def end_body(self, weight: float | Tensor, step: int, epoch: int, *, micro: bool) -> None:
         """A body is over. `micro` when it was not the last of its step, or others' values must be added."""
         if not self._body:
             return
         body, self._body = self._body, {}
-        if not micro and not self._sums and self._session.gang.world.size == 1:
-            self.record(step, epoch, body)
+        if self._alone and not micro and not self._sums:
+            self._keep(step, epoch, body)
             return
         weight = weight.detach() if isinstance(weight, Tensor) else weight
         for name, value in body.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * weight
         self._weight, self._epoch = self._weight + weight, epoch
-        if not micro and self._session.gang.world.size == 1:
+        if self._alone and not micro:
             self._close_step(step, self._sums, self._weight)
 
     @property
@@ -115,7 +118,7 @@ class Journal:
     def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
         values = {name: value / (weight or 1.0) for name, value in sums.items()}
         self._sums, self._weight = {}, 0.0
-        self.record(step, self._epoch, values)
+        self._keep(step, self._epoch, values)
 
 
 def _digest(names: list[str]) -> float:

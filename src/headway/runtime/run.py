@@ -185,11 +185,12 @@ class Run:
         position, boundary = self._keeping.position, self._boundary
         self._steps = self._expected()
         for batch in self._supply.training(feed, position, self.accumulate):
-            self._counts = not isinstance(batch, Filler)
+            self._counts = type(batch) is not Filler
             self._weight = 1.0 if self._counts else 0.0
             boundary.inside, boundary.agreed = True, None
             before = position.step
-            self._guard.before_step()
+            if self._guard.skips:
+                self._guard.before_step()
             self._dice.roll(MODEL, before, self._micro)
             yield self._supply.placed(batch)
             boundary.inside = False

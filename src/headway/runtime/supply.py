@@ -21,6 +21,7 @@ class Supply:
 
     def __init__(self, world: World, device: torch.device, dice: Dice) -> None:
         self._world, self._device, self._dice = world, device, dice
+        self._on_cpu = device.type == "cpu"
         self._prefetchers: dict[int, Prefetcher] = {}
 
     def adopt(self, feed: Any) -> None:
@@ -53,8 +54,8 @@ class Supply:
 
     def placed(self, batch: Any) -> Any:
         """The batch itself, on this rank's device."""
-        inner = batch.batch if isinstance(batch, Filler) else batch
-        return inner if self._device.type == "cpu" else moved(inner, self._device)
+        inner = batch.batch if type(batch) is Filler else batch
+        return inner if self._on_cpu else moved(inner, self._device)
 
     def close(self) -> None:
         for prefetcher in self._prefetchers.values():

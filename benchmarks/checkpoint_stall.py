@@ -1,0 +1,182 @@
+"""How long a checkpoint holds training up, against the time to copy the state in memory. Promised: at most 1.3 ×.
+
+A model with Adam's state, about 300 MB. Also shown: how much slower steps are while the write behind it goes on, and
+what snapshots add to the memory: at most twice the state, and once where the store keeps up.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 7
+WIDTH, LAYERS = 1024, 24  # 24 × (4 MB + 4 KB) of weights, three times over with Adam's moments
+
+_run: list[Any] = []
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore")
+    import torch
+
+    model, optimizer = trained()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    tensors = [tensor for tensor in leaves(state) if isinstance(tensor, torch.Tensor)]
+    size = sum(tensor.nbytes for tensor in tensors)
+    folder = Path(tempfile.mkdtemp(prefix="headway-bench-"))
+    copies = [torch.zeros_like(tensor) for tensor in tensors]
+    cases: dict[str, Callable[[int], float]] = {
+        "copy in memory (the floor)": lambda n: timed(lambda: torch._foreach_copy_(copies, tensors)),
+        "Headway": headway(model, optimizer, folder),
+        "torch.save": lambda n: timed(lambda: torch.save(state, folder / "state.pt")),
+    }
+    if importlib.util.find_spec("torch.distributed.checkpoint"):
+        cases["torch.distributed.checkpoint.async_save"] = dcp(state, folder)
+    taken: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(ROUNDS + 1):
+        for name, case in cases.items():
+            stall = case(number)
+            if number:
+                taken[name].append(stall)
+    broken = show(taken, size)
+    slow_down(model, folder)
+    memory(size)
+    shutil.rmtree(folder, ignore_errors=True)
+    return broken
+
+
+def show(taken: dict[str, list[float]], size: int) -> int:
+    floor = statistics.median(next(iter(taken.values())))
+    print(f"{size / 1e6:.0f} MB of state\n\n| | stall (ms) | × the floor |\n| --- | ---: | ---: |")
+    for name, stalls in taken.items():
+        median = statistics.median(stalls)
+        print(f"| {name} | {median * 1e3:.0f} | {median / floor:.2f} |")
+    print()
+    ratios = [ours / copy for ours, copy in zip(taken["Headway"], next(iter(taken.values())), strict=True)]
+    if statistics.median(ratios) > 1.3:
+        print("broken promise: over 1.3 ×\n")
+        return 1
+    return 0
+
+
+def slow_down(model: Any, folder: Path) -> None:
+    """Steps alone, and steps while a thread hashes and writes the state."""
+    import torch
+
+    x = torch.randn(64, WIDTH)
+    run = _run.pop()
+    keeping = run._keeping
+    alone = [timed(lambda: model(x).sum().backward()) for _ in range(30)]
+    during: list[float] = []
+    for number in range(3):
+        keeping.position.step = 1000 + number
+        keeping.take()
+        while keeping.saver.busy:
+            during.append(timed(lambda: model(x).sum().backward()))
+    run._close()
+    ratio = statistics.median(during) / statistics.median(alone)
+    print(f"Steps during the write take {ratio:.2f} × as long as without it ({len(during)} of them)\n")
+
+
+def memory(size: int) -> None:
+    """In a process of its own: what the first snapshot, and one more that has to wait, add to the peak."""
+    script = (
+        "import sys, threading; sys.argv = ['x']\n"
+        "from benchmarks.checkpoint_stall import trained, headway_run\n"
+        "def peak(): return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) / 1e3\n"
+        "model, optimizer = trained(); run = headway_run(model, optimizer); keeping = run._keeping\n"
+        "write, gate = run._session.store.write, threading.Event()\n"
+        "before = peak(); keeping.position.step = 1; keeping.take(); keeping.saver.drain(); first = peak()\n"
+        "run._session.store.write = lambda *a, **o: (gate.wait(), write(*a, **o))[1]\n"
+        "for n in range(2, 9): keeping.position.step = n; keeping.take()\n"
+        "second = peak(); gate.set(); print(first - before, second - before)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "HEADWAY_RUN_URL": f"{folder}/run"}
+        done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
+    first, second = (float(word) * 1.024 / (size / 1e6) for word in done.stdout.split())
+    print(f"Memory added by a snapshot: {first:.2f} × the state; while the store hangs: {second:.2f} ×\n")
+
+
+def headway_run(model: Any, optimizer: Any) -> Any:
+    import headway
+
+    run = headway.start()
+    run.restore(model=model, optimizer=optimizer)
+    return run
+
+
+def trained() -> tuple[Any, Any]:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(1, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in leaves(each)]
+    if isinstance(value, list | tuple):
+        return [leaf for each in value for leaf in leaves(each)]
+    return [value]
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def headway(model: Any, optimizer: Any, folder: Path) -> Callable[[int], float]:
+    """All that the training thread does for a checkpoint; the write behind it is done before the next."""
+    os.environ["HEADWAY_RUN_URL"] = str(folder / "run")
+    run = headway_run(model, optimizer)
+    keeping = run._keeping
+    _run.append(run)
+
+    def stall(number: int) -> float:
+        keeping.position.step = number + 1
+        took = timed(keeping.take)
+        keeping.saver.drain()
+        return took
+
+    return stall
+
+
+def dcp(state: Any, folder: Path) -> Callable[[int], float]:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as checkpoint
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29517")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=0, world_size=1)
+
+    def stall(number: int) -> float:
+        began = time.perf_counter()
+        waiting = checkpoint.async_save(state, checkpoint_id=folder / f"dcp-{number}")
+        took = time.perf_counter() - began
+        waiting.result()  # type: ignore[union-attr]
+        shutil.rmtree(folder / f"dcp-{number}")
+        return took
+
+    return stall
+
+
+if __name__ == "__main__":
+    sys.exit(main())

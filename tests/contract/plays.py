@@ -51,18 +51,15 @@ def plan_play(
     **more: Any,
 ) -> Plan:
     """A plan whose ranks all do what `play` says. `more` are further keys of the job."""
-    job = Job(
-        name=name,
-        script="play.py",
-        args=(json.dumps(asdict(play), ensure_ascii=False),),
-        outputs=outputs,
-        root=str(project),
-        resources=Resources(processes=ranks, nodes=nodes),
-        retries=retries,
-        env=env or {},
-        secrets=secrets or {},
+    keys: dict[str, Any] = {
+        "resources": Resources(processes=ranks, nodes=nodes),
+        "retries": retries,
+        "env": env or {},
+        "secrets": secrets or {},
         **more,
-    )
+    }
+    args = (json.dumps(asdict(play), ensure_ascii=False),)
+    job = Job(name=name, script="play.py", args=args, outputs=outputs, root=str(project), **keys)
     return plan(job, on=on)
 
 

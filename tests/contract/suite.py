@@ -28,10 +28,11 @@ WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
 
 def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
     """Wait for something that must come. The limit only ends a test that has failed."""
-    limit = time.monotonic() + within_s
+    limit, pause = time.monotonic() + within_s, 0.02
     while not holds():
         assert time.monotonic() < limit, f"in vain: {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(0.3, pause * 1.3)  # asking may cost more than waiting
 
 
 class TargetContract:

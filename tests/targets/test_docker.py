@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract
+from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 from tests.testbed.docker import BASE, docker, docker_host
 
-from headway.image.engine import ANSWER_S, Refusal, run
+from headway import launcher
+from headway.errors import BadInput, HeadwayError
+from headway.image.engine import ANSWER_S, Refusal, Unreachable, run
 from headway.launcher import Launched
-from headway.planning import Plan
-from headway.spec import Image
-from headway.targets.base import Target
+from headway.lease import STALE_S
+from headway.planning import Plan, plan
+from headway.planning.model import RUN
+from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
+from headway.storage import open_store, subfolders
+from headway.targets.base import State, Target
+from headway.targets.docker import memory
 from headway.targets.docker.target import DockerTarget
+from headway.targets.fake import Play
 
 __all__ = ["docker_host"]
 
@@ -66,3 +80,282 @@ class TestDocker(TargetContract):
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
         return ("the token is {TOKEN}",)
+
+    # Killed in every way.
+
+    def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_goes_on_without_waiting_for_its_lease(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = self.running(start(WAITS, ranks=2))
+        os.kill(inspected(hold)["State"]["Pid"], signal.SIGKILL)
+        eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is seen to be gone")
+        assert "137" in hold.target.status(hold.handle).reason
+        printed = len(self.texts(hold))
+        began = time.monotonic()
+        again = launcher.resume(hold.url, target=target)
+        eventually(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
+        assert time.monotonic() - began < STALE_S, "nobody waits for the lease of a container that is gone"
+
+    def test_a_stop_by_docker_itself_is_a_preemption_that_can_be_resumed(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = self.running(start(WAITS))
+        docker("stop", *hold.handle.details["containers"])
+        assert inspected(hold)["State"]["ExitCode"] == 143
+        outcome = hold.outcome()
+        assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
+        again = launcher.resume(hold.url, target=target)
+        eventually(lambda: len(self.texts(again)) == 2, "it goes on")
+
+    def test_docker_stop_waits_for_the_grace_period_of_the_plan(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS))
+        assert inspected(hold)["Config"]["StopTimeout"] >= hold.folder.plan().limits.grace_s
+
+    def test_a_stubborn_rank_is_killed_after_the_grace_period(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("headway.planning.make.LOCAL_GRACE_S", 1.0)
+        hold = self.running(start(WAITS))
+        (rank,) = [
+            line.split()[1]
+            for line in docker("top", *hold.handle.details["containers"]).splitlines()
+            if "play.py" in line
+        ]
+        os.kill(int(rank), signal.SIGSTOP)
+        outcome = hold.stop()
+        assert outcome.status.state.resumable
+        assert outcome.receipt is not None
+        assert outcome.receipt.left == ()
+
+    def test_a_paused_container_is_taken_down(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS))
+        docker("pause", *hold.handle.details["containers"])
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.down().left == ()
+        assert hold.target.status(hold.handle).state is State.STOPPED
+
+    def test_containers_removed_behind_our_back_are_a_lost_run(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS))
+        docker("rm", "--force", *hold.handle.details["containers"])
+        status = hold.target.status(hold.handle)
+        assert (status.state, "gone" in status.reason) == (State.LOST, True)
+        receipt = hold.down()
+        assert receipt.created
+        assert receipt.left == ()
+
+    @pytest.mark.parametrize("moment", ["image", "create", "start", "recorded"])
+    def test_a_launcher_killed_at_any_moment_leaves_nothing_or_a_run_that_can_be_taken_down(
+        self, plan_of: Callable[..., Plan], target: Target, tmp_path: Path, moment: str
+    ) -> None:
+        (tmp_path / "plan.json").write_text(plan_of(WAITS, nodes=2).to_json())
+        client = subprocess.run(
+            [sys.executable, "-c", KILLED_CLIENT, str(tmp_path / "plan.json"), moment], capture_output=True, text=True
+        )
+        assert client.returncode == -signal.SIGKILL, client.stderr
+        url = str(tmp_path / "runs" / "orphan")
+        assert bool(target.found()) == (moment != "image")
+        hold = launcher.reach(url, target=target)
+        live = moment == "recorded"
+        assert hold.target.status(hold.handle).state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
+        assert hold.down().left == ()
+        assert target.found() == []
+        again = launcher.resume(url, target=target)
+        self.running(again)
+        again.down()
+
+    # Several nodes.
+
+    def test_nodes_find_each_other_by_name_on_a_network_of_their_own(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = start(Play(lines=("{RANK} of {WORLD_SIZE} at {MASTER_ADDR}",)), nodes=2, ranks=2)
+        assert len(docker("network", "ls", "--quiet", "--filter", "label=headway.run").split()) == 1
+        outcome = hold.wait()
+        assert outcome.status.state is State.FINISHED, outcome
+        said = [self.texts(hold, rank=rank) for rank in range(4)]
+        assert said == [[f"{rank} of 4 at node-0"] for rank in range(4)]
+        assert outcome.receipt is not None
+        assert [name.split()[0] for name in outcome.receipt.removed] == ["container", "container", "network"]
+        assert docker("network", "ls", "--quiet", "--filter", "label=headway.run") == ""
+
+    def test_a_node_that_cannot_be_made_takes_the_others_with_it(
+        self, plan_of: Callable[..., Plan], target: Target, outputs: str
+    ) -> None:
+        plan = plan_of(WAITS, nodes=2)
+        (taken,) = [word.replace(RUN, "unlucky") for word in plan.requests[-1].body["argv"] if word.endswith("-1")]
+        docker("create", "--name", taken, BASE, "true")
+        try:
+            with pytest.raises(HeadwayError, match="unlucky"):
+                launcher.launch(plan, name="unlucky", detach=True, target=target)
+            assert target.found() == []
+            assert docker("ps", "--all", "--format", "{{.Names}}").split() == [taken], "what is not ours stays"
+            assert "unlucky" not in subfolders(open_store(outputs))
+        finally:
+            docker("rm", taken)
+
+    def test_a_node_that_is_gone_is_said_while_the_others_wait(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS, nodes=2, retries=3))
+        docker("kill", hold.handle.details["containers"][1])
+        eventually(lambda: "node 1 ended with 137" in hold.target.status(hold.handle).reason, "it is said")
+        assert hold.down().left == ()
+
+    def test_four_accelerators_are_four_ranks_without_a_change_of_code(
+        self, start: Callable[..., Launched], tmp_path: Path, outputs: str
+    ) -> None:
+        project = write_project(tmp_path / "gpus")
+        (project / "requirements.txt").write_text("")
+        job = Job(
+            name="four",
+            script="play.py",
+            args=(json.dumps({"lines": ["{RANK}/{WORLD_SIZE}"], "exit_code": 0, "until_stopped": False}),),
+            outputs=outputs,
+            root=str(project),
+            resources=Resources(accelerator=Accelerator(kind="T4", count=4)),
+            image=Image(base=BASE),
+            requirements="requirements.txt",
+        )
+        hold = launcher.launch(plan(job, on="docker"))
+        assert sorted(line.text for line in hold.logs() if "/4" in line.text) == ["0/4", "1/4", "2/4", "3/4"]
+
+    # What containers see and leave.
+
+    def test_a_secret_is_in_memory_only_and_in_nothing_that_docker_knows(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "key.pem").write_text(f"{CANARY}-key\n")
+        monkeypatch.setenv("TOKEN_HERE", CANARY)
+        secrets = {"TOKEN": Secret(ref="env:TOKEN_HERE"), "KEY": Secret(ref=f"file:{tmp_path}/key.pem", as_="file")}
+        hold = self.running(start(Play(lines=("{KEY} waits",), until_stopped=True), secrets=secrets))
+        (container,) = hold.handle.details["containers"]
+        assert CANARY not in json.dumps(inspected(hold))
+        assert CANARY not in docker("logs", container)
+        for process in docker("top", container, "-eo", "pid").split()[1:]:
+            assert CANARY.encode() not in Path(f"/proc/{process}/cmdline").read_bytes()
+        (line,) = [line.text for line in hold.logs(rank=0)]
+        file = line.removesuffix(" waits")
+        assert docker("exec", container, "cat", file) == f"{CANARY}-key"
+        assert docker("exec", container, "stat", "--file-system", "--format", "%T", file).strip() == "tmpfs"
+        folder = memory.folder_of(hold.url)
+        assert folder.is_relative_to("/dev/shm")
+        assert [path for path in folder.rglob("*") if path.is_file()] == [], "read, then removed"
+        hold.down()
+        assert not folder.exists()
+
+    def test_a_secret_that_cannot_be_had_is_said_before_anything_is_made(
+        self, plan_of: Callable[..., Plan], target: Target, outputs: str
+    ) -> None:
+        plan = plan_of(WAITS, secrets={"TOKEN": Secret(ref="env:NOT_SET_ANYWHERE")})
+        with pytest.raises(BadInput, match="NOT_SET_ANYWHERE"):
+            launcher.launch(plan, name="r", detach=True, target=target)
+        assert target.found() == []
+        assert subfolders(open_store(outputs)) == ["code"]
+
+    def test_a_ready_image_is_used_as_it_is_with_the_planned_code_and_headway(
+        self, start: Callable[..., Launched], tmp_path: Path
+    ) -> None:
+        hold = self.running(start(WAITS, image=Image(uri=BASE), requirements=None))
+        assert inspected(hold)["Config"]["Image"] == BASE
+        assert hold.stop().status.state is State.STOPPED
+
+    def test_folders_of_the_job_are_there_under_their_own_paths(
+        self, start: Callable[..., Launched], tmp_path: Path
+    ) -> None:
+        data, extra = tmp_path / "data, with a comma", tmp_path / "extra"
+        for folder in (data, extra):
+            folder.mkdir()
+            (folder / "hello.txt").write_text(f"from {folder.name}")
+        (tmp_path / "project" / "play.py").write_text(READER)
+        hold = start(
+            Play(),
+            data=Data(train=(Source(source=str(data)),)),
+            mounts=(Mount(path=str(extra), at="/mnt/extra"),),
+            env={"DATA": str(data)},
+        )
+        assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold) == ["from data, with a comma", "Read-only file system", "from extra"]
+        assert (extra / "written").read_text() == "by the container"
+
+    def test_limits_of_the_job_are_the_containers(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+        (tmp_path / "project" / "play.py").write_text("x = bytearray(10**9)")
+        job_size = Resources(memory=200_000_000, cpus=1)
+        hold = start(Play(), resources=job_size)
+        outcome = hold.wait()
+        assert outcome.status.state is State.FAILED
+        assert "SIGKILL" in outcome.status.reason
+
+    def test_a_run_of_another_machine_is_not_touched_from_here(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS))
+        far = replace(hold.handle, details={**hold.handle.details, "host": "far-away"})
+        with pytest.raises(HeadwayError, match="far-away"):
+            hold.target.down(far)
+        assert hold.target.status(far).state is State.RUNNING, "as its folder says"
+        assert hold.target.status(hold.handle).state is State.RUNNING
+
+    def test_a_farewell_is_heard_without_a_daemon_and_a_live_run_needs_one(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done, live = start(Play()), self.running(start(WAITS))
+        done.wait()
+        with monkeypatch.context() as patch:
+            patch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+            assert done.target.status(done.handle).state is State.FINISHED
+            with pytest.raises(Unreachable, match="systemctl start docker"):
+                live.target.status(live.handle)
+
+    def test_when_it_may_be_removed_stands_on_what_has_a_budget(self, start: Callable[..., Launched]) -> None:
+        hold = self.running(start(WAITS, budget=Budget(hours=1)))
+        (found,) = hold.target.found()
+        assert 3600 < int(found.details["expires"]) - time.time() < 3 * 3600
+        assert inspected(hold)["Config"]["Labels"]["headway.expires"] == found.details["expires"]
+
+
+def inspected(hold: Launched, node: int = 0) -> dict[str, Any]:
+    found: list[dict[str, Any]] = json.loads(docker("inspect", hold.handle.details["containers"][node]))
+    return found[0]
+
+
+READER = """
+import os
+from pathlib import Path
+data = Path(os.environ["DATA"])
+print((data / "hello.txt").read_text())
+try:
+    (data / "hello.txt").write_text("spoiled")
+except OSError as error:
+    print(error.strerror)
+print(Path("/mnt/extra/hello.txt").read_text())
+Path("/mnt/extra/written").write_text("by the container")
+"""
+
+KILLED_CLIENT = """
+import os, signal, sys
+from pathlib import Path
+from headway import launcher, intent
+from headway.image import build, engine
+from headway.planning import Plan
+from headway.targets import registry
+from headway.targets.docker.target import DockerTarget
+
+def die(*args, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+moment = sys.argv[2]
+creates = 0
+
+def run(argv, *, within_s=engine.ANSWER_S):
+    global creates
+    if moment == "start" and "start" in argv:
+        die()
+    if "create" in argv and "network" not in argv:
+        creates += 1
+        if moment == "create" and creates == 2:
+            die()
+    return engine.run(argv, within_s=within_s)
+
+if moment == "image":
+    build.build = die
+if moment == "recorded":
+    intent.keep = die
+plan = Plan.from_json(Path(sys.argv[1]).read_text())
+launcher.launch(plan, name="orphan", detach=True, target=DockerTarget(engine=run))
+"""

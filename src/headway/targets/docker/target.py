@@ -151,25 +151,16 @@ class DockerTarget:
     def _status(self, handle: Handle, watch: Watch) -> Status:
         if _elsewhere(handle):
             return watch.status()
-        # Looked at before the folder: a supervisor that is gone has written all it will ever write.
-        starting = spawn.starting(place_of(handle.url, KIND))
-        things, trouble = self._looked(handle.url)
         found = evidence(folder_of(handle))
-        if found.farewell is not None:
+        if found.farewell is not None:  # needs no daemon, and asks none
             return found.farewell
-        if trouble is not None:
-            raise trouble
+        starting, things = spawn.starting(place_of(handle.url, KIND)), self._containers(handle.url)
         if starting or any(thing.live for thing in things):
             state = State.RUNNING if found.started else State.PENDING
             return Status(state=state, reason=_reason(things) or "is being started")
-        return Status(state=State.LOST, reason=self._why_lost(found, things))
-
-    def _looked(self, url: str) -> tuple[list[Thing], Refusal | None]:
-        """The containers; where no daemon answers, why: a run's own last word needs none."""
-        try:
-            return self._containers(url), None
-        except Refusal as error:
-            return [], error
+        # Read again: a supervisor that is gone has written all it will ever write.
+        found = evidence(folder_of(handle))
+        return found.farewell or Status(state=State.LOST, reason=self._why_lost(found, things))
 
     def _why_lost(self, found: Evidence, things: list[Thing]) -> str:
         if not things:

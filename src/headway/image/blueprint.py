@@ -107,7 +107,7 @@ class Blueprint:
             "",
             "# Your code comes last: a change of it costs one small layer.",
             f"COPY code/ {CODE}/",
-            "LABEL " + " ".join(f'{LABEL}.{key}="{value}"' for key, value in labels.items()),
+            "LABEL " + " \\\n      ".join(f'{LABEL}.{key}="{value}"' for key, value in labels.items()),
             f"WORKDIR {CODE}",
             "USER 1000:1000",
             f'ENTRYPOINT ["python3", "-m", "{SUPERVISOR}"]',

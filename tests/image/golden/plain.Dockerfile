@@ -1,0 +1,36 @@
+# The image of captions, made by Headway 0.1.0.
+# `headway image` prints it. Change it through image.base, requirements and setup of the job file.
+
+FROM --platform=linux/amd64 python:3.12-slim AS base
+
+# A stage of its own: neither pip's options nor its leavings are shipped.
+FROM base AS environment
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Packages that the base brings (a torch built for its CUDA, say) are used, not installed again.
+RUN python3 -m venv --system-site-packages /opt/headway
+
+# Dependencies, in layers apart from code: built again only when these files change.
+COPY requirements/headway.txt /build/
+RUN /opt/headway/bin/pip install -r /build/headway.txt
+
+FROM base
+# Any user may run it, also one without a name here: what is written to is open to all of them.
+RUN mkdir -p /headway/code /headway/node /home/headway && chmod 1777 /headway/code /headway/node /home/headway
+ENV PATH=/opt/headway/bin:$PATH HOME=/home/headway USER=headway PYTHONUNBUFFERED=1
+COPY --from=environment /opt/headway /opt/headway
+
+# Headway itself, from the file beside this one: never by name from an index.
+COPY headway-0.1.0-0abc-py3-none-any.whl /tmp/
+RUN /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps /tmp/headway-0.1.0-0abc-py3-none-any.whl
+
+# Your code comes last: a change of it costs one small layer.
+COPY code/ /headway/code/
+LABEL headway.job="captions" \
+      headway.version="0.1.0" \
+      headway.code="2222222222222222222222222222222222222222222222222222222222222222" \
+      headway.wheel="1111111111111111111111111111111111111111111111111111111111111111"
+WORKDIR /headway/code
+USER 1000:1000
+ENTRYPOINT ["python3", "-m", "headway.runtime.worker"]

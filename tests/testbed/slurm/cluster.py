@@ -144,7 +144,7 @@ class Cluster:
         except (OSError, ValueError):  # never started, or gone already
             return
         limit = time.monotonic() + 20
-        while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
+        while _lives(pid) and time.monotonic() < limit:
             time.sleep(0.05)
 
 
@@ -168,6 +168,13 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _kill(pid: int) -> None:

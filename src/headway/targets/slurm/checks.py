@@ -117,7 +117,8 @@ def _trial(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
         ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
     except Refusal as error:
         if "required node not available" not in error.said.lower():  # down or drained now: it would wait for them
-            yield Problem(what=error.problem.what, where=error.problem.where or "resources", fix=error.problem.fix)
+            fix = error.problem.fix or "mend `resources`, or the target's entry; `sbatch --test-only` says the same"
+            yield Problem(what=error.problem.what, where="resources", fix=fix)
 
 
 def _budget_s(job: Job) -> float | None:

@@ -156,6 +156,7 @@ class SlurmTarget:
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Whether the run has ended. The folder is read now and then, the controller asked less often than that."""
         looked = asked = -ASK_S
+        place = place_of(handle.url, KIND)
 
         def over() -> bool:
             nonlocal looked, asked
@@ -165,7 +166,8 @@ class SlurmTarget:
             looked, farewell = now, evidence(folder_of(handle)).farewell
             if farewell is not None and farewell.state in FOR_GOOD:
                 return True
-            if farewell is None and now - asked < ASK_S:
+            quiet = farewell is None and starting.said_at_exit(place, self._number(handle)) is None
+            if quiet and now - asked < ASK_S:
                 return False
             asked = now
             return self.status(handle).state.ended

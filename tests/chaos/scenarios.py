@@ -1,0 +1,161 @@
+"""What can be done to runs, by name. Each scenario returns what went wrong; nothing means that nothing did."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import invariants
+from tests.chaos.case import Case, Place
+from tests.chaos.invariants import Result
+from tests.chaos.kills import Killer, Tally
+from tests.servers import processes
+
+WORLDS = (1, 2, 3, 1, 2, 1)  # how many ranks, in turn: starting one takes seconds of a core, so most runs are small
+KILLS_A_RUN = 12
+
+
+@dataclass
+class Settings:
+    """One call of the driver."""
+
+    folder: Path
+    seed: int
+    kills: int
+    seconds: float | None = None
+    jobs: int = 2
+    keep: bool = False
+    places: list[Place] = field(default_factory=list)
+    straight: dict[int, Result] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def time_is_up(self) -> bool:
+        return self.seconds is not None and time.monotonic() - self.began > self.seconds
+
+
+def play(settings: Settings, names: list[str]) -> int:
+    """The scenarios one after the other; the exit code."""
+    wrong: list[str] = []
+    with ExitStack() as stack:
+        settings.places = stack.enter_context(places(settings.folder))
+        for ranks in (1, 2, 3):
+            settings.straight[ranks] = unbroken(settings, ranks)
+        for name in names:
+            began = time.monotonic()
+            found = SCENARIOS[name](settings)
+            say(
+                f"{name}: {'all is well' if not found else f'{len(found)} went wrong'}, {time.monotonic() - began:.0f} s"
+            )
+            wrong += found
+    for text in wrong:
+        say(text)
+    if not wrong and not settings.keep:
+        shutil.rmtree(settings.folder, ignore_errors=True)
+    return int(bool(wrong))
+
+
+@contextmanager
+def places(folder: Path) -> Iterator[list[Place]]:
+    """A folder, and a bucket of a real S3 server."""
+    with processes.moto() as endpoint:
+        yield [Place(name="folder", url=str(folder / "runs")), bucket(endpoint)]
+
+
+def bucket(endpoint: str, name: str = "chaos") -> Place:
+    import os
+    import urllib.request
+
+    env = {
+        "AWS_ACCESS_KEY_ID": "chaos",
+        "AWS_SECRET_ACCESS_KEY": "chaos",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    os.environ.update(env)  # the driver reads the bucket too
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT")).close()
+    return Place(name="S3", url=f"s3://{name}/runs", env=env)
+
+
+def unbroken(settings: Settings, ranks: int) -> Result:
+    """What a run of this world size makes when nobody disturbs it."""
+    case = make_case(settings, settings.places[0], ranks, f"straight-{ranks}")
+    case.start()
+    assert case.ends() == 0, case.explain()
+    return invariants.check(case, None, [])
+
+
+def make_case(settings: Settings, place: Place, ranks: int, name: str) -> Case:
+    canary = f"canary-{random.Random(name).getrandbits(64):x}"
+    return Case(tmp=settings.folder / name, place=place, ranks=ranks, canary=canary)
+
+
+# -- kills ------------------------------------------------------------------------------------------------------------
+
+
+def kills(settings: Settings) -> list[str]:
+    """Anything killed at any moment: the run ends with the same bits."""
+    tally, lock, wrong = Tally(), threading.Lock(), list[str]()
+    numbers = iter(range(1_000_000))
+
+    def left() -> int:
+        return settings.kills - len(tally.hits)
+
+    def worker() -> None:
+        while left() > 0 and not settings.time_is_up and not wrong:
+            with lock:
+                number = next(numbers)
+            trouble = one_run(settings, number, tally, min(KILLS_A_RUN, left()))
+            if trouble:
+                wrong.append(trouble)
+
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        for done in [pool.submit(worker) for _ in range(settings.jobs)]:
+            done.result()
+    say(f"{len(tally.hits)} kills in {tally.runs} runs, seed {settings.seed}")
+    for title, counts in (("who", tally.by(lambda hit: hit.kind)), ("where", tally.by(lambda hit: hit.found))):
+        say(f"  {title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return wrong
+
+
+def one_run(settings: Settings, number: int, tally: Tally, most: int) -> str:
+    """One run with its kills; what went wrong with it, or nothing."""
+    dice = random.Random(f"{settings.seed} {number}")
+    ranks = WORLDS[number % len(WORLDS)]
+    place = settings.places[(number // len(WORLDS) + number) % len(settings.places)]
+    case = make_case(settings, place, ranks, f"kills-{number}")
+    killer = Killer(case, dice, tally)
+    began = time.monotonic()
+    try:
+        done = killer.run(most)
+        invariants.check(case, settings.straight[ranks], killer.commits)
+    except Exception as error:  # noqa: BLE001  reported with everything that is needed to find the cause
+        case.clean_up()
+        hits = "\n".join(map(str, tally.hits[-6:]))
+        return f"run {number} ({ranks} ranks, {place.name}, {case.tmp}): {error!r}\n{hits}\n{traceback.format_exc()}"
+    tally.runs += 1
+    attempts = len(case.events("attempt"))
+    files, size = invariants.orphans(case)
+    say(
+        f"run {number}: {ranks} ranks on {place.name}, {done} kills, {attempts} attempts, "
+        f"{time.monotonic() - began:.0f} s, {files} files ({size >> 10} KiB) of no checkpoint"
+    )
+    if not settings.keep:
+        shutil.rmtree(case.tmp, ignore_errors=True)
+    return ""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+SCENARIOS: dict[str, Callable[[Settings], list[str]]] = {"kills": kills}

@@ -27,19 +27,19 @@ class Config:
     epochs: Count = 12  # passes over the pictures
     batch: Count = 32  # pictures a step, over all ranks
     accumulate: Count = 1  # parts a step is computed in, where memory is short
-    captions: Count = 3  # of each picture's references, how many are learnt from in an epoch
+    captions: Count = 5  # of each picture's references, how many are learnt from in an epoch
     lr: Annotated[float, "> 0"] = 3e-3  # the highest learning rate
     warmup: Share = 0.1  # share of the steps in which it rises; it falls as a cosine afterwards
     weight_decay: Annotated[float, ">= 0"] = 0.01  # of AdamW
-    clip: Annotated[float, "> 0"] = 1.0  # largest norm of a step's gradient
+    clip: Annotated[float, "> 0"] = 5.0  # largest norm of a step's gradient
     dropout: Share = 0.0  # of the decoder's features
-    word_dropout: Share = 0.0  # of the words it is given while learning, so that it looks instead of guessing
+    word_dropout: Share = 0.3  # of the words it is given while learning, so that it looks instead of guessing
     label_smoothing: Share = 0.0  # spread evenly over all words, as torch does
 
     beam: Count = 3  # captions kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 0.7  # a caption's score is its log-probability / words ^ this
     workers: Annotated[int, ">= 0"] = 0  # processes that prepare batches ahead
 
-    train_pictures: Count = 6000  # how many scenes are drawn for training …
+    train_pictures: Count = 8000  # how many scenes are drawn for training …
     val_pictures: Count = 300  # … for choosing the best checkpoint …
     test_pictures: Count = 800  # … and for `headway eval`; every second one is of a kind never trained on

@@ -23,7 +23,9 @@ def train(run: Run, cfg: Config) -> None:
     feed = TrainingFeed(cfg, pictures, words, seed=run.seed)
 
     model = run.place(Captioner(cfg, words))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=cfg.lr, betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
+    )
     schedule = LambdaLR(optimizer, rise_and_fall(len(feed) * cfg.epochs, cfg.warmup))
     best = BestScores()
     run.on_export(lambda: bundle(model, cfg, run.job, best))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.servers.gcs import GcsServer
 from tests.testbed.slurm.cluster import Cluster, lacking
 
 from headway import launcher
@@ -271,6 +272,31 @@ class TestSlurm(TargetContract):
         assert outcome.status.state is State.FAILED
         assert "setup: echo the module is gone" in outcome.status.reason
         assert attempts(hold) == 0
+
+    @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="no other interpreter here")
+    def test_the_clusters_own_interpreter_needs_nothing_of_headways(self, start_on: Callable[..., Launched]) -> None:
+        hold = start_on(Play(lines=("with {PYTHONPATH}",)), {"python": "/usr/bin/python3"}, nodes=2)
+        assert hold.wait().status.state is State.FINISHED, self.log(hold)
+        assert self.texts(hold, rank=1)[0].startswith(f"with {place(hold)}/headway")
+        assert not (place(hold) / "headway").exists(), "what a resume would make again is not kept"
+
+    def test_a_run_whose_folder_is_in_a_bucket_leaves_nothing_on_the_shared_disk(
+        self, plan_of: Callable[..., Plan], target: Target, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
+            monkeypatch.delenv(name)
+        lines = tuple(f"line {i}" for i in range(100))
+        with GcsServer("bucket") as server:
+            server.tokens.add("emulator")
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+            hold = launcher.launch(plan_of(Play(lines=lines), nodes=2, outputs="gs://bucket/runs"), detach=True)
+            assert [line.text for line in hold.logs(follow=True, rank=1)] == list(lines)
+            outcome = hold.wait()
+            assert outcome.status.state is State.FINISHED
+            assert outcome.receipt is not None
+            assert outcome.receipt.left == ()
+            assert not place(hold).exists()
+            assert [line.text for line in launcher.logs(hold.url, rank=0)] == list(lines)
 
     def log(self, hold: Launched) -> str:
         return "".join(path.read_text() for path in place(hold).glob("job-*.log"))

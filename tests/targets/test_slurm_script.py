@@ -166,6 +166,8 @@ def test_sbatch_is_not_given_what_a_secret_comes_from_nor_another_runs_world() -
         "TOKEN_HERE": "canary",
         "SLURM_CONF": "/etc/slurm.conf",
         "SLURM_PROCID": "3",
+        "SLURM_MEM_PER_NODE": "100",
+        "SQUEUE_PARTITION": "elsewhere",
         "RANK": "1",
         "HEADWAY_RUN": "outer",
         "SBATCH_ACCOUNT": "mine",

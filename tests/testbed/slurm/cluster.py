@@ -103,9 +103,16 @@ class Cluster:
         self.wait_for(lambda: self.run("sinfo", "-h", "-p", "debug", "-o", "%D:%T") == "4:idle", "four idle nodes")
 
     def stop(self) -> None:
-        """Only what `start` started."""
+        """Only what `start` started, and what that has started since."""
+        try:
+            self.run("scancel", "--user=root")
+            self.wait_for(lambda: not self.run("squeue", "--noheader"), "an empty queue", within_s=20)
+        except (AssertionError, RuntimeError):
+            pass  # it never came up, or a step hangs: it is ended below
         for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munge"):
             self._end(self.folder / f"{name}.pid", signal.SIGTERM)
+        for pid in _with({f"SLURM_CONF={self.config}"}):
+            _kill(pid)
 
     def start_node(self, node: str) -> None:
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
@@ -114,7 +121,7 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """As a power failure would: its daemon, its steps and all they started are gone without a word."""
         self._end(self.folder / f"slurmd-{node}.pid", signal.SIGKILL)
-        for pid in _on_node(node, self.config):
+        for pid in _with({f"SLURM_CONF={self.config}", f"SLURMD_NODENAME={node}"}):
             _kill(pid)
 
     def run(self, *command: str) -> str:
@@ -148,9 +155,9 @@ class Cluster:
             time.sleep(0.05)
 
 
-def _on_node(node: str, config: Path) -> set[int]:
-    """Slurm's steps on that node and what they run: tasks know their node, and a step is a task's parent."""
-    wanted = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={config}".encode()}
+def _with(variables: set[str]) -> set[int]:
+    """Processes of Slurm's jobs that have these variables, and the steps they run in: a step is a task's parent."""
+    wanted = {variable.encode() for variable in variables}
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -158,7 +165,7 @@ def _on_node(node: str, config: Path) -> set[int]:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:  # gone while we looked
             continue
-        if wanted <= carried:
+        if wanted <= carried and ("slurmstepd" in _command(int(entry.name)) or b"SLURM_JOB_ID=" in b"\0".join(carried)):
             found |= {int(entry.name)} | ({parent} if "slurmstepd" in _command(parent) else set())
     return found
 
@@ -198,10 +205,17 @@ def _free_ports(count: int) -> int:
     raise RuntimeError("no free ports")
 
 
-if __name__ == "__main__":
-    verb, folder = sys.argv[1], Path(sys.argv[2]).resolve()
-    if verb == "start":
-        Cluster(folder).start()
-        print(f"export SLURM_CONF={folder}/slurm.conf PATH={PATH}")
-    else:
+def main(verb: str, folder: Path) -> int:
+    if verb == "lacking":
+        print(lacking())
+        return 1 if lacking() else 0
+    if verb == "stop":
         Cluster(folder).stop()
+    else:
+        Cluster(folder).start()
+        print(f"export SLURM_CONF={folder}/slurm.conf")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else "slurm").resolve()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from headway.errors import TargetError
 
+_PREFERENCES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 ANSWER_S = 90.0  # a busy controller makes its clients try again for a while; after this it is stuck
 
 
@@ -43,6 +45,7 @@ class Ask(Protocol):
 
 def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
     """The real one."""
+    env = plain(os.environ) if env is None else env
     try:
         done = subprocess.run(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S)
     except FileNotFoundError:
@@ -56,6 +59,11 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
     if done.returncode:
         raise refusal(argv, complaint.strip() or printed.strip())
     return printed
+
+
+def plain(shell: Mapping[str, str]) -> dict[str, str]:
+    """The environment without a person's preferences for listings, which would leave out what we look for."""
+    return {name: value for name, value in shell.items() if not name.startswith(_PREFERENCES)}
 
 
 def not_installed(command: str) -> NotInstalled:

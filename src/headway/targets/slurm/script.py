@@ -43,7 +43,7 @@ def sbatch_script(plan: Plan, options: Options, python: str) -> str:
         shell.SECRETS if brought(plan.job) else "",
         shell.ADDRESSES if plan.nodes > 1 else "",
         shell.WARNING,
-        _start(plan),
+        _start(plan, options),
         shell.END if options.requeue else shell.END_FOR_GOOD,
     ]
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
@@ -161,9 +161,11 @@ def _requirements(plan: Plan) -> str:
     return shell.REQUIREMENTS.format(file=shlex.quote(f"{Path(name)}"), code=plan.code.sha256[:12])
 
 
-def _start(plan: Plan) -> str:
-    needed, secret = cpus(plan.job["resources"], plan.processes), bool(brought(plan.job))
-    shape = f"--nodes={plan.nodes} --ntasks={plan.nodes} --ntasks-per-node=1 --cpus-per-task={needed}"
+def _start(plan: Plan, options: Options) -> str:
+    secret = bool(brought(plan.job))
+    # srun inherits neither the CPUs nor, everywhere, the accelerators of the job.
+    asked = [word for word in resources(plan.job, plan.processes, options) if word.startswith(("--cpus", "--gres"))]
+    shape = " ".join([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1", *asked])
     return shell.START.format(
         feed='printf %s "$secrets" | ' if secret else "", shape=shape, input="all" if secret else "none"
     )

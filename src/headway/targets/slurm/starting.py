@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headway.secrets import Reference, parse, resolve
 from headway.storage import join, open_store
 from headway.targets import spawn
-from headway.targets.slurm import script
+from headway.targets.slurm import commands, script
 from headway.targets.slurm.commands import Ask, Refusal
 from headway.targets.slurm.options import Options
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from headway.planning.model import Plan
 
 JOB = "job.id"
-# These say what the job file left open. sbatch takes its other variables for orders that go before the script's.
+# These say what the job file left open. sbatch would take others of its variables for orders above the script's.
 _SITE_DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_PARTITION": "partition",
     "SBATCH_QOS": "qos",
 }
+_ORDERS = ("SBATCH_", "SLURM_", "SRUN_")  # the last two are of the allocation that we may ourselves run in
 
 
 def lay_ready(plan: Plan, place: Path) -> None:
@@ -79,10 +80,11 @@ def environment(shell: Mapping[str, str], plan: Plan, options: Options) -> dict[
     """What sbatch sees and hands on: this shell's variables, less another run's and less where secrets come from."""
     references: list[Reference] = [parse(reference) for reference in script.brought(plan.job).values()]
     hidden = {reference.name for reference in references if reference.kind == "env"}
+    inherited = commands.plain(spawn.environment(shell, {}))
     return {
         name: value
-        for name, value in spawn.environment(shell, {}).items()
-        if name not in hidden and (not name.startswith("SBATCH_") or _is_site_default(name, options))
+        for name, value in inherited.items()
+        if name not in hidden and (not name.startswith(_ORDERS) or name == "SLURM_CONF" or _is_open(name, options))
     }
 
 
@@ -110,7 +112,7 @@ def said_at_exit(place: Path, number: str) -> int | None:
     return int(code) if job == number and code.isdigit() else None
 
 
-def _is_site_default(name: str, options: Options) -> bool:
+def _is_open(name: str, options: Options) -> bool:
     return name in _SITE_DEFAULTS and getattr(options, _SITE_DEFAULTS[name]) is None
 
 

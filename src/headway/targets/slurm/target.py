@@ -115,8 +115,8 @@ class SlurmTarget:
         if not receipt.left:
             starting.clear_secrets(place)
             removal.free_the_lease(handle)
-            if said_farewell(handle) and local_path(handle.url) is None:
-                _clear(place)
+            if said_farewell(handle):
+                _clear(place, handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -195,7 +195,12 @@ def _unasked(handle: Handle, trouble: Refusal) -> Status:
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 
 
-def _clear(place: Path) -> None:
-    """A bucket has everything: what lies in our own folder is of no use any more."""
-    if not any(place.glob("node-*/files")):  # the supervisor removes what a script wrote once it is in the bucket
+def _clear(place: Path, handle: Handle) -> None:
+    """Remove what a resume makes again. A run's own folder keeps its logs and its code; a bucket has them already."""
+    farewell = evidence(folder_of(handle)).farewell
+    shutil.rmtree(place / "headway", ignore_errors=True)
+    if farewell is not None and farewell.state in (State.FINISHED, State.BUDGET):
+        shutil.rmtree(place / "env", ignore_errors=True)  # may be large, and takes minutes to make again
+    unsaved = any(place.glob("node-*/files"))  # the supervisor removes what a script wrote once it is in the bucket
+    if local_path(handle.url) is None and not unsaved:
         shutil.rmtree(place, ignore_errors=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLATFORM = "linux/amd64"
 CODE, HOME, ENVIRONMENT = "/headway/code", "/home/headway", "/opt/headway"
 NODE = "/headway/node"  # what a run keeps on its machine: spool, files, resume
+OPEN = f"{CODE} {NODE} {HOME} {HOME}/.cache {HOME}/.config"
 LABEL = "headway"  # the prefix of every label
 SUPERVISOR = "headway.runtime.worker"
 
@@ -97,7 +98,7 @@ class Blueprint:
             "",
             "FROM base",
             "# Any user may run it, also one without a name here: what is written to is open to all of them.",
-            f"RUN mkdir -p {CODE} {NODE} {HOME} && chmod 1777 {CODE} {NODE} {HOME}",
+            f"RUN install -d -m 1777 {OPEN}",
             f"ENV PATH={ENVIRONMENT}/bin:$PATH HOME={HOME} USER=headway PYTHONUNBUFFERED=1",
             f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
             "",

@@ -23,7 +23,7 @@ RUN /opt/headway/bin/pip install -r /build/headway.txt -c /build/pinned.txt
 
 FROM base
 # Any user may run it, also one without a name here: what is written to is open to all of them.
-RUN mkdir -p /headway/code /headway/node /home/headway && chmod 1777 /headway/code /headway/node /home/headway
+RUN install -d -m 1777 /headway/code /headway/node /home/headway /home/headway/.cache /home/headway/.config
 ENV PATH=/opt/headway/bin:$PATH HOME=/home/headway USER=headway PYTHONUNBUFFERED=1
 COPY --from=environment /opt/headway /opt/headway
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.image import build
-from headway.image.blueprint import CODE, NODE, SUPERVISOR, of_plan
+from headway.image.blueprint import CODE, HOME, NODE, SUPERVISOR, of_plan
 from headway.image.ignore import dockerignore
 from headway.planning.model import RUN
 from headway.targets.base import EXPIRES_LABEL, RUN_LABEL, Request
@@ -161,7 +161,7 @@ def _environment(plan: Plan, url: str, node: int) -> list[str]:
     if plan.nodes > 1:
         own |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
     if plan.job.get("image", {}).get("uri"):
-        own["PYTHONPATH"] = WHEEL
+        own |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # which images of ours say themselves
     # By name alone: this shell's value where it has one. None of these is secret.
     plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
     words = [*(f"{name}={value}" for name, value in own.items()), *plain]

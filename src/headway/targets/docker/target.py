@@ -68,7 +68,7 @@ class DockerTarget:
                 raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
             self._bring_image(plan, outputs)
             try:
-                self._lay_ready(plan, url, place)
+                self._lay_ready(plan, run, place)
                 removal.remove(self.engine, self.options.command, url)  # what a killed client may have left
                 made = self._start(plan, run, url)
             except BaseException:  # Ctrl-C too: half a gang cannot train
@@ -126,16 +126,16 @@ class DockerTarget:
         else:
             build.pull(self.engine, self.options.command, wanted, image.platform)
 
-    def _lay_ready(self, plan: Plan, url: str, place: Path) -> None:
-        """All that is mounted and not there yet, as this user: Docker would refuse, or make it as root."""
+    def _lay_ready(self, plan: Plan, run: str, place: Path) -> None:
+        """All that is mounted and not there yet, as this user."""
         with spawn.translated(place):
-            for folder in (*volumes.folders(plan), place / "spool", *(place / f"node-{n}" for n in range(plan.nodes))):
-                Path(spawn.named(str(folder), handle_name(url))).mkdir(parents=True, exist_ok=True)
+            for folder in volumes.folders(plan):
+                Path(spawn.named(folder, run)).mkdir(parents=True, exist_ok=True)
             if plan.job.get("image", {}).get("uri"):
                 outputs = str(plan.job["outputs"])
                 spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
                 _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
-            memory.lay_ready(plan, url, resolve)
+            memory.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
         limit = calls.lifetime_s(plan)
@@ -189,10 +189,6 @@ class DockerTarget:
             return ended
 
         return over
-
-
-def handle_name(url: str) -> str:
-    return url.rpartition("/")[2]
 
 
 def _notes(job: Job, ranks: int) -> Iterator[str]:

@@ -50,8 +50,13 @@ def mounts(plan: Plan, node: int) -> list[str]:
 
 
 def folders(plan: Plan) -> list[str]:
-    """Folders that a run writes to and nobody may have made yet: Docker refuses to mount what is not there."""
-    return [volume.source for volume in _written(plan)]
+    """Folders that nobody may have made yet. Docker refuses to mount what is not there, and makes as root what is
+    mounted upon."""
+    place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    own = [f"{place}/spool", *(f"{place}/node-{node}/spool" for node in range(plan.nodes))]
+    if plan.job.get("image", {}).get("uri"):
+        own += [f"{place}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
+    return [*own, *(volume.source for volume in _written(plan))]
 
 
 def _data(plan: Plan) -> Iterator[Volume]:
@@ -97,6 +102,7 @@ def _code(plan: Plan) -> Iterator[Volume]:
         place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
         yield Volume(source=f"{place}/code", at=CODE)
         yield Volume(source=f"{place}/headway", at=WHEEL, read_only=True)
+        yield Volume(source=f"{place}/home", at=HOME)
 
 
 def _asked(mount: dict[str, Any]) -> list[str]:

@@ -1,0 +1,93 @@
+"""Containers whose run folder is in a bucket: credentials go in through memory, and nothing stays on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import CANARY, WAITS, eventually
+from tests.servers import processes
+from tests.testbed.docker import BASE, docker, docker_host
+
+from headway import launcher
+from headway.launcher import Launched
+from headway.spec import Image, TargetEntry
+from headway.targets.base import State
+from headway.targets.docker import memory
+from headway.targets.fake import Play
+
+__all__ = ["docker_host"]
+
+
+@pytest.fixture
+def start(docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Play], Launched]]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    project = write_project(tmp_path / "project")
+    (project / "requirements.txt").write_text("")
+    with processes.moto() as url:
+        settings = {
+            "DOCKER_HOST": docker_host,
+            "HEADWAY_HOME": str(tmp_path / "home"),
+            "HOME": str(tmp_path),
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": CANARY,
+        }
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        holds: list[Launched] = []
+
+        def begin(play: Play) -> Launched:
+            plan = plan_play(
+                project,
+                play,
+                on="box",
+                outputs="s3://bucket/runs",
+                image=Image(base=BASE),
+                requirements="requirements.txt",
+                targets={"box": TargetEntry(kind="docker", options={"network": "host"})},  # where the server listens
+            )
+            holds.append(launcher.launch(plan, detach=True))
+            return holds[-1]
+
+        yield begin
+        for hold in holds:
+            hold.target.down(hold.handle)
+
+
+def test_it_runs_with_credentials_that_docker_never_sees(start: Callable[[Play], Launched], tmp_path: Path) -> None:
+    hold = start(WAITS)
+    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
+    (container,) = hold.handle.details["containers"]
+    assert CANARY not in json.dumps(json.loads(docker("inspect", container)))
+    assert CANARY not in hold.folder.plan().to_json()
+    outcome = hold.stop()
+    assert outcome.status.state is State.STOPPED
+    assert outcome.receipt is not None
+    assert outcome.receipt.left == ()
+    assert not memory.folder_of(hold.url).exists()
+    assert not Path(hold.handle.details["dir"]).exists(), "the bucket has everything"
+    assert [line.text for line in launcher.logs(hold.url, rank=0)] == ["rank 0 of 1 waits"]
+
+
+def test_keys_in_a_file_serve_as_well(
+    start: Callable[[Play], Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        f"[default]\naws_access_key_id = somebody\naws_secret_access_key = {CANARY}\n"
+    )
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    hold = start(Play(lines=("hello",)))
+    assert hold.wait().status.state is State.FINISHED
+    assert [line.text for line in hold.logs(rank=0)] == ["hello"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -54,11 +55,13 @@ class Twins:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        listed = list(staging.hashes())
-        numbers = np.array([number for number, _, _ in listed], dtype=np.int64)
-        exact = np.array([word for _, word, _ in listed], dtype=np.int64).view(np.uint64)
-        textured = np.array([near is not None for _, _, near in listed], dtype=bool)
-        near = np.array([near or 0 for _, _, near in listed], dtype=np.int64).view(np.uint64)
+        columns = array("q"), array("q"), array("q"), array("q")
+        for number, exact_word, near_word in staging.hashes():
+            values = (number, exact_word, near_word or 0, near_word is not None)
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+        numbers, textured = np.array(columns[0], dtype=np.int64), np.array(columns[3], dtype=bool)
+        exact, near = (np.array(column, dtype=np.int64).view(np.uint64) for column in columns[1:3])
         self.exact = [self._named(numbers[group]) for group in same(exact)]
         groups = (self._named(numbers[textured][group]) for group in alike(near[textured]))
         self.near = [group for group in groups if len({split for _, _, split in group}) > 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -21,9 +20,7 @@ def split_rows(staging: Staging, fractions: Mapping[str, float], seed: int) -> i
     _check(fractions)
     before = staging.count("")
     if before:
-        by_label = groupby(staging.groups(), key=itemgetter(0))
-        chosen = [pair for label, groups in by_label for pair in _deal(groups, fractions, f"{seed} {label}")]
-        staging.assign(chosen)
+        staging.assign(_dealt(staging, fractions, str(seed)))
     return before
 
 
@@ -35,21 +32,15 @@ def drop_leaks(staging: Staging) -> int:
     return len(leaks)
 
 
-def _deal(groups: Iterator[tuple[str, str, int]], fractions: Mapping[str, float], key: str) -> list[tuple[str, str]]:
-    """The largest groups first, each to the split that lacks most; among equals, `key` decides the order."""
-
-    def order(group: tuple[str, str, int]) -> tuple[int, bytes]:
-        return -group[2], hashlib.blake2b(f"{key} {group[1]}".encode(), digest_size=8).digest()
-
-    dealt = sorted(groups, key=order)
-    total = sum(rows for _, _, rows in dealt)
-    lacking = {split: fraction * total for split, fraction in fractions.items()}
-    chosen = []
-    for _, name, rows in dealt:
-        split = max(lacking, key=lambda name: lacking[name])  # the first of equals: train
-        lacking[split] -= rows
-        chosen.append((name, split))
-    return chosen
+def _dealt(staging: Staging, fractions: Mapping[str, float], key: str) -> Iterator[tuple[str, str]]:
+    """(group, split): class by class, the largest groups first, each to the split that lacks most."""
+    for _, groups in groupby(staging.groups(key), key=itemgetter(0)):
+        lacking: dict[str, float] = {}
+        for _, group, rows, total in groups:
+            lacking = lacking or {split: fraction * total for split, fraction in fractions.items()}
+            split = max(lacking, key=lambda name: lacking[name])  # the first of equals: train
+            lacking[split] -= rows
+            yield group, split
 
 
 def _check(fractions: Mapping[str, float]) -> None:

@@ -6,6 +6,7 @@ and goes on where the shards end, which were not.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -135,12 +136,22 @@ class Staging:
         body = self._db.execute("select body from rows order by seq limit 1").fetchone()[0]
         return tuple(json.loads(body)["pictures"])
 
-    def groups(self) -> Iterator[tuple[str, str, int]]:
-        """(label, group, rows) of the rows without a split; a row without a group is one by itself."""
-        yield from self._db.execute(
-            "select min(label), case grp when '' then 'row ' || id else 'group ' || grp end as g, count(*) from rows"
-            " where split = '' group by g order by min(label), g"
+    def groups(self, key: str) -> Iterator[tuple[str, str, int, int]]:
+        """(label, group, its rows, the label's rows) of the rows without a split, class by class.
+
+        The largest groups come first, those of one size in an order that `key` decides. A row without a group is one.
+        """
+        self._db.create_function("shuffled", 1, lambda text: _shuffled(key, text), deterministic=True)
+        self._db.execute(
+            "create temp table grouped as select min(label) as label,"
+            " case grp when '' then 'row ' || id else 'group ' || grp end as g, count(*) as n"
+            " from rows where split = '' group by g"
         )
+        yield from self._db.execute(
+            "select label, g, n, sum(n) over (partition by label) from grouped"
+            " order by label, n desc, shuffled(label || ' ' || g)"
+        )
+        self._db.execute("drop table grouped")
 
     def assign(self, groups: Iterable[tuple[str, str]]) -> None:
         """(group as named by `groups`, split)."""
@@ -225,6 +236,10 @@ class Staging:
 def _dropped(bad: Bad) -> Dropped:
     row, detail = (value if is_unicode(value) else ascii(value) for value in (bad.row, bad.detail))
     return Dropped(row=row, reason=bad.reason, detail=detail, fault=bad.fault)
+
+
+def _shuffled(key: str, text: str) -> bytes:
+    return hashlib.blake2b(f"{key} {text}".encode(), digest_size=8).digest()
 
 
 def _signed(word: int | None) -> int | None:

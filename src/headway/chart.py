@@ -12,7 +12,7 @@ from typing import Final
 Point = tuple[float, float]
 
 _WIDTH, _HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 128, 12, 30  # room for the numbers, and for the names at the ends of the lines
+_LEFT, _TOP, _BOTTOM = 46, 12, 30  # room for the numbers; that on the right depends on the lines' names
 _MOST_POINTS: Final = 300
 _COLOURS: Final = 4  # classes line0 … line3 in the style sheet
 _LABEL_APART: Final = 15
@@ -33,7 +33,7 @@ def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: flo
     shown = [line for line in shown if line.points]
     if not shown:
         return ""
-    frame = _Frame.around([point for line in shown for point in line.points], floor)
+    frame = _Frame.around([point for line in shown for point in line.points], floor, _room(shown))
     body = [*_axes(frame, x_name), *_drawn(frame, shown)]
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -80,18 +80,19 @@ class _Frame:
     across: list[float]
     up: list[float]
     right: float  # the end of the horizontal axis is the end of the data, not the next round number
+    end: float  # where that is in the picture
 
     @classmethod
-    def around(cls, points: Sequence[Point], floor: float | None) -> _Frame:
+    def around(cls, points: Sequence[Point], floor: float | None, room: float) -> _Frame:
         xs, ys = [x for x, _ in points], [y for _, y in points]
         low = min(ys) if floor is None else min(floor, *ys)
         right = max(xs)
         across = [tick for tick in ticks(min(0.0, *xs), right) if tick <= right]
-        return cls(across, ticks(low, max(ys)), right)
+        return cls(across, ticks(low, max(ys)), right, _WIDTH - room)
 
     def x(self, value: float) -> float:
         span = (self.right - self.across[0]) or 1.0
-        return _LEFT + (value - self.across[0]) / span * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (value - self.across[0]) / span * (self.end - _LEFT)
 
     def y(self, value: float) -> float:
         span = (self.up[-1] - self.up[0]) or 1.0
@@ -99,7 +100,7 @@ class _Frame:
 
 
 def _axes(frame: _Frame, x_name: str) -> Iterator[str]:
-    left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    left, right, bottom = _LEFT, frame.end, _HEIGHT - _BOTTOM
     for tick in frame.up:
         y = frame.y(tick)
         yield f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -123,10 +124,19 @@ def _drawn(frame: _Frame, lines: Sequence[Line]) -> Iterator[str]:
                 f'<circle class="{colour}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6">'
                 f"<title>{escape(line.name)} {y:.4g} at {x:g}</title></circle>"
             )
-        ends.append((frame.y(points[-1][1]), number, f"{line.name} {points[-1][1]:.3g}"))
+        ends.append((frame.y(points[-1][1]), number, _label(line.name, points[-1][1])))
     for y, number, text in _apart(ends):
-        place = f'x="{_WIDTH - _RIGHT + 8}" y="{y + 4:.1f}"'
+        place = f'x="{frame.end + 8:.1f}" y="{y + 4:.1f}"'
         yield f'<text class="label line{number % _COLOURS}" {place}>{escape(text)}</text>'
+
+
+def _label(name: str, value: float) -> str:
+    return f"{name} {value:.3g}".strip()
+
+
+def _room(lines: Sequence[Line]) -> float:
+    """For the longest name at the end of a line, in bold letters of 12 pixels."""
+    return 22 + 7.2 * max(6, *(len(_label(line.name, line.points[-1][1])) for line in lines), 0)
 
 
 def _apart(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:

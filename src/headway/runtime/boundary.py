@@ -10,13 +10,13 @@ from headway.errors import HeadwayError, RunFailed
 from headway.runtime import exporting
 from headway.runtime.control import say
 from headway.runtime.exporting import Bundle
-from headway.runtime.gradients import Agreed
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping
 from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Together, Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
 from headway.runtime.stretch import Stretch, stretch
+from headway.runtime.tail import Agreed
 
 TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
 EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
@@ -142,8 +142,8 @@ class Boundary:
         self._session.close(failed=not self._finished)
 
     def _settle(self) -> None:
-        if isinstance(self._stepper, Together):
-            self._journal.settle(self._stepper.exchange, self._keeping.position.step)
+        if self._gang.world.size > 1:
+            self._journal.settle(self._gang.exchange, self._keeping.position.step)
 
     def _over_budget(self) -> bool:
         total = self._session.identity.deadline_s

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import TargetError
+from headway.runtime import tail
 from headway.runtime.identity import World
+from headway.runtime.tail import Agreed
 
 TIMEOUT = timedelta(minutes=5)  # torch's half hour is half an hour of paying for a rank that died
 
@@ -45,6 +48,10 @@ class Gang:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return tensor.tolist()
+
+    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
+        """Logged values, added up over ranks to the same bits as if they had ridden on a step."""
+        return tail.exchange(self.world.rank, self.world.size, names, metrics, self.device)
 
     def sum_tensor(self, value: Tensor) -> Tensor:
         if self.world.size == 1:

@@ -1,9 +1,9 @@
 """Gradients summed over ranks in a layout that never changes, with everything the ranks must agree on riding along.
 
-Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on, and every
-`grad` is a view into its bucket: nothing is copied. A bucket is reduced while the backward pass still runs. The layout
-is a function of the model alone, so a resumed run adds the same numbers in the same order (DDP rearranges its buckets
-after the first step, which changes the sums of three or more ranks).
+Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on. A gradient
+is copied into its bucket as soon as it is there, and a full bucket is sent while the backward pass still runs. The
+layout is a function of the model alone, so a resumed run adds the same numbers in the same order (DDP rearranges its
+buckets after the first step, which changes the sums of three or more ranks).
 
 The last bucket ends in a tail: the batch's weight, stop and save flags, which parameters were used, metrics to average,
 and the running statistics of batch normalisation, which are averaged so that every rank holds the same model.
@@ -12,7 +12,7 @@ and the running statistics of batch normalisation, which are averaged so that ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headway.errors import BadInput
+from headway.runtime.tail import PRESENT, WEIGHT, Agreed, Tail, room
 
 BUCKET_BYTES = 25 << 20
-WEIGHT, PRESENT, STOP, BUDGET, SAVE, BAD, NAMES = range(7)  # slots of the tail's head
-HEAD = 7
-METRICS = 32  # a weight, and how many logged values can be averaged over ranks
 _LEAST = 1e-30  # a batch that weighs nothing has no gradient: 0 / tiny is 0, 0 / 0 would not be
 
 
@@ -37,19 +35,6 @@ class Bucket:
     missing: int = 0  # members whose gradient has not come yet in this pass
 
 
-@dataclass(slots=True)
-class Agreed:
-    """What all ranks know after a reduction."""
-
-    weight: float
-    stop: bool
-    budget: bool
-    save: bool
-    bad: bool
-    names: float
-    metrics: list[float] = field(default_factory=list)
-
-
 class GradientSync:
     """Sums gradients over ranks. Made once the trainable parameters are known; made anew when they change."""
 
@@ -58,27 +43,21 @@ class GradientSync:
     ) -> None:
         self.parameters = list(parameters)
         self._norms = [norm for norm in norms if isinstance(getattr(norm, "running_mean", None), Tensor)]
-        self._device = self.parameters[0].device
-        self._tail = self._make_tail()
-        self._buckets, self._views = _buckets(self.parameters, self._tail, bucket_bytes or BUCKET_BYTES)
-        self._tail = self._buckets[-1].flat[-self._tail.numel() :]
-        self._slots = _slots(self._tail, len(self.parameters), self._statistics())
+        rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(self.parameters)
+        self._room = room(ranks, count, self._statistics())
+        self._buckets, self._views = _buckets(self.parameters, self._room, bucket_bytes or BUCKET_BYTES)
+        self._slots = Tail(self._buckets[-1].flat[-self._room :], rank, ranks, count, self._statistics())
         self._home = [0] * len(self.parameters)
         for number, bucket in enumerate(self._buckets):
             for index in bucket.members:
                 self._home[index] = number
-        self._used = [False] * len(self.parameters)
+        self._arrived = [False] * len(self.parameters)
         self._armed, self._launched = False, 0
         self._works: list[Any] = []
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
         ]
-        self.clear()
-
-    def _make_tail(self) -> Tensor:
-        size = HEAD + METRICS + len(self.parameters) + sum(t.numel() for t in self._statistics())
-        return torch.zeros(size, dtype=torch.float32, device=self._device)
 
     def _statistics(self) -> list[Tensor]:
         return [t for norm in self._norms for t in (norm.running_mean, norm.running_var)]  # type: ignore[misc]
@@ -97,22 +76,17 @@ class GradientSync:
 
     def arm(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
         """Before the backward pass of a step's last micro-batch: from here on, full buckets are sent."""
-        head = self._slots.head
-        values = [weight, *flags, *metrics]
-        head.zero_()
-        numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
-        head[: len(numbers)].copy_(torch.tensor(numbers), non_blocking=True)
-        for slot, value in enumerate(values):
-            if isinstance(value, Tensor):  # stays on the device: reading it would wait for the forward pass
-                head[slot] = value.detach()
+        self._slots.fill(weight, flags, metrics)
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
+        self._arrived = [False] * len(self.parameters)
         self._armed, self._launched = True, 0
 
     def reduce(self) -> None:
         """After that pass: send what is left, wait, and divide by the weight of all ranks."""
         self._armed = False
-        self._slots.used.copy_(torch.tensor(self._used, dtype=torch.float32))
+        used = self._complete()
+        self._slots.used.copy_(torch.tensor(used, dtype=torch.float32))
         self._pack_statistics()
         while self._launched < len(self._buckets):
             self._launch()
@@ -121,58 +95,47 @@ class GradientSync:
         self._works.clear()
         weight = self._slots.head[WEIGHT].clamp_min(_LEAST)
         for bucket in self._buckets:
-            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._tail.numel()]
+            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._room]
             payload.div_(weight.to(payload.dtype))
         self._unpack_statistics()
-        self._drop_unused()
+        if not all(used):
+            self._drop_unused()
+
+    def _complete(self) -> list[bool]:
+        """What did not come in this pass: a gradient of earlier micro-batches, or none at all. Which were used?"""
+        used = list(self._arrived)
+        for index, arrived in enumerate(self._arrived):
+            if not arrived:
+                parameter, view = self.parameters[index], self._views[index]
+                used[index] = parameter.grad is not None
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+        return used
 
     def agreed(self) -> Agreed:
-        values = self._slots.head.tolist()
-        return Agreed(
-            weight=values[WEIGHT],
-            stop=values[STOP] > 0,
-            budget=values[BUDGET] > 0,
-            save=values[SAVE] > 0,
-            bad=values[BAD] > 0,
-            names=values[NAMES],
-            metrics=values[HEAD:],
-        )
-
-    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
-        """Add up logged values between two steps, to the same bits as if they had ridden on one.
-
-        The whole last bucket is sent, empty but for them: an all-reduce adds in an order that depends on where in its
-        buffer a number lies.
-        """
-        self.arm(0.0, [0.0] * (NAMES - 1) + [names], metrics)
-        self._armed = False
-        dist.all_reduce(self._buckets[-1].flat)
-        agreed = self.agreed()
-        self._buckets[-1].flat.zero_()
-        return agreed
+        return self._slots.agreed()
 
     def clear(self) -> None:
-        """After the optimizer: gradients are zero views again."""
-        for bucket in self._buckets:
-            bucket.flat.zero_()
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is not view:
-                parameter.grad = view
-        self._used = [False] * len(self.parameters)
+        """After the optimizer: no gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _arrival(self, index: int) -> Any:
+        view, home = self._views[index], self._buckets[self._home[index]]
+        last = len(self._buckets) - 1
+
         def arrived(parameter: Tensor) -> None:
-            self._used[index] = True
-            view = self._views[index]
-            if parameter.grad is not view:  # somebody called zero_grad(): take the gradient back into its bucket
-                view.copy_(parameter.grad)  # type: ignore[arg-type]
-                parameter.grad = view
             if not self._armed:
                 return
-            home = self._home[index]
-            self._buckets[home].missing -= 1
+            view.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = view
+            self._arrived[index] = True
+            home.missing -= 1
             # In order, so that all ranks send the same bucket at the same time; the last one waits for its tail.
-            while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].missing <= 0:
+            while self._launched < last and self._buckets[self._launched].missing <= 0:
                 self._launch()
 
         return arrived
@@ -183,8 +146,6 @@ class GradientSync:
 
     def _drop_unused(self) -> None:
         """A parameter that no rank used has no gradient, rather than a zero that would still feed weight decay."""
-        if all(self._used):
-            return
         for parameter, count in zip(self.parameters, self._slots.used.tolist(), strict=True):
             if count == 0:
                 parameter.grad = None
@@ -207,26 +168,7 @@ class GradientSync:
             torch._foreach_copy_([mine for mine, _ in chosen], [mean for _, mean in chosen])
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Views into the tail."""
-
-    head: Tensor
-    used: Tensor
-    statistics: list[Tensor]
-
-
-def _slots(tail: Tensor, parameters: int, statistics: Sequence[Tensor]) -> Slots:
-    head, rest = tail[: HEAD + METRICS], tail[HEAD + METRICS :]
-    used, rest = rest[:parameters], rest[parameters:]
-    views = []
-    for tensor in statistics:
-        views.append(rest[: tensor.numel()].view(tensor.shape))
-        rest = rest[tensor.numel() :]
-    return Slots(head=head, used=used, statistics=views)
-
-
-def _buckets(parameters: Sequence[nn.Parameter], tail: Tensor, bucket_bytes: int) -> tuple[list[Bucket], list[Tensor]]:
+def _buckets(parameters: Sequence[nn.Parameter], tail: int, bucket_bytes: int) -> tuple[list[Bucket], list[Tensor]]:
     """Buckets of one dtype and device each, last parameters first; the tail closes the last one, which is float32."""
     groups: list[list[int]] = []
     size = 0
@@ -238,14 +180,15 @@ def _buckets(parameters: Sequence[nn.Parameter], tail: Tensor, bucket_bytes: int
             size = 0
         groups[-1].append(index)
         size += parameter.nbytes
-    if _kind(parameters[groups[-1][0]]) != _kind(tail):
+    device = parameters[0].device
+    if _kind(parameters[groups[-1][0]]) != (torch.float32, device):
         groups.append([])
     buckets: list[Bucket] = []
     views: dict[int, Tensor] = {}
     for group in groups:
-        room = tail.numel() if group is groups[-1] else 0
-        like = parameters[group[0]] if group else tail
-        flat = torch.zeros(sum(parameters[i].numel() for i in group) + room, dtype=like.dtype, device=like.device)
+        size = sum(parameters[i].numel() for i in group) + (tail if group is groups[-1] else 0)
+        dtype, where = _kind(parameters[group[0]]) if group else (torch.float32, device)
+        flat = torch.zeros(size, dtype=dtype, device=where)
         start = 0
         for index in group:
             parameter = parameters[index]

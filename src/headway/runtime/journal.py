@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.runtime.gradients import METRICS, Agreed
 from headway.runtime.loggers import Loggers, open_loggers
 from headway.runtime.metrics import Metrics, plain
 from headway.runtime.progress import Reporter
 from headway.runtime.session import Session
+from headway.runtime.tail import METRICS, Agreed
 
 
 class Journal:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headway.errors import BadInput
-from headway.runtime.gradients import Agreed, GradientSync
+from headway.runtime.gradients import GradientSync
+from headway.runtime.tail import Agreed
 
 Optimizers = Optimizer | Sequence[Optimizer]
 Scaler = torch.amp.GradScaler
@@ -158,11 +159,6 @@ class Together:
 
     def spoiled(self) -> bool:
         return False  # every rank learns of a bad loss with the step itself
-
-    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
-        """Between two steps: what would have ridden on the next."""
-        assert self._sync is not None
-        return self._sync.exchange(names, metrics)
 
     def _check(self, optimizers: Sequence[Optimizer], sync: GradientSync) -> None:
         for optimizer in optimizers:

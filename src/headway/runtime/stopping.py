@@ -46,6 +46,7 @@ class Stopping:
         self._deadline = None if deadline_s is None else clock() + deadline_s
         self._gone_by: float | None = None
         self._wake: tuple[int, int] | None = None
+        self._timer: threading.Timer | None = None
         self._previous: dict[int, object] = {}
 
     def watch(self) -> None:
@@ -67,6 +68,8 @@ class Stopping:
         signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._timer is not None:
+            self._timer.cancel()
         os.close(self._wake[1])  # the listener sees the end of the pipe and closes its side
         self._wake = None
 
@@ -104,9 +107,9 @@ class Stopping:
         self._gone_by = self._clock() + allowed
         self.asked = True
         self._say(f"{name}: stopping after this step (within {allowed:.0f} s)")
-        timer = threading.Timer(max(allowed, self._grace_s - RESERVE_S / 2), self._give_up)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(max(allowed, self._grace_s - RESERVE_S / 2), self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _give_up(self) -> None:
         self._say("the grace period is over: ending without the last checkpoint; the one before it stands")

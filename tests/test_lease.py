@@ -10,10 +10,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.servers.faults import FaultyStore
 
 from headway import lease, processes
-from headway.errors import RunBusy
-from headway.lease import Lease, LeaseLost
+from headway.errors import RunBusy, Transient
+from headway.lease import Lease, LeaseLost, new_holder
 from headway.storage import Store, open_store
 
 
@@ -97,6 +98,17 @@ def test_a_renewal_whose_answer_was_lost_is_still_ours(store: Store) -> None:
     store.write(lease.KEY, store.read(lease.KEY))  # the version moved on, the content is ours
     mine.renew()
     mine.renew()
+
+
+def test_a_start_whose_answer_was_lost_takes_what_it_has_and_does_not_meet_itself(store: Store) -> None:
+    faulty, holder = FaultyStore(store, lose_answers={1}), new_holder()
+    with pytest.raises(Transient):
+        Lease.take(faulty, holder=holder)
+    mine = Lease.take(faulty, holder=holder)
+    assert mine.attempt == 1
+    mine.renew()
+    with pytest.raises(RunBusy):
+        Lease.take(store)
 
 
 def test_a_damaged_lease_is_replaced_above_every_attempt_that_left_a_trace(store: Store) -> None:

@@ -66,6 +66,7 @@ class Lease:
         store: Store,
         *,
         wait: bool = True,
+        holder: str = "",
         stale_s: float = STALE_S,
         on_wait: Callable[[Record], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
@@ -73,16 +74,20 @@ class Lease:
     ) -> Lease:
         """Take it, or raise RunBusy: at once if its holder is seen alive here, or when it is renewed while we wait.
 
-        A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree.
+        A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree. Whoever calls
+        again after a store's error gives the same `holder` (`new_holder()`): the first call may have succeeded.
         """
+        holder = holder or new_holder()
         while True:
             found, version = read(store)
+            if found is not None and found.holder == holder:
+                return cls(store, found, version)  # our own, whose answer was lost
             if found is not None and found.holder is not None and found.seen is not False:
                 if found.seen or not wait:
                     raise _busy(found)
                 on_wait(found)
                 _wait_until_stale(store, version, found, stale_s, clock, sleep)
-            record = _mine(_next_attempt(store, found))
+            record = _mine(holder, _next_attempt(store, found))
             try:
                 return cls(store, record, store.write(KEY, _encode(record), when=version))
             except Conflict:
@@ -146,17 +151,21 @@ def _next_attempt(store: Store, found: Record | None) -> int:
     return 1 + max((segment.attempt for segment in segments(store, "events")), default=0)
 
 
-def _mine(attempt: int) -> Record:
+def new_holder() -> str:
+    """A name that nobody else has."""
     pid = os.getpid()
-    since = processes.started(pid)
-    host = socket.gethostname()
+    return f"{socket.gethostname()}-{pid}-{processes.started(pid)}-{os.urandom(4).hex()}"
+
+
+def _mine(holder: str, attempt: int) -> Record:
+    pid = os.getpid()
     return Record(
         attempt=attempt,
-        holder=f"{host}-{pid}-{since}-{os.urandom(4).hex()}",
-        host=host,
+        holder=holder,
+        host=socket.gethostname(),
         boot=processes.here(),
         pid=pid,
-        started=since,
+        started=processes.started(pid),
     )
 
 

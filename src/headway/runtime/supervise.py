@@ -99,10 +99,12 @@ def _lead(start: Start) -> int:
     loop, folder = start.loop, start.folder
     beating = RunFolder(open_store(folder.url, patience=Patience(tries=2, total_s=8.0)))
     former, _ = _patiently(loop, lambda: leases.read(folder.store))
+    holder = leases.new_holder()
     lease: Lease = _patiently(
         loop,
         lambda: Lease.take(
             beating.store,
+            holder=holder,
             sleep=lambda seconds: _nap(loop, seconds),
             on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to go stale"),
         ),
@@ -291,9 +293,11 @@ def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
         _nap(loop, 0.0)
         try:
             return work()
-        except Transient:
+        except Transient as error:
             if time.monotonic() + pause > give_up:
                 raise
+            if pause == 1.0:
+                print(f"headway: the store does not answer, trying again: {error}", file=sys.stderr)  # noqa: T201  ditto
         _nap(loop, pause)
         pause = min(30.0, pause * 2)
 

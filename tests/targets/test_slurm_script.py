@@ -95,6 +95,13 @@ def test_every_shell_understands_it(path: Path) -> None:
     subprocess.run([bash, "-n", str(path)], check=True)
 
 
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here: apt-get install shellcheck")
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sbatch")), ids=lambda path: path.stem)
+def test_a_linter_of_shell_scripts_finds_no_fault(path: Path) -> None:
+    done = subprocess.run(["shellcheck", "--severity=warning", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_same_plan_gives_the_same_requests_and_they_are_plain_json() -> None:
     first, second = plan_of(LARGE, CHOSEN), plan_of(LARGE, CHOSEN)
     assert first.to_json() == second.to_json()

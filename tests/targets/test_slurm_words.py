@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from tests.targets.test_slurm_script import LARGE, SMALL
 
+from headway import launcher
 from headway.errors import TargetError
+from headway.launcher import Launched
+from headway.planning import plan
 from headway.spec import Image, Job, Mount, Resources, Secret
+from headway.storage import open_store, subfolders
+from headway.targets.base import State
 from headway.targets.slurm import checks, commands, queue
 from headway.targets.slurm.commands import Refusal, Unknown, Unreachable, refusal
 from headway.targets.slurm.options import Options
+from headway.targets.slurm.target import SlurmTarget
 
 ME = os.geteuid()
 
@@ -150,6 +156,75 @@ def test_a_machine_without_slurm_says_where_to_go(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match="login node"):
         commands.run(["sbatch", "--version"])
+
+
+# A run whose job is gone without a last word.
+
+
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str | Refusal]], Launched]:
+    """A run whose job has the number 77, on a cluster that says what the test wants."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+
+    def submit(answers: dict[str, str | Refusal]) -> Launched:
+        ask = Recorded({"sbatch --parsable": "77;cluster\n", "squeue": "", **answers})
+        (tmp_path / "x.py").write_text("")
+        job = Job(name="j", script="x.py", outputs=str(tmp_path / "runs"), root=str(tmp_path))
+        target = SlurmTarget(ask=ask)
+        with monkeypatch.context() as patch:
+            patch.setattr(SlurmTarget, "check", lambda self, job: [])
+            patch.setattr(SlurmTarget, "notes", lambda self, job, ranks: [])
+            made = plan(job, on="slurm")
+        return launcher.launch(made, detach=True, target=target)
+
+    return submit
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "word"),
+    [
+        ("CANCELLED", State.STOPPED, "before its first attempt"),
+        ("DEADLINE", State.STOPPED, "max_wait"),
+        ("FAILED", State.FAILED, "does every node see"),
+        ("NODE_FAIL", State.LOST, "a node failed"),
+        ("OUT_OF_MEMORY", State.LOST, "resources.memory"),
+        ("TIMEOUT", State.LOST, "time limit"),
+    ],
+)
+def test_a_run_without_a_last_word_is_told_by_how_its_job_ended(
+    submitted: Callable[[dict[str, str | Refusal]], Launched], ended: str, state: State, word: str
+) -> None:
+    hold = submitted({"scontrol show job 77": JOB_12.format(ended, "1:0")})
+    assert hold.handle.details["job"] == "77"
+    status = hold.target.status(hold.handle)
+    assert status.state is state
+    assert word in status.reason
+    assert status.state.resumable
+
+
+def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
+    submitted: Callable[[dict[str, str | Refusal]], Launched],
+) -> None:
+    hold = submitted({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
+    assert hold.target.status(hold.handle).state is State.LOST
+    assert "forgotten" in hold.target.status(hold.handle).reason
+    place = Path(hold.handle.details["dir"])
+    (place / "exit").write_text("77 3\n")
+    (place / "job-77.log").write_text("headway: setup: false\nslurmstepd: error: noise\n")
+    status = hold.target.status(hold.handle)
+    assert (status.state, status.exit_code) == (State.FAILED, 3)
+    assert status.reason.endswith("it last said: headway: setup: false")
+    (place / "exit").write_text("12 3\n")
+    assert hold.target.status(hold.handle).state is State.LOST, "that was another job's"
+
+
+def test_a_refused_submission_leaves_nothing(
+    submitted: Callable[[dict[str, str | Refusal]], Launched], tmp_path: Path
+) -> None:
+    refused = refusal(["sbatch"], f"{FAILED}: Invalid account or account/partition combination specified")
+    with pytest.raises(TargetError, match="one of them as `account`"):
+        submitted({"sbatch --parsable": refused})
+    assert subfolders(open_store(str(tmp_path / "runs"))) == ["code"]
 
 
 # What would stop a job, found without submitting one.

@@ -151,7 +151,7 @@ def _setup(plan: Plan) -> str:
         return ""
     steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
     about = "# -- setup: at every start, and in this very shell, so that `module load` holds"
-    return "\n".join([about, *steps, 'cd "$HEADWAY_CODE_DIR"'])
+    return "\n".join([about, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
 
 
 def _requirements(plan: Plan) -> str:

@@ -26,8 +26,9 @@ python="$place/env/bin/python"
 
 SECRETS = r"""
 # -- secrets: taken off the disk, kept in this shell alone, told to the supervisors over their standard input
-secrets=$(cat "$place/private/secrets.json") && rm -rf "$place/private" \
+secrets=$(cat "$place/private/secrets.json") \
   || fail "the secrets went with the node that had them: headway resume $HEADWAY_RUN_URL brings them again"
+rm -rf "$place/private"
 keep_secrets() { (umask 077 && mkdir -p "$place/private" && printf %s "$secrets" > "$place/private/secrets.json"); }
 """
 
@@ -42,7 +43,7 @@ export HEADWAY_MASTER_PORT=$((12000 + SLURM_JOB_ID % 10000 * 2))  # another one 
 WARNING = r"""
 # -- Slurm's warning before the time limit comes to this shell alone, and is passed on. When Slurm ends the job it tells
 # the supervisors itself: then nothing is passed on, because a second signal would mean "at once".
-warned= state= restarts= preempted=
+warned="" state="" restarts="" preempted=""
 ask() { read -r state restarts preempted < <(squeue --noheader --jobs="$SLURM_JOB_ID" \
   --Format=State:30,RestartCnt:12,PreemptTime:30); }
 requeued() { [ "$state" = COMPLETING ] && [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ]; }
@@ -65,7 +66,7 @@ START = r"""
   bash -c 'HEADWAY_SPOOL="$1/node-$SLURM_NODEID/spool" exec "$2" -m headway.runtime.worker --run "$HEADWAY_RUN_URL"' \
   supervisor "$place" "$python" &
 step=$!
-while interrupted=; wait "$step"; code=$?; [ "$interrupted" ]; do :; done
+while interrupted=""; wait "$step"; code=$?; [ "$interrupted" ]; do :; done
 """
 
 END = r"""

@@ -142,16 +142,15 @@ class SlurmTarget:
         if not number:
             return Status(state=State.LOST, reason="was never submitted")
         ended, code = queue.ending(self.ask, number), starting.said_at_exit(place, number)
-        last = starting.last_line(place, number)
-        said = f"; it last said: {last}" if last else ""
         what = f"Slurm job {number}: {ended or 'gone, and Slurm has forgotten it'}"
-        if seen.started:
-            return Status(state=State.LOST, reason=what + said)
-        if ended is not None and ended.state in ("CANCELLED", "DEADLINE", "PREEMPTED"):
+        last = starting.last_line(place, number)
+        said = f"; it last said: {last}" if last else f"; it printed nothing: does every node see {place}?"
+        if not seen.started and ended is not None and ended.state in ("CANCELLED", "DEADLINE", "PREEMPTED"):
             return Status(state=State.STOPPED, reason=f"{what} before its first attempt")
-        if code:
+        if not seen.started and (code or (ended is not None and ended.state in ("FAILED", "LAUNCH_FAILED"))):
+            code = code or (ended.exit_code if ended else None)
             return Status(state=State.FAILED, reason=f"{what}, before the supervisor started{said}", exit_code=code)
-        return Status(state=State.LOST, reason=what + said)
+        return Status(state=State.LOST, reason=what + (said if last else ""))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Whether the run has ended. The folder is read now and then, the controller asked less often than that."""

@@ -1,7 +1,7 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
 
-.PHONY: help demo test test-3.10 check bench clean
+.PHONY: help demo test test-3.10 test-docker test-slurm test-chaos check bench clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
@@ -23,6 +23,17 @@ check: .venv/.ready-test
 # Vertex AI's own images have Python 3.10: what needs no torch is tested there too.
 test-3.10:
 	@scripts/test-on-3.10
+
+# These start a daemon of their own: as root, with what they need from apt.
+test-docker: .venv/.ready-test
+	@scripts/test-docker
+
+test-slurm: .venv/.ready-test
+	@scripts/test-slurm
+
+# Kills at random moments, the long form: HEADWAY_CHAOS is how many.
+test-chaos: .venv/.ready-test
+	@HEADWAY_CHAOS=$${HEADWAY_CHAOS:-200} $(BIN)/python -m pytest tests/chaos --timeout 3600
 
 bench: .venv/.ready-test
 	@$(BIN)/python -m benchmarks

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 
 import pytest
+
+# What needs root and a daemon has a command of its own, which starts the daemon and sets this.
+DAEMONS = {
+    "docker": ("test_docker.py", "test_docker_image.py", "test_docker_in_a_bucket.py", "test_docker_training.py"),
+    "podman": ("test_podman.py",),
+    "slurm": ("test_slurm.py",),
+}
+COMMANDS = {"docker": "make test-docker", "podman": "make test-docker", "slurm": "make test-slurm"}
 
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(torch|safetensors)'")
 
@@ -19,5 +28,15 @@ def pytest_make_collect_report(
     lacking = MISSING.search(str(report.longrepr)) if report.failed else None
     if lacking:
         report.outcome = "skipped"
-        report.longrepr = (str(getattr(collector, "path", collector.nodeid)), 0, f"Skipped: {lacking[1]} is not installed")
+        where = str(getattr(collector, "path", collector.nodeid))
+        report.longrepr = (where, 0, f"Skipped: {lacking[1]} is not installed")
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for daemon, files in DAEMONS.items():
+        if os.environ.get("HEADWAY_TEST_DAEMONS"):
+            continue
+        for item in items:
+            if item.path.name in files:
+                item.add_marker(pytest.mark.skip(reason=f"{COMMANDS[daemon]} runs it"))

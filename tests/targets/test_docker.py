@@ -34,6 +34,7 @@ from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play
 
 __all__ = ["docker_host"]
+pytestmark = pytest.mark.slow
 
 
 class Refusing:

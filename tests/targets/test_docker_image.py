@@ -24,6 +24,7 @@ from headway.planning import plan
 from headway.spec import Job
 
 __all__ = ["docker_host", "registry"]
+pytestmark = pytest.mark.slow
 JOB = f"""\
 name: small
 script: train.py

@@ -21,6 +21,7 @@ from headway.targets.docker import memory
 from headway.targets.fake import Play
 
 __all__ = ["docker_host"]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

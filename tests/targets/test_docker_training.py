@@ -23,6 +23,7 @@ from headway.targets.base import State
 
 __all__ = ["docker_host"]
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.torch,
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11), reason="docker: the base has Python 3.11, and torch is mounted"

@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     if local_path(url) == to:
         raise BadInput(f"{to} is the run's own folder: it is here already", fix="headway pull RUN --to DIR")
     store = open_store(url)
-    wanted = [e for e in store.list() if not e.key.startswith("local/") and _chosen(e.key, args.only)]
+    wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _chosen(e.key, args.only)]
     if not wanted:
         raise UnknownRun(f"there is nothing to copy in {url}", fix="headway status RUN")
     for entry in wanted:

@@ -1,0 +1,73 @@
+"""podman through the same commands: it keeps every promise of a target."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import TargetContract
+from tests.targets.test_docker import Refusing
+from tests.testbed.docker import BASE
+from tests.testbed.podman import podman
+
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.spec import Image, TargetEntry
+from headway.targets.base import State, Target
+from headway.targets.docker.options import Options
+from headway.targets.docker.target import DockerTarget
+from headway.targets.fake import Play
+
+__all__ = ["podman"]
+pytestmark = pytest.mark.slow
+
+
+class TestPodman(TargetContract):
+    kind = "podman"
+
+    @pytest.fixture(autouse=True)
+    def _own_storage(self, podman: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in podman.items():
+            monkeypatch.setenv(name, value)
+
+    @pytest.fixture
+    def target(self) -> Iterator[Target]:
+        target = DockerTarget(Options(command="podman"), engine=Refusing())
+        yield target
+        assert target.found() == []
+
+    @pytest.fixture
+    def plan_of(self, tmp_path: Path, outputs: str) -> Callable[..., Plan]:
+        project = write_project(tmp_path / "project")
+        (project / "requirements.txt").write_text("")
+        shared = {
+            "on": self.kind,
+            "outputs": outputs,
+            "image": Image(base=f"localhost/{BASE}"),
+            "requirements": "requirements.txt",
+            "targets": {"podman": TargetEntry(kind="docker", options={"command": "podman"})},
+        }
+        return lambda play, **more: plan_play(project, play, **{**shared, **more})
+
+    def half_gone(self, hold: Launched) -> None:
+        subprocess.run(["podman", "kill", hold.handle.details["containers"][0]], check=True, capture_output=True)
+
+    @contextmanager
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
+        assert isinstance(target, DockerTarget)
+        assert isinstance(target.engine, Refusing)
+        target.engine.word = "start"
+        yield
+        target.engine.word = None
+
+    def lines_about_a_secret(self) -> tuple[str, ...]:
+        return ("the token is {TOKEN}",)
+
+    def test_nodes_find_each_other_by_name(self, start: Callable[..., Launched]) -> None:
+        hold = start(Play(lines=("{RANK} of {WORLD_SIZE}",)), nodes=2)
+        assert hold.wait().status.state is State.FINISHED
+        assert [self.texts(hold, rank=rank) for rank in (0, 1)] == [["0 of 2"], ["1 of 2"]]

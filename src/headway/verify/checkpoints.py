@@ -46,7 +46,7 @@ def compare(one: str, other: str) -> Compared:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterator[Difference]:
-    """The parts of two states that differ: tensors first, in the order in which the script gave them."""
+    """The parts of two states that differ: tensors first, in the order of the checkpoint."""
     (tree, tensors), (its_tree, its_tensors) = flatten(one), flatten(other)
     for part, tensor in tensors.items():
         its = its_tensors.get(part)
@@ -71,15 +71,21 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 
 def _other_values(one: Any, other: Any, part: str, step: int) -> Iterator[Difference]:
     """What is no tensor: counters, learning rates, positions."""
+    if _is_tensor(one) or _is_tensor(other):
+        return
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
-            if key not in ("$tensor", "$array"):
-                yield from _other_values(one.get(key), other.get(key), f"{part}/{key}".lstrip("/"), step)
+            yield from _other_values(one.get(key), other.get(key), f"{part}/{key}".lstrip("/"), step)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for number, (mine, its) in enumerate(zip(one, other, strict=True)):
             yield from _other_values(mine, its, f"{part}/{number}", step)
     elif one != other:
         yield Difference(part=part, step=step, words=f"{one!r} and {other!r}")
+
+
+def _is_tensor(value: Any) -> bool:
+    """By the mark that stands for one in the tree; it was compared by itself."""
+    return isinstance(value, dict) and bool(value.keys() & {"$tensor", "$array"})
 
 
 def _shape(tensor: Tensor | None) -> str:

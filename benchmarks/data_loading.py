@@ -256,8 +256,9 @@ def environment(name: str, package: str) -> str:
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, capture_output=True, text=True)
         site = next((home / "lib").glob("python*")) / "site-packages"
         (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", package]
-        subprocess.run(pip, check=True, capture_output=True, text=True)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        for wanted in (["-U", "pip"], [package]):  # an old pip's resolver can take many minutes over some of these
+            subprocess.run([*pip, *wanted], check=True, capture_output=True, text=True)
         (home / ".ready").touch()
     return str(python)
 

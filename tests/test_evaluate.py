@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.recipes.folders import captioning_job, plan_of, run_folder
-from tests.recipes.trained_run import trained_run
 
 from headway.bundle import Bundle
 from headway.data import scenes
@@ -17,6 +15,8 @@ from headway.evaluate import evaluate_run
 from headway.export import export_run
 from headway.predict import predict
 from headway.spec import Job
+from tests.recipes.folders import captioning_job, plan_of, run_folder
+from tests.recipes.trained_run import trained_run
 
 
 @pytest.fixture

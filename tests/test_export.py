@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.servers.gcs import GcsServer
-from tests.test_bundle import parts
 
 from headway import export
 from headway.bundle import Bundle, BundleParts
 from headway.errors import BadBundle, BadInput, Conflict, Denied, DiskFull
 from headway.export import publish
 from headway.storage import open_store
+from tests.servers.gcs import GcsServer
+from tests.test_bundle import parts
 
 
 @pytest.fixture

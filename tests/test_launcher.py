@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 from headway import launcher, lease
 from headway.errors import BadInput, BadPlan, Denied, DiskFull, NotThere, RunBusy, StoreError, TargetError, UnknownRun
@@ -30,6 +29,7 @@ from headway.storage.memory import MemoryStore
 from headway.targets.base import Handle, Receipt, State, Status
 from headway.targets.fake import FakeTarget, Play
 from headway.targets.registry import TARGETS
+from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 WAITS = Play(lines=("waits",), until_stopped=True)
 

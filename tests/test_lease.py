@@ -10,12 +10,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.servers.faults import FaultyStore
 
 from headway import lease, processes
 from headway.errors import RunBusy, Transient
 from headway.lease import Lease, LeaseLost, new_holder
 from headway.storage import Store, open_store
+from tests.servers.faults import FaultyStore
 
 
 @pytest.fixture(params=["folder", "memory"])

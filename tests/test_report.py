@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.recipes.folders import captioning_job, plan_of
 
 from headway.evaluate import Example
 from headway.report import named, write_report
 from headway.report_job import as_job_file
 from headway.spec import loads
+from tests.recipes.folders import captioning_job, plan_of
 
 PNG = b"\x89PNG\r\n\x1a\n not looked at"
 FOUND: dict[str, Any] = {

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 from headway import intent, launcher, lease, processes
 from headway.errors import BadPlan, RunBusy, UnknownRun
@@ -21,6 +20,7 @@ from headway.storage import open_store
 from headway.targets.base import State
 from headway.targets.fake import FakeTarget, Play
 from headway.targets.registry import TARGETS
+from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 
 @pytest.fixture(autouse=True)

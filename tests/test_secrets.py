@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from headway.errors import BadInput, Denied, Transient
+from headway.secrets import parse, redact, resolve
 from tests.servers import processes
 from tests.servers.google_auth import EMAIL, GoogleAuthServer
 from tests.servers.loopback import Fault
 from tests.servers.secret_manager import SecretManagerServer
-
-from headway.errors import BadInput, Denied, Transient
-from headway.secrets import parse, redact, resolve
 
 
 @pytest.fixture(autouse=True)

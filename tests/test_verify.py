@@ -299,6 +299,7 @@ def test_a_death_is_died_after_the_commit_and_before_the_end() -> None:
         "import sys\nfrom headway.runtime.stretch import stretch\n"
         "short = stretch({'HEADWAY_STEP_LIMIT': '4', 'HEADWAY_DIE_AFTER_STEP': '2'}, 1)\n"
         "for step in range(1, 5):\n"
+        "    short.before_checkpoint(step)\n"
         "    short.after_step(step, lambda: print('committed at', step, flush=True))\n"
         "print('the end', flush=True)\n"
     )

@@ -16,7 +16,7 @@ def here() -> str:
 
 
 def started(pid: int) -> str:
-    """When the kernel started it, in clock ticks since boot; empty when there is no such process, or only its corpse."""
+    """When the kernel started it, in clock ticks since boot; empty when there is none, or only its corpse."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

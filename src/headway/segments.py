@@ -15,7 +15,7 @@ _NAME = re.compile(r"a(?P<attempt>\d{4,})-(?:(?P<writer>[a-z]\d*)-)?(?P<number>\
 
 
 def interval_s(age_s: float) -> float:
-    """How long a segment stays open: short at first, so a person sees something; long later, so a listing stays small."""
+    """How long a segment stays open: short at first, for who waits; long later, so that listings stay small."""
     return min(LONGEST_S, max(SHORTEST_S, age_s / 100))
 
 
@@ -35,9 +35,7 @@ class Segment:
 class SegmentWriter:
     """Lines into numbered segments under one prefix, in order, each written once. Safe to share between threads."""
 
-    def __init__(
-        self, store: Store, folder: str, attempt: int, writer: str = "", suffix: str = "jsonl"
-    ) -> None:
+    def __init__(self, store: Store, folder: str, attempt: int, writer: str = "", suffix: str = "jsonl") -> None:
         self._store = store
         self._prefix = f"{folder}/{stem(attempt, writer)}"
         self._suffix = suffix

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Headway
 
 from headway.errors import BAD_INPUT, FAILED
+from tests.cli.conftest import Headway
 
 SCRIPT = "name: job\nscript: train.py\n"
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.contract.plays import plan_play, write_project
 
 from headway import launcher
 from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
@@ -21,6 +20,7 @@ from headway.spec import Secret
 from headway.storage import open_store, subfolders
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
 WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.data import layouts
 
 from headway.data.checking import check_data
 from headway.data.prepare import prepare
 from headway.spec.model import Data, Source
+from tests.data import layouts
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.data import layouts
 
 from headway.data.inspect import dropped, inspect
 from headway.data.prepare import Wishes, prepare
 from headway.data.verify import verify
 from headway.errors import BadInput
+from tests.data import layouts
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.data import layouts
-from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
 from headway.data import known
 from headway.data.fetch import Login, download
@@ -19,6 +17,8 @@ from headway.data.prepare import prepare
 from headway.data.resolve import downloads, resolve
 from headway.errors import BadInput, Denied, NotThere, StoreError, Transient
 from headway.storage import open_store
+from tests.data import layouts
+from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
 BODY = bytes(range(256)) * 9000  # 2.3 MB: several blocks
 

@@ -12,8 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.data import layouts  # noqa: E402
-
 from headway.data.augment import Augment  # noqa: E402
 from headway.data.buffers import Buffers  # noqa: E402
 from headway.data.loader import PictureFeed, Weighted  # noqa: E402
@@ -23,6 +21,7 @@ from headway.data.sentences import SentenceFeed  # noqa: E402
 from headway.data.text import END, PAD, START  # noqa: E402
 from headway.errors import BadInput, NotThere  # noqa: E402
 from headway.runtime.feed import Feed, Filler  # noqa: E402
+from tests.data import layouts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

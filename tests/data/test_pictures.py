@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from tests.data.made_pictures import jpeg, photograph, psnr, saved
 
 from headway.data.pictures import BadPicture, Shape, decode, encode_jpeg, perceptual_hash
+from tests.data.made_pictures import jpeg, photograph, psnr, saved
 
 AS_IS = Shape(None)
 

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data import layouts
-from tests.data.layouts import picture, put
 
 from headway.data import prepare as module
 from headway.data.clean import Rules
@@ -29,6 +27,8 @@ from headway.data.text import load_tokenizer
 from headway.data.threshold import Threshold, TooMuchBad
 from headway.errors import BadInput, DiskFull
 from headway.storage import open_store
+from tests.data import layouts
+from tests.data.layouts import picture, put
 
 
 def rows_of(summary: Summary, split: str) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data import layouts
 
 from headway.data.cache import ShardCache
 from headway.data.manifest import Manifest, ShardFile, read_manifest
@@ -21,6 +20,7 @@ from headway.errors import BadInput, NotThere, StoreError
 from headway.spec.model import Cache, Source
 from headway.storage import Store, open_store
 from headway.storage.base import Entry
+from tests.data import layouts
 
 
 @pytest.fixture(scope="module")

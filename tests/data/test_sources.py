@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.data import layouts
 
 from headway.data.sources.base import Bad, Caption, Row, split_name
 from headway.data.sources.detect import READERS, detect, reader_for
@@ -14,6 +13,7 @@ from headway.data.sources.stream import arrays
 from headway.data.sources.tree import Tree
 from headway.errors import BadInput
 from headway.storage import open_store
+from tests.data import layouts
 
 
 def read(root: Path | str, kind: str | None = None, **options: object) -> tuple[list[Row], list[Caption], list[Bad]]:

@@ -56,7 +56,8 @@ def test_ignore_files_bind_for_their_folder_and_below(tmp_path: Path) -> None:
     job = project(
         tmp_path,
         {".gitignore": "*.log\n/data/\n", ".headwayignore": "notes.md\n", "x.log": "", "data/big.bin": "",
-         "notes.md": "", "sub/.gitignore": "!keep.log\nlocal.py\n", "sub/local.py": "", "sub/other.py": "", "local.py": ""},
+         "notes.md": "", "sub/.gitignore": "!keep.log\nlocal.py\n", "sub/local.py": "", "sub/other.py": "",
+         "local.py": ""},
     )  # fmt: skip
     assert names(package(job)) == [
         ".gitignore",

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.recipes.folders import captioning_job, run_folder
 
 from headway.spec import Data, Source
+from tests.recipes.folders import captioning_job, run_folder
 
 # A dozen seconds of one core, and yet it learns to say what a lone thing is and where.
 LEARNS = {

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.supervised import plan_of
 
 from headway.runfolder import PLAN, RunFolder
 from headway.runtime.run import Run
 from headway.runtime.session import Session
 from headway.spec import Job, dump
 from headway.storage import open_store
+from tests.runtime.supervised import plan_of
 
 Start = Callable[..., Run]
 

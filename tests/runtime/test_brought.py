@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.supervised import Case, cases
 
 from headway.errors import BadInput
 from headway.runtime import brought
+from tests.runtime.supervised import Case, cases
 
 Make = Callable[..., Case]
 

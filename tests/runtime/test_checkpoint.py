@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_safetensors
-from tests.runtime.stores import Faulty, Heard
 
 from headway.errors import BadInput, DiskFull, Transient
 from headway.lease import LeaseLost
@@ -24,6 +23,7 @@ from headway.runtime.snapshot import Image, Layout, deal, read_image
 from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
+from tests.runtime.stores import Faulty, Heard
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.runtime.live import Case
 
 from headway.runtime.stopping import SAME_REQUEST_S
 from headway.spec import Cadence, Checkpoint
+from tests.runtime.live import Case
 
 STEPS = 18  # 3 epochs of 6
 

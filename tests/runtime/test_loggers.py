@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime import tracker_files
-from tests.runtime.live import Case
-from tests.runtime.tracker_files import Series
 
 from headway import trackers
 from headway.planning.model import Plan
@@ -26,6 +23,9 @@ from headway.runtime.loggers.tracked import Tracked, facts
 from headway.runtime.metrics import Metrics
 from headway.spec import Job
 from headway.storage import open_store
+from tests.runtime import tracker_files
+from tests.runtime.live import Case
+from tests.runtime.tracker_files import Series
 
 PATIENCE_S = 60.0
 TRACKERS = ("mlflow", "tensorboard", "wandb")

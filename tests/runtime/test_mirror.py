@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.supervised import Case, cases, eventually
 
 from headway.errors import StoreError, Transient
 from headway.runtime.mirror import Mirror, copy_folder
 from headway.storage import Store, open_store
+from tests.runtime.supervised import Case, cases, eventually
 
 
 @pytest.fixture(name="store")

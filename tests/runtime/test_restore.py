@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.stores import Faulty, Heard, hidden
 
 from headway.errors import Denied, NoCheckpoint, Transient
 from headway.runtime.catalogue import Catalogue, Kept
@@ -17,6 +16,7 @@ from headway.runtime.encoding import flatten
 from headway.runtime.restore import Archive, Damage
 from headway.spec import Checkpoint
 from headway.storage import open_store
+from tests.runtime.stores import Faulty, Heard, hidden
 
 STEPS = (10, 20, 30)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.inside import Start, runs
 from torch import Tensor, nn
 
 from headway.errors import BadInput, RunFailed
@@ -24,6 +23,7 @@ from headway.runtime.schedules import KINDS, Schedule
 from headway.runtime.stopping import Stop
 from headway.spec import Cadence, Checkpoint, Phase
 from headway.storage import open_store
+from tests.runtime.inside import Start, runs
 
 
 @pytest.fixture(name="start")

@@ -10,10 +10,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.runtime.supervised import quiet_environment
 
 from headway.runfolder import RunFolder
 from headway.storage import open_store
+from tests.runtime.supervised import quiet_environment
 
 SCRIPT = """
 import os, signal, sys, time

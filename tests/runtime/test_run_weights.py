@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.runtime.inside import Start, runs
 from torch import nn
 
 from headway.errors import BadInput, NoCheckpoint
 from headway.export import BundleParts
 from headway.runtime.weights import foreign, initialise, weights_at
+from tests.runtime.inside import Start, runs
 
 
 @pytest.fixture(name="start")

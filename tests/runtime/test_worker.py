@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.supervised import Case, alive, cases, eventually
 
 from headway import lease
 from headway.runfolder import INTENT, PROGRESS, STOP
+from tests.runtime.supervised import Case, alive, cases, eventually
 
 Make = Callable[..., Case]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.supervised import Case, alive, cases, eventually
 
 from headway.segments import segments
+from tests.runtime.supervised import Case, alive, cases, eventually
 
 Make = Callable[..., Case]
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")

@@ -13,10 +13,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.runtime.supervised import PATIENCE_S, Case, Supervisor, alive, cases, eventually
 
 from headway.runtime import meeting
 from headway.runtime.network import free_ports
+from tests.runtime.supervised import PATIENCE_S, Case, Supervisor, alive, cases, eventually
 
 Make = Callable[..., Case]
 

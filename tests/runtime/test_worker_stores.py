@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.supervised import Case, cases, eventually
-from tests.servers import processes
 
 from headway.runfolder import PLAN, PROGRESS
 from headway.storage import open_store
+from tests.runtime.supervised import Case, cases, eventually
+from tests.servers import processes
 
 Make = Callable[..., Case]
 

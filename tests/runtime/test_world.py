@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.supervised import plan_of
 
 from headway.errors import BadInput
 from headway.planning.model import Plan
 from headway.runtime import network
 from headway.runtime.environments import expand_hostlist
 from headway.runtime.world import NodeWorld, accelerators_here, alone, node_world, rank_env, ready
+from tests.runtime.supervised import plan_of
 
 Env = dict[str, str]
 

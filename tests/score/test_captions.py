@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.score.public_data import coco, needs_coco
 
 from headway.errors import BadInput
 from headway.score.captions import METRICS, CaptionScorer, bleu, score, score_each
 from headway.score.cider import Cider
 from headway.score.references import References
 from headway.score.rouge import rouge_l_of
+from tests.score.public_data import coco, needs_coco
 
 EXPECTED = json.loads((Path(__file__).parent / "fixtures" / "coco_scores.json").read_text(encoding="utf-8"))
 HYPOTHESES, REFERENCES = EXPECTED["hypotheses"], EXPECTED["references"]

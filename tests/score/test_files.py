@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.score.public_data import COCO, coco, needs_coco
 
 from headway.errors import BadInput
 from headway.score import captions
 from headway.score.coco import read_pair
 from headway.score.files import score_captions
+from tests.score.public_data import COCO, coco, needs_coco
 
 DOG = {"image_id": 1, "caption": "A dog runs."}
 CAT = {"image_id": 2, "caption": "A cat sleeps."}

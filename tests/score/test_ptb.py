@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.score.public_data import coco, needs_coco, tokenised_by_java
 
 from headway.score import ptb
 from headway.score.ptb import tokenize, tokenize_all
+from tests.score.public_data import coco, needs_coco, tokenised_by_java
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "ptb_cases.json").read_text(encoding="utf-8"))["cases"]
 

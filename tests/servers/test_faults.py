@@ -6,10 +6,10 @@ import threading
 import uuid
 
 import pytest
-from tests.servers.faults import FaultyStore
 
 from headway.errors import Denied, DiskFull, Transient
 from headway.storage import Store, open_store
+from tests.servers.faults import FaultyStore
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.servers.gcs import TOKEN, GcsServer
 
 storage = pytest.importorskip("google.cloud.storage", reason="google-cloud-storage is not installed")

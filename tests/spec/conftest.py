@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.spec.world import CATALOG, Load, Problems
 
 from headway.errors import BAD_INPUT, BadJob, Problem
 from headway.spec import Job, loads
+from tests.spec.world import CATALOG, Load, Problems
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.spec.world import CATALOG, Load, Local, Problems
 
 from headway.errors import BAD_INPUT, BadJob, MissingExtra
 from headway.spec import (
@@ -33,6 +32,7 @@ from headway.spec import (
 from headway.spec.catalog import Catalog
 from headway.spec.kinds import keys_of
 from headway.spec.yaml import MAX_BYTES
+from tests.spec.world import CATALOG, Load, Local, Problems
 
 WHOLE = """\
 name: captions

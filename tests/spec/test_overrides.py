@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.spec.world import Load, Problems
 
 from headway.spec import Accelerator, Secret
+from tests.spec.world import Load, Problems
 
 JOB = """\
 name: x

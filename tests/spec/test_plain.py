@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.spec.world import Config, Load, Schedule
 
 from headway.errors import BadPlan
 from headway.spec import (
@@ -34,6 +33,7 @@ from headway.spec import (
     undump,
     units,
 )
+from tests.spec.world import Config, Load, Schedule
 
 COUNTS = st.integers(1, 2**62)
 AMOUNTS = st.floats(0.001, 1e12)

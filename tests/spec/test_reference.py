@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tests.spec.world import CATALOG
 
 from headway.errors import BadJob
 from headway.spec import Job, loads, reference
@@ -17,6 +16,7 @@ from headway.spec.kinds import keys_of, union_members, unmarked
 from headway.spec.marks import EXPANDED
 from headway.spec.model import Accelerator, Cadence, TargetEntry
 from headway.spec.scalars import WHERE_EXPANDED
+from tests.spec.world import CATALOG
 
 PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"
 

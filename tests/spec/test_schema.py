@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.spec.test_loading import WHOLE
-from tests.spec.world import CATALOG, Cluster, Config
 
 from headway.errors import BadJob, Problem
 from headway.spec import loads, schema, yaml
 from headway.spec.comments import field_comments, summary
 from headway.spec.model import Job, Source
 from headway.spec.tree import Node
+from tests.spec.test_loading import WHOLE
+from tests.spec.world import CATALOG, Cluster, Config
 
 ROOT = Path(__file__).parents[2]
 JOB_FILES = sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "src/headway/spec/templates").glob("*.yaml")])

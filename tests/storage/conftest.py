@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.servers import processes
-from tests.servers.gcs import GcsServer
 
 from headway.storage.patience import Patience
+from tests.servers import processes
+from tests.servers.gcs import GcsServer
 
 CLOUD_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "GCE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")
 

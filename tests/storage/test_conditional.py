@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import processes
-from tests.servers.faults import FaultyStore
-from tests.storage.conftest import QUICK
 
 from headway.errors import Denied, StoreError
 from headway.storage import ABSENT, open_store, require_conditional_put
 from headway.storage.memory import MemoryStore
+from tests.servers import processes
+from tests.servers.faults import FaultyStore
+from tests.storage.conftest import QUICK
 
 
 class Careless(MemoryStore):

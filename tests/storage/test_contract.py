@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.servers.gcs import GcsServer
-from tests.storage.contract import StoreContract
 
 from headway.storage import Store, open_store
+from tests.servers.gcs import GcsServer
+from tests.storage.contract import StoreContract
 
 
 class TestFolder(StoreContract):

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers.gcs import GcsServer
-from tests.servers.google_auth import EMAIL, GoogleAuthServer
-from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
-from tests.storage.conftest import QUICK
 
 from headway.errors import BadInput, Denied, MissingExtra, Transient
 from headway.storage import open_store
 from headway.storage.patience import Patience
+from tests.servers.gcs import GcsServer
+from tests.servers.google_auth import EMAIL, GoogleAuthServer
+from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
+from tests.storage.conftest import QUICK
 
 EMPTY_LISTING = b"<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated></ListBucketResult>"
 EMPTY_AZURE_LISTING = b"<EnumerationResults><Blobs></Blobs><NextMarker></NextMarker></EnumerationResults>"

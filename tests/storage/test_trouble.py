@@ -13,14 +13,14 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from tests.servers.gcs import GcsServer
-from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
-from tests.storage.conftest import QUICK
-from tests.storage.test_contract import azurite_connection
 
 from headway.errors import Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
 from headway.storage import ABSENT, Store, fetch_file, join, open_store, subfolders
 from headway.storage.patience import Patience
+from tests.servers.gcs import GcsServer
+from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
+from tests.storage.conftest import QUICK
+from tests.storage.test_contract import azurite_connection
 
 PARTS = 9 << 20  # more than goes in one request
 

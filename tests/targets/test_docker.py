@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
-from tests.testbed.docker import BASE, docker, docker_host
 
 from headway import launcher
 from headway.errors import BadInput, HeadwayError
@@ -32,6 +29,9 @@ from headway.targets.base import State, Target
 from headway.targets.docker import memory
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.testbed.docker import BASE, docker, docker_host
 
 __all__ = ["docker_host"]
 pytestmark = pytest.mark.slow

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.testbed.docker import docker_host
 
 from headway.errors import Problem
 from headway.image import engine
@@ -21,6 +20,7 @@ from headway.spec import Accelerator, Image, Job, Mount, Resources, Secret
 from headway.targets.docker import checks
 from headway.targets.docker.options import Options
 from headway.targets.docker.target import DockerTarget
+from tests.testbed.docker import docker_host
 
 __all__ = ["docker_host"]
 has_docker = pytest.mark.skipif(shutil.which("docker") is None, reason="docker: the command is not installed")

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.testbed.docker import BASE, SOCKET, docker, docker_host
-from tests.testbed.registry import registry
 
 import headway
 from headway.cli import main
 from headway.planning import plan
 from headway.spec import Job
+from tests.testbed.docker import BASE, SOCKET, docker, docker_host
+from tests.testbed.registry import registry
 
 __all__ = ["docker_host", "registry"]
 pytestmark = pytest.mark.slow

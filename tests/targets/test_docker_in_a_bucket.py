@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, eventually
-from tests.servers import processes
-from tests.testbed.docker import BASE, docker, docker_host
 
 from headway import launcher
 from headway.launcher import Launched
@@ -19,6 +15,10 @@ from headway.spec import Image, TargetEntry
 from headway.targets.base import State
 from headway.targets.docker import memory
 from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import CANARY, WAITS, eventually
+from tests.servers import processes
+from tests.testbed.docker import BASE, docker, docker_host
 
 __all__ = ["docker_host"]
 pytestmark = pytest.mark.slow

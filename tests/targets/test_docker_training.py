@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.suite import eventually
-from tests.testbed.docker import BASE, docker, docker_host
 
 from headway import launcher
 from headway.launcher import Launched
 from headway.planning import plan
 from headway.spec import Cadence, Checkpoint, Image, Job, Mount, Resources
 from headway.targets.base import State
+from tests.contract.suite import eventually
+from tests.testbed.docker import BASE, docker, docker_host
 
 __all__ = ["docker_host"]
 pytestmark = [

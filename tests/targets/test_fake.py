@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.contract.plays import FAKE, play_of
-from tests.contract.suite import TargetContract
 
 from headway import launcher
 from headway.errors import NotThere, UnknownRun
@@ -16,6 +14,8 @@ from headway.planning import Plan
 from headway.targets.base import State, Target
 from headway.targets.fake import FakeTarget, Play
 from headway.targets.registry import TARGETS
+from tests.contract.plays import FAKE, play_of
+from tests.contract.suite import TargetContract
 
 
 class TestFake(TargetContract):

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 
 from headway import launcher, processes
 from headway.errors import HeadwayError, TargetError, UnknownRun
@@ -29,6 +27,8 @@ from headway.targets import labelled, spawn
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
 from headway.targets.local import LocalTarget, Options
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 
 
 def place(hold: Launched) -> Path:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
-from tests.servers.gcs import GcsServer
 
 from headway import launcher
 from headway.launcher import Launched
 from headway.targets import spawn
 from headway.targets.base import State
 from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import WAITS, eventually
+from tests.servers.gcs import GcsServer
 
 
 @pytest.fixture

@@ -8,11 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract
-from tests.targets.test_docker import Refusing
-from tests.testbed.docker import BASE
-from tests.testbed.podman import podman
 
 from headway.launcher import Launched
 from headway.planning import Plan
@@ -21,6 +16,11 @@ from headway.targets.base import State, Target
 from headway.targets.docker.options import Options
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import TargetContract
+from tests.targets.test_docker import Refusing
+from tests.testbed.docker import BASE
+from tests.testbed.podman import podman
 
 __all__ = ["podman"]
 pytestmark = pytest.mark.slow

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
-from tests.servers.gcs import GcsServer
-from tests.testbed.slurm.cluster import Cluster, lacking
 
 from headway import launcher
 from headway.errors import BadJob, TargetError
@@ -30,6 +27,9 @@ from headway.targets.slurm import queue, starting
 from headway.targets.slurm.commands import run as run_command
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
+from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.servers.gcs import GcsServer
+from tests.testbed.slurm.cluster import Cluster, lacking
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from tests.targets.test_slurm_script import LARGE, SMALL
 
 from headway import launcher
 from headway.errors import TargetError
@@ -21,6 +20,7 @@ from headway.targets.slurm import checks, commands, queue
 from headway.targets.slurm.commands import Refusal, Unknown, Unreachable, refusal
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
+from tests.targets.test_slurm_script import LARGE, SMALL
 
 ME = os.geteuid()
 

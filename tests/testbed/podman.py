@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from tests.testbed import docker
 
 CACHE = docker.CACHE.parent / "podman"

@@ -49,6 +49,8 @@ class Boundary:
         )
 
     def after_step(self, *, stepped: bool) -> None:
+        if self._stretch is not None:
+            self._stretch.before_checkpoint(self._keeping.position.step)
         self._decide(stepped=stepped)
         if self._stretch is not None:
             self._end_of_stretch(self._stretch)

@@ -26,6 +26,11 @@ class Stretch:
         self._before = time.monotonic()
         self._death: threading.Timer | None = None
 
+    def before_checkpoint(self, step: int) -> None:
+        """The step to die in is over: late, but nothing of it is kept."""
+        if self._death is not None and self._die_after is not None and step > self._die_after:
+            _die()
+
     def after_step(self, step: int, commit: Callable[[], object]) -> bool:
         """Whether this was the last one."""
         now = time.monotonic()
@@ -35,11 +40,7 @@ class Stretch:
             # The system's own randomness: the run's is none of our business.
             self._death = threading.Timer(random.SystemRandom().random() * seconds, _die)
             self._death.start()
-        if self._limit is None or step < self._limit:
-            return False
-        if self._death is not None:
-            self._death.join()  # the steps were too quick for it
-        return True
+        return self._limit is not None and step >= self._limit
 
 
 def stretch(env: Mapping[str, str], attempt: int) -> Stretch | None:

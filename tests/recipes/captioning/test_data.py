@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.recipes.folders import TINY
 
 from headway.data import scenes
 from headway.errors import BadInput
@@ -15,6 +14,7 @@ from headway.recipes.captioning.words import PAD
 from headway.runtime import Feed
 from headway.runtime.feed import Filler
 from headway.spec.model import Data, Source
+from tests.recipes.folders import TINY
 
 CFG = Config(**TINY)
 

@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 import torch
-from tests.recipes.captioning.test_model import captioner, some_pictures
 from torch import Tensor
 
 from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from tests.recipes.captioning.test_model import captioner, some_pictures
 
 LENGTH, PENALTY = 4, 0.7
 

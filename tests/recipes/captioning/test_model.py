@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.recipes.folders import TINY
 
 from headway.errors import BadInput
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import DECODERS, ENCODERS, Captioner, rebuild
 from headway.recipes.captioning.words import PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from tests.recipes.folders import TINY
 
 WORDS = Vocabulary([*SPECIAL, "a", "red", "blue", "star", "ring"])
 BOTH = pytest.mark.parametrize("decoder", sorted(DECODERS))

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.recipes.captioning.test_model import WORDS, captioner
-from tests.recipes.folders import TINY, captioning_job
 
 from headway.bundle import Bundle, BundleParts
 from headway.data import scenes
@@ -19,6 +17,8 @@ from headway.predict import predict
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.predict import Predictor, bundle, read_picture
+from tests.recipes.captioning.test_model import WORDS, captioner
+from tests.recipes.folders import TINY, captioning_job
 
 
 def exported(folder: Path, **changes: object) -> Path:

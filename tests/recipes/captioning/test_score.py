@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.recipes.captioning.test_model import captioner
-from tests.recipes.folders import TINY
 
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, PictureFeed, Pictures, load, vocabulary
 from headway.recipes.captioning.score import evaluate, say, scores
 from headway.spec.model import Data
+from tests.recipes.captioning.test_model import captioner
+from tests.recipes.folders import TINY
 
 CFG = Config(**TINY)
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.recipes.trained_run import trained_run
 
 from headway.recipes.captioning.train import rise_and_fall
 from headway.runfolder import RunFolder
 from headway.storage import open_store
+from tests.recipes.trained_run import trained_run
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(words, cfg.embedding, padding_idx=PAD)
         self.lstm = nn.LSTM(cfg.embedding + seen, cfg.hidden, batch_first=True)
         with torch.no_grad():  # it starts out remembering: torch's own start forgets half at every word
-            self.lstm.bias_ih_l0[cfg.hidden : 2 * cfg.hidden] = 1.0
+            self.lstm.get_parameter("bias_ih_l0")[cfg.hidden : 2 * cfg.hidden] = 1.0
         self.dropout = nn.Dropout(cfg.dropout)
 
     def start(self, grid: Tensor, rows: int) -> Memory:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import board
-from tests.runtime.supervised import alive, plan_of, quiet_environment
-
 from headway.runfolder import PLAN, RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Secret, dump
 from headway.storage import open_store
+from tests.chaos import board
+from tests.chaos.workload_facts import EPOCHS, STEPS_AN_EPOCH
+from tests.runtime.supervised import alive, plan_of, quiet_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # for a machine with much else to do; nothing that works waits so long
@@ -103,6 +103,10 @@ class Case:
                 start_new_session=True,
             )
         self.seen_pids.add(self.supervisor.pid)
+
+    @property
+    def steps(self) -> int:
+        return STEPS_AN_EPOCH * int(self.config.get("epochs", EPOCHS))
 
     @property
     def running(self) -> bool:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from safetensors import numpy as safetensors
-from tests.chaos.case import Case
-from tests.chaos.workload_facts import FILES, STEPS
 
 from headway import lease
 from headway.runfolder import checkpoint_folder
+from tests.chaos.case import Case
+from tests.chaos.workload_facts import FILES
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Result:
 
 
 def result_of(case: Case) -> Result:
-    store = case.folder.store
-    manifest = json.loads(store.read(f"{checkpoint_folder(STEPS)}/manifest.json"))
+    store, newest = case.folder.store, checkpoint_folder(case.steps)
+    manifest = json.loads(store.read(f"{newest}/manifest.json"))
     weights: dict[str, str] = {}
     for name in manifest["files"]:
-        for tensor, value in safetensors.load(store.read(f"{checkpoint_folder(STEPS)}/{name}")).items():
+        for tensor, value in safetensors.load(store.read(f"{newest}/{name}")).items():
             assert tensor not in weights, f"{tensor} is in two parts"
             weights[tensor] = f"{value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     return Result(
         weights=weights,
-        state=json.loads(store.read(f"{checkpoint_folder(STEPS)}/{manifest['state']['name']}")),
+        state=json.loads(store.read(f"{newest}/{manifest['state']['name']}")),
         metrics=[{name: value for name, value in record.items() if name != "time"} for record in case.folder.metrics()],
         export={name: hashlib.sha256(store.read(f"export/{name}")).hexdigest() for name in FILES},
         pointers=_pointers(case),
@@ -44,7 +44,10 @@ def result_of(case: Case) -> Result:
 
 
 def check(case: Case, straight: Result | None, commits: list[tuple[int, int]]) -> Result:
-    """Every invariant; an AssertionError names the one that does not hold. `commits`: (attempt, newest step) as seen."""
+    """Every invariant; an AssertionError names the one that does not hold.
+
+    `commits` are pairs of an attempt and the newest step that was committed while it was the newest attempt.
+    """
     check_nothing_is_left(case)
     check_end(case)
     check_history(case)
@@ -77,9 +80,9 @@ def check_history(case: Case) -> None:
     assert steps == sorted(steps), "the metrics are out of order"
     twice = sorted({step for step in steps if steps.count(step) > 1})
     assert not twice, f"steps {twice} have two records"
-    missing = sorted(set(range(1, STEPS + 1)) - set(steps))
+    missing = sorted(set(range(1, case.steps + 1)) - set(steps))
     assert not missing, f"steps {missing} have no record"
-    assert steps == list(range(1, STEPS + 1)), f"there are records after the end: {steps[STEPS:]}"
+    assert steps == list(range(1, case.steps + 1)), f"there are records after the end: {steps[case.steps :]}"
 
 
 def check_commits(case: Case, commits: list[tuple[int, int]]) -> None:
@@ -93,7 +96,7 @@ def check_commits(case: Case, commits: list[tuple[int, int]]) -> None:
     assert seen == sorted(seen), f"a commit was lost: {seen}"
     store = case.folder.store
     last = json.loads(store.read("checkpoints/last.json"))
-    assert last["step"] == STEPS
+    assert last["step"] == case.steps
     for step in last["steps"]:
         folder = checkpoint_folder(step)
         manifest = json.loads(store.read(f"{folder}/manifest.json"))

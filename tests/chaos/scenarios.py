@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-from tests.chaos import invariants
+from tests.chaos import faults, invariants
 from tests.chaos.case import Case, Place
 from tests.chaos.invariants import Result
 from tests.chaos.kills import Killer, Tally
@@ -47,14 +48,13 @@ def play(settings: Settings, names: list[str]) -> int:
     wrong: list[str] = []
     with ExitStack() as stack:
         settings.places = stack.enter_context(places(settings.folder))
-        for ranks in (1, 2, 3):
+        for ranks in (1, 2, 3) if "kills" in names else ():
             settings.straight[ranks] = unbroken(settings, ranks)
         for name in names:
             began = time.monotonic()
             found = SCENARIOS[name](settings)
-            say(
-                f"{name}: {'all is well' if not found else f'{len(found)} went wrong'}, {time.monotonic() - began:.0f} s"
-            )
+            how = f"{len(found)} went wrong" if found else "all is well"
+            say(f"{name}: {how}, {time.monotonic() - began:.0f} s")
             wrong += found
     for text in wrong:
         say(text)
@@ -70,7 +70,8 @@ def places(folder: Path) -> Iterator[list[Place]]:
         yield [Place(name="folder", url=str(folder / "runs")), bucket(endpoint)]
 
 
-def bucket(endpoint: str, name: str = "chaos") -> Place:
+def bucket(endpoint: str, name: str = "chaos", *, through: str = "") -> Place:
+    """A new bucket. Runs reach it `through` another address, if given; the driver does not."""
     import os
     import urllib.request
 
@@ -83,7 +84,7 @@ def bucket(endpoint: str, name: str = "chaos") -> Place:
     }
     os.environ.update(env)  # the driver reads the bucket too
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT")).close()
-    return Place(name="S3", url=f"s3://{name}/runs", env=env)
+    return Place(name="S3", url=f"s3://{name}/runs", env={**env, "AWS_ENDPOINT_URL": through or endpoint})
 
 
 def unbroken(settings: Settings, ranks: int) -> Result:
@@ -154,8 +155,100 @@ def one_run(settings: Settings, number: int, tally: Tally, most: int) -> str:
     return ""
 
 
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def every_write(settings: Settings) -> list[str]:
+    """Each write of a short run failed in turn: at rank 0 and the supervisor, and at the second of two ranks."""
+    straight, jobs = {}, []
+    for ranks in (1, 2):
+        case = faults.short_case(settings.folder / f"counted-{ranks}", settings.places[0], ranks)
+        faults.run_to_its_end(case)
+        straight[ranks] = invariants.check(case, None, [])
+        for role, number, _ in faults.writes_of(case):
+            if ranks == 1 or role == "rank1":
+                jobs += [(ranks, {"role": role, "number": number, "kind": kind}) for kind in ("lost", _kind(number))]
+
+    def one(job: tuple[int, dict[str, Any]]) -> str:
+        ranks, fault = job
+        name = "-".join(["fault", *map(str, fault.values())])
+        case = faults.short_case(settings.folder / name, settings.places[0], ranks, fault=fault)
+        return attempted(settings, case, lambda: _survive_fault(case, straight[ranks]))
+
+    wrong = in_parallel(settings, one, jobs)
+    say(f"{len(jobs)} writes failed, each in a run of its own, {len(wrong)} runs with trouble")
+    return wrong
+
+
+def _kind(number: int) -> str:
+    return ("transient", "full", "denied")[number % 3]
+
+
+def _survive_fault(case: Case, straight: Result) -> None:
+    faults.run_to_its_end(case)
+    invariants.check(case, straight, [])
+    if faults.was_struck(case):
+        faults.assert_the_error_was_seen(case)
+
+
+def every_upload(settings: Settings) -> list[str]:
+    """Each PUT of a short run on S3 refused, or its answer lost, in turn, by a proxy in front of the server."""
+    endpoint = settings.places[1].env["AWS_ENDPOINT_URL"]
+    straight: list[Result] = []
+    with faults.proxy(endpoint) as server:
+        case = faults.short_case(settings.folder / "counted-s3", bucket(endpoint, "counted", through=server.url))
+        faults.run_to_its_end(case)
+        straight.append(invariants.check(case, None, []))
+        count = sum(request.method == "PUT" for request in server.requests)
+
+    def one(number: int) -> str:
+        kind = ("refuse", "drop", "lose")[number % 3]
+        with faults.proxy(endpoint) as server:
+            fault = faults.Nth(kind=kind, status=403 if kind == "refuse" else 500, method="PUT", number=number)
+            fault.body = faults.DENIED if kind == "refuse" else b""
+            place = bucket(endpoint, f"upload-{number}", through=server.url)
+            case = faults.short_case(settings.folder / f"upload-{number}-{kind}", place)
+            server.faults.append(fault)
+            return attempted(settings, case, lambda: _survive_refusal(case, straight[0], fault))
+
+    wrong = in_parallel(settings, one, list(range(1, count + 1)))
+    say(f"{count} uploads failed, each in a run of its own, {len(wrong)} runs with trouble")
+    return wrong
+
+
+def _survive_refusal(case: Case, straight: Result, fault: faults.Nth) -> None:
+    faults.run_to_its_end(case)
+    invariants.check(case, straight, [])
+    if fault.key and fault.kind == "refuse":  # a lost answer is a hiccup that the store itself makes good
+        faults.assert_the_error_was_seen(case, "denied")
+
+
+def attempted(settings: Settings, case: Case, work: Callable[[], None]) -> str:
+    """What went wrong, with everything that is needed to find the cause; or nothing."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  reported, and ends with a failure
+        case.clean_up()
+        return f"{case.tmp}: {error!r}\n{traceback.format_exc()}"
+    if not settings.keep:
+        shutil.rmtree(case.tmp, ignore_errors=True)
+    return ""
+
+
+Job = TypeVar("Job")
+
+
+def in_parallel(settings: Settings, one: Callable[[Job], str], jobs: list[Job]) -> list[str]:
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        return [trouble for trouble in pool.map(one, jobs) if trouble]
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-SCENARIOS: dict[str, Callable[[Settings], list[str]]] = {"kills": kills}
+SCENARIOS: dict[str, Callable[[Settings], list[str]]] = {
+    "kills": kills,
+    "uploads": every_upload,
+    "writes": every_write,
+}

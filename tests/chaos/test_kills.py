@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime import supervised
-from tests.runtime.live import Case, Gang
 
 from headway.spec import Cadence, Checkpoint, Job, dump
+from tests.runtime import supervised
+from tests.runtime.live import Case, Gang
 
 KILLS = int(os.environ.get("HEADWAY_CHAOS", "0"))
 CONFIG = {"pause_s": 0.03, "workers": 1}

@@ -26,8 +26,8 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import headway  # noqa: E402
-from tests.chaos.workload_facts import BATCH, EPOCHS, FILES, ITEMS, STEPS  # noqa: E402
 from headway.runtime import Loader, gradients  # noqa: E402
+from tests.chaos.workload_facts import BATCH, EPOCHS, FILES, ITEMS, STEPS_AN_EPOCH  # noqa: E402
 
 PAST = {"take": "took", "write": "wrote", "remove": "removed"}
 
@@ -82,15 +82,16 @@ def main() -> None:
     run = headway.start()
     _watch(run)
     print(f"the secret is {os.environ.get('CHAOS_SECRET', 'none')}", flush=True)
+    epochs = int(run.config.get("epochs", EPOCHS))
     pause_s = float(run.config.get("pause_s", 0.005))
     feed = Loader(Points(ITEMS), BATCH, workers=int(run.config.get("workers", 1)))
     model = run.place(Net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * STEPS_AN_EPOCH)
     run.on_export(lambda: Exported(model, pause_s))
     BOARD.mark("restore")
     run.restore(model=model, optimizer=optimizer, schedule=schedule, data=feed)
-    for _ in run.epochs(EPOCHS):
+    for _ in run.epochs(epochs):
         model.train()
         BOARD.mark("data")
         for x, y in run.steps(feed):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-EPOCHS, ITEMS, BATCH = 12, 70, 8  # nine steps an epoch, the last one of six items
-STEPS = EPOCHS * 9
+EPOCHS, ITEMS, BATCH = 12, 70, 8  # the last batch of an epoch has six items
+STEPS_AN_EPOCH = 9
 FILES = ("card.md", "config.json", "model.safetensors")

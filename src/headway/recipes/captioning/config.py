@@ -24,7 +24,7 @@ class Config:
     max_words: Count = 50_000  # the most frequent ones kept
     max_length: Count = 20  # words of a caption, at most
 
-    epochs: Count = 12  # passes over the pictures
+    epochs: Count = 8  # passes over the pictures
     batch: Count = 32  # pictures a step, over all ranks
     accumulate: Count = 1  # parts a step is computed in, where memory is short
     captions: Count = 5  # of each picture's references, how many are learnt from in an epoch

@@ -107,7 +107,7 @@ def _axes(frame: _Frame, x_name: str) -> Iterator[str]:
         yield f'<text class="tick" x="{left - 7}" y="{y + 3.5:.1f}" text-anchor="end">{tick:g}</text>'
     for tick in frame.across:
         yield f'<text class="tick" x="{frame.x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">{_short(tick)}</text>'
-    yield f'<text class="tick" x="{right + 7}" y="{bottom + 17}">{escape(x_name)}</text>'
+    yield f'<text class="tick" x="{right + 24}" y="{bottom + 17}">{escape(x_name)}</text>'
 
 
 def _drawn(frame: _Frame, lines: Sequence[Line]) -> Iterator[str]:

@@ -78,11 +78,12 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
 
 
 def _seconds(events: Sequence[Mapping[str, Any]]) -> float:
-    """By the supervisor's own count; where none was there, by the clock on the wall, attempt by attempt."""
+    """By the supervisor's own count; where there was none, by the clock on the wall, attempt by attempt."""
     spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
     times: dict[int, list[float]] = {}
     for event in events:
-        times.setdefault(event["attempt"], []).append(float(event.get("time", 0.0)))
+        if isinstance(event.get("time"), (int, float)):  # the supervisor writes it as text, and counts besides
+            times.setdefault(event["attempt"], []).append(float(event["time"]))
     return spent or sum(max(seen) - min(seen) for seen in times.values())
 
 

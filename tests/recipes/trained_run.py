@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,18 @@ LEARNS = {
 LONE = (Source(source="builtin:scenes", where={"kind": "one"}),)
 
 
-@cache
+_TRAINED: list[Path] = []
+
+
 def trained_run(factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run, made by a rank of its own as the supervisor would start it."""
+    """The folder of a finished run, trained once for the whole session."""
+    if not _TRAINED:
+        _TRAINED.append(_train(factory))
+    return _TRAINED[0]
+
+
+def _train(factory: pytest.TempPathFactory) -> Path:
+    """By a rank of its own, as the supervisor would start it."""
     job = captioning_job(Data(train=LONE, val=LONE, test=LONE), **LEARNS)
     folder = run_folder(factory.mktemp("runs") / "captions-1", job)
     env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1"}

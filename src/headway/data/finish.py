@@ -55,16 +55,17 @@ class Twins:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        columns = array("q"), array("q"), array("q"), array("q")
-        for number, exact_word, near_word in staging.hashes():
-            values = (number, exact_word, near_word or 0, near_word is not None)
+        columns = array("q"), array("q"), array("q"), array("q"), array("q")
+        codes: dict[str, int] = {}
+        for number, exact, near, split in staging.hashes():
+            values = (number, exact, near or 0, near is not None, codes.setdefault(split, len(codes)))
             for column, value in zip(columns, values, strict=True):
                 column.append(value)
-        numbers, textured = np.array(columns[0], dtype=np.int64), np.array(columns[3], dtype=bool)
-        exact, near = (np.array(column, dtype=np.int64).view(np.uint64) for column in columns[1:3])
-        self.exact = [self._named(numbers[group]) for group in same(exact)]
-        groups = (self._named(numbers[textured][group]) for group in alike(near[textured]))
-        self.near = [group for group in groups if len({split for _, _, split in group}) > 1]
+        numbers, files, looks, textured, splits = (np.array(column, dtype=np.int64) for column in columns)
+        self.exact = [self._named(numbers[group]) for group in same(files.view(np.uint64))]
+        shown = np.flatnonzero(textured)  # what is flat looks like everything else that is
+        groups = (shown[group] for group in alike(looks[shown].view(np.uint64)))
+        self.near = [self._named(numbers[group]) for group in groups if len(np.unique(splits[group])) > 1]
 
     def _named(self, numbers: Any) -> list[tuple[str, str, str]]:
         return sorted({self._staging.hashed(int(number)) for number in numbers}, key=lambda m: (m[2], m[1], m[0]))

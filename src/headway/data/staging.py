@@ -200,9 +200,9 @@ class Staging:
         for table in ("dropped", "hashes", "words"):
             self._db.execute(f"delete from {table} where chunk = ?", (chunk,))
 
-    def hashes(self) -> Iterator[tuple[int, int, int | None]]:
-        """(number, of the file's bytes, of what it looks like) for every picture that was kept; signed 64 bits."""
-        yield from self._db.execute("select seq, exact, near from hashes order by seq")
+    def hashes(self) -> Iterator[tuple[int, int, int | None, str]]:
+        """(number, of the file's bytes, of what it looks like, split) of each picture kept; signed 64 bits."""
+        yield from self._db.execute("select seq, exact, near, split from hashes order by seq")
 
     def hashed(self, number: int) -> tuple[str, str, str]:
         """(chunk, row, split) of a picture."""

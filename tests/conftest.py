@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
+from importlib.util import find_spec
 
 import pytest
 
@@ -15,6 +16,16 @@ DAEMONS = {
     "slurm": ("test_slurm.py",),
 }
 COMMANDS = {"docker": "make test-docker", "podman": "make test-docker", "slurm": "make test-slurm"}
+
+# These import nothing heavy themselves, but start something that trains.
+TRAINING = (
+    "tests/chaos/test_kills.py",
+    "tests/recipes/test_registry.py::test_what_a_recipe_names_exists",
+    "tests/runtime/test_exact.py",
+    "tests/runtime/test_run_by_hand.py",
+    "tests/spec/test_templates.py::test_the_script_template_trains",
+    "tests/test_evaluate.py",
+)
 
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(torch|safetensors)'")
 
@@ -34,6 +45,10 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_spec("torch") is None:
+        for item in items:
+            if item.nodeid.startswith(TRAINING):
+                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
     for daemon, files in DAEMONS.items():
         if os.environ.get("HEADWAY_TEST_DAEMONS"):
             continue

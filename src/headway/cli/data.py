@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.cli.bars import bar
 from headway.cli.runs import add_json
 from headway.cli.show import as_json, duration, size, table
-from headway.errors import FAILED, FINISHED
+from headway.errors import FAILED, FINISHED, BadInput
 from headway.extras import needs
+
+if TYPE_CHECKING:
+    from headway.data.fetch import Login
+    from headway.data.inspect import Inspection
+    from headway.data.prepare import Wishes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +30,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--size", type=int, default=256, metavar="PX", help="of the short side (default: 256; 0 keeps it)"
     )
     prepare.add_argument("--encoding", choices=("jpeg", "raw"), default="jpeg", help="default: jpeg")
+    prepare.add_argument("--fit", choices=("short", "crop", "squash", "pad"), help="default: short; raw: crop")
+    prepare.add_argument("--quality", type=int, default=90, metavar="Q", help="of JPEGs (default: 90)")
     prepare.add_argument("--format", help="which reader (default: seen from the files)")
+    prepare.add_argument("--year", choices=("2014", "2017"), help="of COCO, where a folder has both")
+    prepare.add_argument("--languages", metavar="FROM,TO", help="of parallel text, where there are more than two")
+    prepare.add_argument("--splits", metavar="NAME=SHARE,…", help="where there are none: train=0.8,val=0.1,test=0.1")
+    prepare.add_argument("--seed", type=int, default=0, help="of those splits")
+    prepare.add_argument("--words", metavar="MIN-MAX", help="of a caption that is kept (default: 2-60)")
+    prepare.add_argument("--keep-flagged", action="store_true", help="keep captions that annotators rejected")
+    prepare.add_argument("--subwords", type=int, default=8000, metavar="N", help="of parallel text (default: 8000)")
     prepare.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
     prepare.add_argument("--dask", metavar="ADDRESS", help="use this scheduler's machines instead: tcp://host:8786")
     prepare.add_argument("--max-bad", default="1%", metavar="N", help="stop past this many bad rows (default: 1%%)")
-    prepare.add_argument("--drop-duplicates", action="store_true", help="drop what train shares with val or test")
+    prepare.add_argument("--duplicates", choices=("report", "drop"), default="report",
+                         help="of val or test in train (default: report)")  # fmt: skip
+    prepare.add_argument("--user", metavar="REF", help="for a download, a secret reference: env:KAGGLE_USERNAME")
+    prepare.add_argument("--key", metavar="REF", help="its key or password, likewise: env:KAGGLE_KEY")
     prepare.add_argument("--overwrite", action="store_true", help="replace a data set that is there already")
     inspect = verbs.add_parser("inspect", help="counts, balance, a contact sheet, and what was dropped and why")
     inspect.add_argument("dest", metavar="DEST")
@@ -45,9 +66,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from headway.data.prepare import Wishes, prepare
+    from headway.data.prepare import prepare
 
-    wishes = Wishes(format=args.format, duplicates="drop" if args.drop_duplicates else "report")
+    wishes, login = _wishes(args), _login(args)
     with bar() as progress:
         made = prepare(
             args.source,
@@ -59,15 +80,74 @@ def _prepare(args: argparse.Namespace) -> int:
             max_bad=args.max_bad,
             wishes=wishes,
             overwrite=args.overwrite,
+            login=login,
             progress=progress,
         )
     if args.json:
-        print(as_json({"url": made.url, "rows": made.rows, "bytes": made.bytes, "bad_rows": made.bad_rows}))
+        print(
+            as_json({"url": made.url, "rows": made.rows, "bytes": made.bytes, "dropped": dict(made.manifest.dropped)})
+        )
         return FINISHED
     print(table(("split", "rows"), [(split, f"{rows:,}") for split, rows in made.rows.items()]))
-    print(f"{size(made.bytes)} in {duration(made.seconds)}; {made.bad_rows:,} rows dropped")
+    print(f"{size(made.bytes)} in {duration(made.seconds)}")
+    for reason, count in made.manifest.dropped.items():
+        print(f"dropped: {count:,} × {reason}")
     print(f"next: headway data inspect {made.url}")
     return FINISHED
+
+
+def _wishes(args: argparse.Namespace) -> Wishes:
+    from headway.data.clean import Rules
+    from headway.data.prepare import Wishes
+
+    usual = Rules()
+    shortest, longest = _words(args.words) if args.words else (usual.min_words, usual.max_words)
+    chosen = Wishes(
+        format=args.format,
+        year=args.year,
+        languages=_languages(args.languages) if args.languages else None,
+        fit=args.fit,
+        quality=args.quality,
+        rules=replace(usual, min_words=shortest, max_words=longest, keep_flagged=args.keep_flagged),
+        seed=args.seed,
+        duplicates=args.duplicates,
+        bpe_size=args.subwords,
+    )
+    return replace(chosen, splits=_splits(args.splits)) if args.splits else chosen
+
+
+def _words(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise BadInput(f"--words {text} is no range", fix="write the fewest and the most words: --words 2-60")
+    return int(found[1]), int(found[2])
+
+
+def _languages(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise BadInput(f"--languages {text} does not name two", fix="write both endings: --languages en,de")
+    return names[0], names[1]
+
+
+def _splits(text: str) -> dict[str, float]:
+    try:
+        return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        fix = "write names and shares: --splits train=0.9,val=0.1"
+        raise BadInput(f"--splits {text} cannot be read", fix=fix) from None
+
+
+def _login(args: argparse.Namespace) -> Login | None:
+    """Resolved here, in the process that needs the values; what is typed is never one of them."""
+    if args.user is None and args.key is None:
+        return None
+    if args.user is None or args.key is None:
+        raise BadInput("--user and --key go together", fix="--user env:KAGGLE_USERNAME --key env:KAGGLE_KEY")
+    from headway.data.fetch import Login
+    from headway.secrets import resolve
+
+    return Login(user=resolve(args.user), key=resolve(args.key))
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -76,22 +156,57 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.dropped is not None:
         for row in dropped(args.dest, reason=args.dropped or None):
             print(
-                as_json(row) if args.json else f"{row['reason']}: {row.get('id', '')} {row.get('detail', '')}".rstrip()
+                as_json(row)
+                if args.json
+                else f"{row['reason']}: {row['row']} ({row['split']}) {row['detail']}".rstrip()
             )
         return FINISHED
     found = inspect(args.dest)
     if args.page:
         Path(args.page).write_text(found.page(), encoding="utf-8")
-    facts = {split: (part.rows, part.bytes, len(part.classes)) for split, part in found.splits.items()}
     if args.json:
-        named = {split: dict(zip(("rows", "bytes", "classes"), row, strict=True)) for split, row in facts.items()}
-        print(as_json({"url": found.url, "splits": named, "vocabulary": found.vocabulary}))
+        print(as_json(_as_facts(found)))
         return FINISHED
-    rows = [(split, f"{count:,}", size(weight), str(kinds or "")) for split, (count, weight, kinds) in facts.items()]
-    print(table(("split", "rows", "size", "classes"), rows))
-    print(f"vocabulary: {found.vocabulary:,}" if found.vocabulary else "no vocabulary")
+    rows = [
+        (
+            split,
+            f"{part.rows:,}",
+            size(part.bytes),
+            f"{part.captions:,}" if part.captions else "",
+            _balance(part.classes),
+        )
+        for split, part in found.splits.items()
+    ]
+    print(table(("split", "rows", "size", "captions", "classes"), rows))
+    if found.vocabulary:
+        print(f"vocabulary: {found.vocabulary:,}")
+    if found.duplicates:
+        print("duplicates: " + ", ".join(f"{count:,} {kind}" for kind, count in found.duplicates.items()))
+    for reason, count in found.manifest.dropped.items():
+        print(f"dropped: {count:,} × {reason}")
+    if found.manifest.dropped:
+        print(f"each of them: headway data inspect {args.dest} --dropped")
     print(f"page: {args.page}" if args.page else f"next: headway data inspect {args.dest} --page data.html")
     return FINISHED
+
+
+def _balance(classes: Mapping[str, int]) -> str:
+    """`33 (12 to 480 rows)`: how many there are, and how uneven."""
+    return f"{len(classes)} ({min(classes.values()):,} to {max(classes.values()):,} rows)" if classes else ""
+
+
+def _as_facts(found: Inspection) -> dict[str, object]:
+    splits = {
+        split: {"rows": part.rows, "bytes": part.bytes, "captions": part.captions, "classes": dict(part.classes)}
+        for split, part in found.splits.items()
+    }
+    return {
+        "url": found.url,
+        "splits": splits,
+        "vocabulary": found.vocabulary,
+        "duplicates": dict(found.duplicates),
+        "dropped": dict(found.manifest.dropped),
+    }
 
 
 def _verify(args: argparse.Namespace) -> int:

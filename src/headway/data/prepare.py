@@ -196,6 +196,7 @@ class _Job:
         doomed = twins.doomed() if self._wishes.duplicates == "drop" else {}
         if doomed:
             self._work(orders, orders.chunks(doomed), ledger, workers, dask)
+        self._nothing_left(ledger)
         tokenizer = orders.settings.tokenizer
         manifest = Manifest(
             name=self._wishes.name or "data",
@@ -262,6 +263,18 @@ class _Job:
         except TooMuchBad:
             send_report(self._dest, self._staging, self._scratch)
             raise
+
+    def _nothing_left(self, ledger: Ledger) -> None:
+        """A data set without a row is nobody's wish: some rule left everything out."""
+        if any(ledger.splits(dict.fromkeys(self._staging.splits(), ())).values()):
+            return
+        send_report(self._dest, self._staging, self._scratch)
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in self._staging.reasons().items())
+        raise BadInput(
+            f"nothing is left of {self._total} rows: {reasons}",
+            where=join(self._dest.url, "dropped.jsonl"),
+            fix="loosen what leaves them out; every row is listed in the report",
+        )
 
     def _bpe(self) -> str:
         self._progress("learning the subwords", 0, 0)

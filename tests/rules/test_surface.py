@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import headway
@@ -20,12 +21,17 @@ def options(action: argparse.Action) -> str:
 
 
 def surface() -> str:
-    """Every verb with all it takes, one line each."""
-    lines = []
-    for verb in VERBS:
-        taken = [a for a in parser_for(verb)._actions if not isinstance(a, argparse._HelpAction)]
-        lines.append(" ".join([verb, *map(options, taken)]))
-    return "\n".join(lines) + "\n"
+    """Every verb with all it takes, one line each; verbs within a verb too."""
+    return "".join(line + "\n" for verb in VERBS for line in lines(verb, parser_for(verb)))
+
+
+def lines(verb: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    taken = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
+    yield " ".join([verb, *map(options, taken)])
+    for action in taken:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from lines(f"{verb} {name}", inner)
 
 
 def test_the_command_line_is_the_one_that_was_agreed() -> None:

@@ -20,7 +20,7 @@ from headway.data.scenes.model import HELD_OUT_COUNTS, HELD_OUT_PAIRS, SIDE, UNI
 GOLDEN = {
     "train": "ce9719899465749b",
     "val": "37aff3ba6dae2500",
-    "test": "01231deb39d4e780",
+    "test": "6ca2e14b783d5de3",
 }
 
 
@@ -112,6 +112,24 @@ def meaning(scene: Scene) -> tuple[object, ...]:
     before = first.row < last.row if vertical else first.column < last.column
     kinds = ((scene.group, first.colour, first.shape), (1, last.colour, last.shape))
     return (vertical, *(kinds if before else kinds[::-1]))
+
+
+def test_a_relation_is_never_doubtful() -> None:
+    """What lies above something lies within its columns; what lies beside it, within its rows."""
+    for index in range(1500):
+        scene = scenes.compose("train", index)
+        if scene.kind not in ("pair", "two_and_one"):
+            continue
+        group, other = scene.things[: scene.group], scene.things[-1]
+        rows, columns = [thing.row for thing in group], [thing.column for thing in group]
+        if any(f" {word} " in scenes.captions(scene)[0] for word in ("above", "below", "under")):
+            assert len(set(rows)) == 1
+            assert min(columns) <= other.column <= max(columns)
+            assert other.row != rows[0]
+        else:
+            assert len(set(columns)) == 1
+            assert min(rows) <= other.row <= max(rows)
+            assert other.column != columns[0]
 
 
 def test_things_lie_within_the_picture_and_apart_from_each_other() -> None:

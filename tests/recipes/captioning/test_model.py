@@ -73,6 +73,16 @@ def test_every_weight_learns(decoder: str) -> None:
     assert not [name for name, weight in model.named_parameters() if weight.grad is None]
 
 
+def test_form_is_seen_without_colour() -> None:
+    """Pictures of the same brightness differ in the colour's part of the grid alone."""
+    model = captioner()
+    grey = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
+    red = grey + torch.tensor([60, -30, -30], dtype=torch.int16).view(1, 3, 1, 1)
+    one, other = (model.encoder(picture)[0] for picture in (grey, red))
+    torch.testing.assert_close(one[:, : 4 * TINY["width"]], other[:, : 4 * TINY["width"]])
+    assert not torch.allclose(one[:, 4 * TINY["width"] :], other[:, 4 * TINY["width"] :])
+
+
 def test_label_smoothing_is_as_torch_defines_it() -> None:
     plain, smooth = captioner().eval(), captioner(label_smoothing=0.1).eval()
     pictures, captions = some_pictures(1), torch.tensor([[[START, 4]]])

@@ -103,9 +103,10 @@ def _pair(draws: Draws) -> tuple[list[Thing], int]:
 
 
 def _two_and_one(draws: Draws) -> tuple[list[Thing], int]:
-    """Two of a kind in one row, and another thing above or below them; or in one column, and it is beside them."""
+    """Two of a kind in one row with another thing right above or below them, or in one column with it beside them."""
     first, second = draws.sample(range(3), 2)
-    along, other = draws.sample(range(3), 2), draws.below(3)
+    along = draws.sample(range(3), 2)
+    other = draws.between(min(along), max(along))  # further out, "above" would be as true as "left of"
     cells = [(first, along[0]), (first, along[1]), (second, other)]
     if draws.below(2):
         cells = [(column, row) for row, column in cells]

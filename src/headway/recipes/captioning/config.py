@@ -20,6 +20,7 @@ class Config:
     embedding: Count = 128  # numbers a word
     hidden: Count = 192  # numbers the LSTM remembers
     heads: Count = 4  # places the attention decoder looks at in one step
+    syntax: Annotated[int, ">= 0"] = 12  # numbers by which its words so far bear on the next directly; 0: no limit
     min_count: Count = 1  # words rarer than this in the training captions become <unk>
     max_words: Count = 50_000  # the most frequent ones kept
     max_length: Count = 20  # words of a caption, at most

@@ -27,7 +27,7 @@ SHARED = (
     "spec",
     "storage",
 )
-TRAINING = ("data", "recipes", "runtime", "score", "evaluate", "export", "predict", "report")
+TRAINING = ("data", "encoders", "recipes", "runtime", "score", "evaluate", "export", "predict", "report")
 HEAVY = {"torch", "numpy", "safetensors", "PIL", "pyarrow", "dask"}
 
 

@@ -34,22 +34,23 @@ def preprocessing(name: str) -> Preprocessing:
     return _PREPROCESSING[name]
 
 
-def build(name: str, *, weights: str | None = None, channels_in: int = 3) -> Encoder:
+def build(name: str, *, weights: str | None = None, channels_in: int = 3, width: int | None = None) -> Encoder:
     """An encoder without its classifier.
 
     `weights` is "imagenet" (those its makers published), a path, an http(s) URL or a bucket's; None begins at random.
     With other than three channels in, the first layer's published weights are spread evenly over all of them.
+    `width` makes a ResNet narrower or wider than the published 64, which no published weights fit.
     """
     _known(name)
     from headway.encoders.efficientnet_lite import EfficientNetLite0
-    from headway.encoders.resnet import ResNet
+    from headway.encoders.resnet import PUBLISHED_WIDTH, ResNet
     from headway.encoders.weights import load
 
     encoder: Encoder
     if name == "efficientnet_lite0":
         encoder = EfficientNetLite0(channels_in=channels_in)
     else:
-        encoder = ResNet(name, channels_in=channels_in)
+        encoder = ResNet(name, channels_in=channels_in, width=width or PUBLISHED_WIDTH)
     encoder.name, encoder.preprocessing = name, _PREPROCESSING[name]
     if weights is not None:
         load(encoder, weights)

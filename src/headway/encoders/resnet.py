@@ -15,7 +15,7 @@ _LAYERS: Final[dict[str, tuple[int, int, int, int]]] = {
     "resnet34": (3, 4, 6, 3),
     "resnet50": (3, 4, 6, 3),
 }
-_WIDTHS: Final = (64, 128, 256, 512)
+PUBLISHED_WIDTH: Final = 64  # channels of the first layers; the last have eight times as many
 
 
 class BasicBlock(nn.Module):
@@ -68,18 +68,19 @@ class ResNet(Encoder):
 
     first = "conv1"  # the layer that sees the pixels
 
-    def __init__(self, name: str, *, channels_in: int = 3) -> None:
+    def __init__(self, name: str, *, channels_in: int = 3, width: int = PUBLISHED_WIDTH) -> None:
         super().__init__()
         block = BasicBlock if name in ("resnet18", "resnet34") else Bottleneck
-        self.conv1 = nn.Conv2d(channels_in, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = nn.Conv2d(channels_in, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        given = 64
-        for number, (count, width) in enumerate(zip(_LAYERS[name], _WIDTHS, strict=True), start=1):
+        given = width
+        for number, count in enumerate(_LAYERS[name], start=1):
             blocks: list[nn.Module] = []
+            wide = width * 2 ** (number - 1)
             for n in range(count):
-                blocks.append(block(given, width, stride=2 if n == 0 and number > 1 else 1))
-                given = width * block.expansion
+                blocks.append(block(given, wide, stride=2 if n == 0 and number > 1 else 1))
+                given = wide * block.expansion
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
         self.channels = given
         for module in self.modules():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.jobs import add_job, load_job
+from headway.cli.money import elsewhere, price_rows
 from headway.cli.show import as_json, duration, paint, size
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ def describe(plan: Plan) -> str:
         "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
         "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
         "budget": f"{budget}; behind it: {limits.second}",
-        "price": "nothing is billed" if not plan.price else as_json(plan.price),
+        **price_rows(plan.price),
         "asks for": ", ".join(request.name for request in plan.requests),
     }
     lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
-    return "\n".join([*lines, *(f"  note      {note}" for note in plan.notes)])
+    notes = [f"  note      {note}" for note in plan.notes]
+    compared = elsewhere(plan.price)
+    return "\n".join([*lines, *notes, *([compared] if compared else [])])

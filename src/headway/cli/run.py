@@ -23,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--detach", action="store_true", help="start it and return; it survives this terminal")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--no-rehearse", action="store_true", help="do not try a paid run here first")
     add_json(parser)
 
 
@@ -32,7 +33,10 @@ def main(args: argparse.Namespace) -> int:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
     from headway.cli.attached import attach, say
+    from headway.cli.money import confirm
     from headway.launcher import launch
+
+    confirm(plan, yes=args.yes)
 
     launched = launch(plan, name=args.name, detach=True, say=say)
     if args.detach:

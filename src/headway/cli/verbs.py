@@ -22,21 +22,23 @@ VERBS = {
     "logs": Verb("what a run printed", "headway.cli.logs"),
     "plan": Verb("what `run` would do, without doing it", "headway.cli.plan"),
     "predict": Verb("try a model on your own inputs", "headway.cli.predict"),
+    "prices": Verb("what accelerators cost an hour, by region", "headway.cli.prices"),
     "ps": Verb("list runs, newest first", "headway.cli.ps"),
     "pull": Verb("copy a run's folder, or part of it, to this machine", "headway.cli.pull"),
     "resume": Verb("go on with a run where it was left", "headway.cli.resume"),
     "run": Verb("train: here, or on a target of the job file", "headway.cli.run"),
     "score": Verb("score captions, grades, classes or translations in files", "headway.cli.score"),
+    "serve": Verb("answer requests with a model, and try it in a browser", "headway.cli.serve"),
     "status": Verb("how a run is doing", "headway.cli.status"),
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
     "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify_resume"),
 }
 
 GROUPS = {
-    "Start": ["init", "plan", "image", "run"],
+    "Start": ["init", "prices", "plan", "image", "run"],
     "Watch": ["ps", "status", "logs"],
     "Stop and go on": ["stop", "resume", "down"],
-    "Use the model": ["eval", "export", "predict", "pull"],
+    "Use the model": ["eval", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],
     "This machine": ["doctor", "verify-resume", "completion"],
 }

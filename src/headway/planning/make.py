@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import BadInput, BadJob
+from headway.planning.cost import Cost, cost_of, price_record
 from headway.planning.model import UNRESOLVED, Code, Limits, Plan
 from headway.planning.package import Package, package
 from headway.planning.wheel import own_wheel
@@ -29,9 +30,12 @@ def plan(job: Job, on: str = "local") -> Plan:
     if problems:
         raise BadJob(problems)
     packed = package(job)
+    cost = cost_of(job, entry.kind, entry.options)
+    environment = _environment(job, target)
+    dumped = dump(job)
     draft = Plan(
         headway=__version__,
-        job=dump(job),
+        job={**dumped, "env": {**dumped["env"], **cost.variables(job)}},
         target=on,
         kind=entry.kind,
         options=dict(entry.options),
@@ -39,10 +43,10 @@ def plan(job: Job, on: str = "local") -> Plan:
         data={source: fingerprint(source) for source in _sources(job)},
         nodes=job.resources.nodes,
         processes=processes(job),
-        limits=_limits(job, target),
-        environment=_environment(job, target),
-        price={},
-        notes=(*_notes(packed), *_target_notes(target, job)),
+        limits=_limits(cost.within(job), target),
+        environment=environment,
+        price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
+        notes=(*_notes(packed), *_target_notes(target, job), *_cost_notes(job, cost)),
     )
     return replace(draft, requests=tuple(target.render(draft)))
 
@@ -137,6 +141,18 @@ def _target_notes(target: Target, job: Job) -> list[str]:
     """What a target wants a reader of the plan to know, where it has something to say."""
     notes = getattr(target, "notes", None)
     return list(notes(job, processes(job))) if notes else []
+
+
+def _cost_notes(job: Job, cost: Cost) -> list[str]:
+    """What a reader must know about the money: that it has no end, or that its end cannot be kept."""
+    if cost.quote is None:
+        return [] if job.budget.usd is None else ["budget.usd has no effect here: nothing is billed on this target"]
+    if cost.quote.missing:
+        effect = "; budget.usd cannot be kept without a price" if job.budget.usd is not None else ""
+        return [f"no price is known: {cost.quote.missing}{effect}. Give `price:` (USD an hour of a node) in the target"]
+    if job.budget.usd is None and job.budget.hours is None:
+        return ["nothing ends this run but its own end: give it a budget (budget: {usd: 5} or {hours: 8})"]
+    return []
 
 
 def _notes(packed: Package) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headway.errors import BadPlan
@@ -52,7 +52,7 @@ class Plan:
     processes: int  # ranks on each node
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
-    price: Mapping[str, float]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd: what is known of them
+    price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: what is known of them
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -61,7 +61,8 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Of what would be done. What it is believed to cost is left out: beliefs change as runs are seen."""
+        return hashlib.sha256(replace(self, price={}).to_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:

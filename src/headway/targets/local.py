@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from headway import trackers
 from headway.errors import Problem, RunBusy, TargetError
@@ -46,6 +46,7 @@ LOOK_S = 1.0  # between looks into the folder while the supervisor lives
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     python: str | None = None  # the interpreter that trains; by default the one that runs headway
+    price: Annotated[float, ">= 0"] | None = None  # USD an hour, where this machine is a rented one
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from headway.image.blueprint import PLATFORM
 from headway.spec.model import Bytes
@@ -17,4 +17,5 @@ class Options:
     shm: Bytes = 8_000_000_000  # shared memory, through which data loaders hand over batches: at most this much
     network: str | None = None  # an existing network to join, or host; by default Docker's own
     user: Literal["me", "root"] = "me"  # who the files belong to; root where the daemon is rootless: it means you there
+    price: Annotated[float, ">= 0"] | None = None  # USD an hour, where this machine is a rented one
     args: tuple[str, ...] = ()  # more words for `docker create`

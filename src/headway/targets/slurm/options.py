@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from headway.spec.model import Seconds
 
@@ -18,4 +19,5 @@ class Options:
     grace: Seconds = 30.0  # from SIGTERM to SIGKILL: the cluster's KillWait
     requeue: bool = True  # after a preemption, a failed node or the end of `time`, wait in the queue again and go on
     python: str | None = None  # the interpreter that trains; by default the one that runs headway
+    price: Annotated[float, ">= 0"] | None = None  # USD an hour of one node, for estimates and a budget in dollars
     args: tuple[str, ...] = ()  # more options for sbatch: --exclusive

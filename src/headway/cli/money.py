@@ -1,0 +1,91 @@
+"""How prices, estimates and ceilings look on a terminal, and the question before a run that costs something."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.show import duration, table
+from headway.errors import BadInput
+
+if TYPE_CHECKING:
+    from headway.planning import Plan
+
+
+def usd(amount: float) -> str:
+    """4.404 -> $4.40; what is less than a dollar keeps three digits."""
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
+
+
+def paid(plan: Plan) -> bool:
+    return bool(plan.price.get("usd_per_hour"))
+
+
+def price_rows(price: Mapping[str, Any]) -> dict[str, str]:
+    """Lines of a plan's description, by their heads."""
+    if "missing" in price:
+        return {"price": f"not known: {price['missing']}"}
+    if not price.get("usd_per_hour"):
+        return {"price": "nothing is billed", **_expected(price)}
+    return {"price": _per_hour(price), **_expected(price), **_ceiling(price), **_besides(price)}
+
+
+def _per_hour(price: Mapping[str, Any]) -> str:
+    head = f"{usd(price['usd_per_hour'])}/h on demand, {usd(price['spot_usd_per_hour'])}/h spot"
+    parts = " + ".join(f"{item['what']} {usd(item['usd_per_hour'])}" for item in price["items"])
+    nodes = f"{price['nodes']} × " if price["nodes"] > 1 else ""
+    factor = price.get("management_factor", 1.0)
+    fee = f" × {factor:g} for Vertex's management (management_factor)" if factor != 1 else ""
+    where = f", {price['region']}, prices of {price['dated']}" if price.get("region") else ""
+    return f"{head}; billed {price['billed']}: {nodes}({parts}){fee}{where}"
+
+
+def _expected(price: Mapping[str, Any]) -> dict[str, str]:
+    if price.get("expected_hours") is None:
+        return {"expected": "not estimated: headway plan --rehearse measures it"} if price.get("usd_per_hour") else {}
+    cost = f"{usd(price['expected_usd'])} in " if price.get("expected_usd") is not None else ""
+    return {"expected": f"{cost}{duration(price['expected_hours'] * 3600)}, {price['basis']}: {price['estimated_by']}"}
+
+
+def _ceiling(price: Mapping[str, Any]) -> dict[str, str]:
+    limit = price.get("ceiling_usd")
+    return {"ceiling": "none: nothing ends it but its own end" if limit is None else f"{usd(limit)}, by the budget"}
+
+
+def _besides(price: Mapping[str, Any]) -> dict[str, str]:
+    rows = {}
+    disk, storage = price.get("disk"), price.get("storage")
+    if disk:
+        rows["disk"] = f"{disk['gb']:g} GB, {usd(disk['usd_per_month'])} a month while it exists"
+    if storage:
+        kept = f"{storage['checkpoints']} checkpoints and the export, {storage['gb']:g} GB"
+        rows["storage"] = f"{kept}, {usd(storage['usd_per_month'])} a month until deleted"
+    return rows
+
+
+def elsewhere(price: Mapping[str, Any]) -> str:
+    """The table of hours and cost on the usual accelerators."""
+    rows = [
+        (row["accelerator"], row["machine"], f"{row['hours']:.2f}", usd(row["usd"]), usd(row["spot_usd"]), row["basis"])
+        for row in price.get("elsewhere", ())
+    ]
+    if not rows:
+        return ""
+    text = table(("ON ONE", "MACHINE", "HOURS", "ON DEMAND", "SPOT", ""), rows)
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def confirm(plan: Plan, *, yes: bool) -> None:
+    """Show what it costs and ask. BadInput where nobody can answer, and on a no: nothing has been spent."""
+    if not paid(plan):
+        return
+    for head, text in price_rows(plan.price).items():
+        print(f"  {head:<9} {text}", file=sys.stderr)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BadInput(f"this run costs money on {plan.target}, and nobody is here to say yes", fix="headway run -y")
+    print(f"start it on {plan.target}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if not sys.stdin.readline().strip().lower().startswith("y"):
+        raise BadInput("not started: nothing was spent", fix="headway run, and answer y")

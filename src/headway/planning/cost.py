@@ -1,0 +1,143 @@
+"""The plan's price: what an hour costs, how long it will take, what that comes to, and what it can cost at most.
+
+Numbers are rounded to a tenth of a cent, so that the same inputs give the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headway.price.estimate import Device, Estimate, device_of, estimate
+from headway.price.experience import Experience, remembered
+from headway.price.machines import machine_for
+from headway.price.quote import DEFAULT_REGION, Quote, quote
+from headway.price.storing import STORAGE_USD_PER_GB_MONTH, kept
+from headway.price.table import ACCELERATOR, MACHINE, Table, load
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+COMPARED = ("T4", "L4", "V100", "A100")
+USD_PER_HOUR, BUDGET_USD = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD"  # read by the runtime's progress line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one hour costs, and what a budget in dollars allows for."""
+
+    quote: Quote | None
+
+    @property
+    def priced(self) -> bool:
+        return self.quote is not None and not self.quote.missing
+
+    def within(self, job: Job) -> Job:
+        """The job with its budget in hours: dollars are turned into time by the price of all nodes."""
+        usd = job.budget.usd
+        if usd is None or self.quote is None or self.quote.billed_usd <= 0:
+            return job
+        allowed = usd / self.quote.billed_usd
+        hours = allowed if job.budget.hours is None else min(allowed, job.budget.hours)
+        return replace(job, budget=replace(job.budget, hours=hours))
+
+    def variables(self, job: Job) -> dict[str, str]:
+        """What ranks are told, so that the progress line can show money."""
+        if self.quote is None or not self.priced:
+            return {}
+        told = {USD_PER_HOUR: f"{self.quote.billed_usd:.6g}"}
+        limit = ceiling(job, self.quote)
+        return told if limit is None else {**told, BUDGET_USD: f"{limit:.6g}"}
+
+
+def cost_of(job: Job, kind: str, options: Mapping[str, Any]) -> Cost:
+    return Cost(quote=quote(job, kind, options))
+
+
+def ceiling(job: Job, bill: Quote) -> float | None:
+    """What the budget lets it cost at most; None where nothing ends it."""
+    limits = [] if job.budget.usd is None else [job.budget.usd]
+    if job.budget.hours is not None:
+        limits.append(job.budget.hours * bill.billed_usd)
+    return min(limits, default=None)
+
+
+def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, cpus: int | None) -> dict[str, Any]:
+    """What the plan keeps: for a free target only what the same job would take and cost elsewhere."""
+    past = remembered()
+    device = device_of(dumped, kind, cpus)
+    guess = estimate(dumped, device, past)
+    record: dict[str, Any] = {}
+    if cost.quote is not None:
+        record = _billed(job, cost.quote, guess)
+    if guess is not None:
+        record |= {"expected_hours": round(guess.hours, 4), "basis": guess.basis, "estimated_by": guess.how}
+    stored = kept(dumped, past)
+    if stored is not None and "://" in job.outputs:
+        record["storage"] = {
+            "checkpoints": stored.checkpoints,
+            "gb": round(stored.gb, 3),
+            "usd_per_month": round(stored.usd_per_month, 4),
+            "usd_per_gb_month": STORAGE_USD_PER_GB_MONTH,
+        }
+    table = compared(dumped, cost.quote, past) if guess is not None else []
+    return {**record, "elsewhere": table} if table else record
+
+
+def _billed(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
+    if bill.missing:
+        return {"missing": bill.missing, "region": bill.region, "dated": bill.dated}
+    limit = ceiling(job, bill)
+    record: dict[str, Any] = {
+        "usd_per_hour": round(bill.price.usd, 5),
+        "spot_usd_per_hour": round(bill.price.spot_usd, 5),
+        "expected_usd": None if guess is None else round(guess.hours * bill.billed_usd, 3),
+        "ceiling_usd": None if limit is None else round(limit, 3),
+        "billed": "spot" if bill.spot else "on demand",
+        "nodes": bill.nodes,
+        "items": [
+            {"what": item.what, "usd_per_hour": item.price.usd, "spot_usd_per_hour": item.price.spot_usd}
+            for item in bill.items
+        ],
+    }
+    if bill.region:
+        record |= {"region": bill.region, "dated": bill.dated, "management_factor": bill.factor}
+    if bill.disk_gb:
+        record["disk"] = {
+            "gb": round(bill.disk_gb * bill.nodes, 3),
+            "kind": bill.disk_kind,
+            "usd_per_month": round(bill.disk_usd_per_month, 3),
+            "usd_per_hour": round(bill.disk_usd, 5),
+        }
+    return record
+
+
+def compared(
+    job: Mapping[str, Any], bill: Quote | None, past: list[Experience], table: Table | None = None
+) -> list[dict[str, Any]]:
+    """Hours and cost of the same job on one of each of the usual accelerators, in this region or the default one."""
+    table = table or load()
+    region = bill.region if bill is not None and bill.region else DEFAULT_REGION
+    factor = bill.factor if bill is not None else 1.0
+    rows = []
+    for kind in COMPARED:
+        guess = estimate(job, Device(kind=kind), past)
+        machine = machine_for(kind, 1)
+        body = table.price(MACHINE, machine, region) if machine else None
+        extra = table.price(ACCELERATOR, kind, region)
+        if guess is None or body is None or extra is None:
+            continue
+        price = (body + extra).times(factor)
+        rows.append(
+            {
+                "accelerator": kind,
+                "machine": machine,
+                "region": region,
+                "hours": round(guess.hours, 3),
+                "usd": round(guess.hours * price.usd, 3),
+                "spot_usd": round(guess.hours * price.spot_usd, 3),
+                "basis": guess.basis,
+            }
+        )
+    return rows

@@ -1,0 +1,153 @@
+"""What a job costs an hour at one place: each thing that is billed, with its price. Pure but for the table's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.price.machines import accelerators_of, machine_for, machine_with
+from headway.price.table import ACCELERATOR, MACHINE, Price, Table, load
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+DEFAULT_REGION = "us-central1"
+VERTEX_FACTOR = 1.15  # Vertex AI bills a fee for management on top of the machine's price
+GOOGLE = {"vertex": VERTEX_FACTOR, "kubernetes": 1.0}  # kinds priced by Google's table, and their factor
+DISKS_USD_PER_GB_MONTH = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17}
+HOURS_A_MONTH = 730
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One line of the bill, for one node."""
+
+    what: str
+    price: Price
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quote:
+    """The bill of an hour. `items` are one node's; prices of the whole are for all nodes."""
+
+    items: tuple[Item, ...]
+    nodes: int
+    spot: bool  # which of the two prices is billed
+    region: str = ""
+    machine: str = ""
+    accelerator: tuple[str, int] | None = None
+    factor: float = 1.0
+    dated: str = ""
+    disk_gb: float = 0.0
+    disk_kind: str = "pd-balanced"
+    missing: str = ""  # why there is no price, in words
+
+    @property
+    def price(self) -> Price:
+        whole = Price(0.0, 0.0)
+        for item in self.items:
+            whole = whole + item.price
+        return whole.times(self.factor * self.nodes)
+
+    @property
+    def disk_usd_per_month(self) -> float:
+        return self.disk_gb * self.nodes * DISKS_USD_PER_GB_MONTH[self.disk_kind]
+
+    @property
+    def disk_usd(self) -> float:
+        """An hour of all nodes' disks."""
+        return self.disk_usd_per_month / HOURS_A_MONTH
+
+    @property
+    def billed_usd(self) -> float:
+        """What an hour costs as the job asks for it, disks included."""
+        return (self.price.spot_usd if self.spot else self.price.usd) + self.disk_usd
+
+
+def quote(job: Job, kind: str, options: Mapping[str, Any], *, table: Table | None = None) -> Quote | None:
+    """The bill of this job on a target of this kind; None where nothing is billed."""
+    resources = job.resources
+    own = options.get("price")
+    if own is not None:
+        spot = options.get("spot_price")
+        price = Price(float(own), float(own if spot is None else spot))
+        item = Item(what="your price for each node", price=price)
+        return Quote(items=(item,), nodes=resources.nodes, spot=resources.spot)
+    if kind not in GOOGLE or options.get("platform") == "plain":  # somebody's own cluster
+        return None
+    return _google(job, kind, options, table or load())
+
+
+def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Quote:
+    region = region_of(options)
+    machine, accelerator = shape(job)
+    factor = options.get("management_factor")
+    disk = job.resources.disk
+    priced = _node(machine, accelerator, region, table)
+    return Quote(
+        items=priced if isinstance(priced, tuple) else (),
+        nodes=job.resources.nodes,
+        spot=job.resources.spot,
+        region=region,
+        machine=machine,
+        accelerator=accelerator,
+        factor=GOOGLE[kind] if factor is None else float(factor),
+        dated=table.dated,
+        disk_gb=0.0 if disk is None else disk / 1e9,
+        disk_kind=str(options.get("disk_type") or "pd-balanced"),
+        missing=priced if isinstance(priced, str) else "",
+    )
+
+
+def region_of(options: Mapping[str, Any]) -> str:
+    """Of `region`, `zone` or `location`; a zone is its region and a letter. GKE's context names say it too."""
+    named = str(options.get("region") or options.get("zone") or options.get("location") or "")
+    context = str(options.get("context") or "").split("_")
+    if not named and len(context) == 4 and context[0] == "gke":
+        named = context[2]
+    parts = named.split("-")
+    return "-".join(parts[:2]) if len(parts) == 3 and len(parts[2]) == 1 else named or DEFAULT_REGION
+
+
+def shape(job: Job) -> tuple[str, tuple[str, int] | None]:
+    """The machine and its accelerators: as named, or the usual one for what was asked."""
+    resources = job.resources
+    asked = resources.accelerator
+    wanted = None if asked is None else (asked.kind, asked.count)
+    machine = resources.machine
+    if machine is None:
+        usual = machine_for(*wanted) if wanted else None
+        machine = usual or machine_with(resources.cpus, resources.memory)
+    return machine, wanted or accelerators_of(machine)
+
+
+def _node(machine: str, accelerator: tuple[str, int] | None, region: str, table: Table) -> tuple[Item, ...] | str:
+    """One node's items, or in words why there is no price."""
+    body = table.price(MACHINE, machine, region)
+    if body is None:
+        offered = table.regions(MACHINE, machine)
+        return f"{machine} is not in the price table" if not offered else f"{machine} is not offered in {region}"
+    items = [Item(what=machine, price=body)]
+    if accelerator is not None:
+        kind, count = accelerator
+        price = table.price(ACCELERATOR, kind, region, count)
+        if price is None:
+            offered = table.regions(ACCELERATOR, kind)
+            elsewhere = f"not offered in {region}, but in {', '.join(offered[:4])} …"
+            return f"{kind} is {elsewhere if offered else 'not in the price table'}"
+        items.append(Item(what=f"{count} × {kind}", price=price))
+    return tuple(items)
+
+
+def compare_regions(kind: str, count: int, machine: str | None = None, table: Table | None = None) -> list[Quote]:
+    """The same node in every region that has it, the cheapest first."""
+    table = table or load()
+    machine = machine or machine_for(kind, count) or machine_with(None, None)
+    found = []
+    for region in table.regions(ACCELERATOR, kind):
+        items = _node(machine, (kind, count), region, table)
+        if isinstance(items, tuple):
+            found.append(Quote(items=items, nodes=1, spot=False, region=region, machine=machine,
+                               accelerator=(kind, count), dated=table.dated))  # fmt: skip
+    return sorted(found, key=lambda each: (each.price.usd, each.price.spot_usd, each.region))

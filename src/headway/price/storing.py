@@ -1,0 +1,52 @@
+"""What a run leaves in a bucket, and what keeping it costs a month. Known after a first run or a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.price.experience import Experience, length_of, remembered, what_of, work_of
+
+STORAGE_USD_PER_GB_MONTH = 0.02  # Cloud Storage, Standard, in one region
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    checkpoints: int
+    checkpoint_gb: float
+    export_gb: float
+
+    @property
+    def gb(self) -> float:
+        return self.checkpoints * self.checkpoint_gb + self.export_gb
+
+    @property
+    def usd_per_month(self) -> float:
+        return self.gb * STORAGE_USD_PER_GB_MONTH
+
+
+def kept(job: Mapping[str, Any], past: Sequence[Experience] | None = None) -> Kept | None:
+    """Checkpoints by the job's own retention, and the bundle; None before anything like it has run."""
+    past = remembered() if past is None else past
+    same = [one for one in past if one.work == work_of(job)] or [one for one in past if one.what == what_of(job)]
+    known = next((one for one in reversed(same) if one.checkpoint_bytes), None)
+    if known is None or known.checkpoint_bytes is None:
+        return None
+    return Kept(
+        checkpoints=retained(job),
+        checkpoint_gb=known.checkpoint_bytes / 1e9,
+        export_gb=(known.export_bytes or known.checkpoint_bytes / 3) / 1e9,  # without the optimizer's state
+    )
+
+
+def retained(job: Mapping[str, Any]) -> int:
+    """How many checkpoints are there at the end."""
+    rules = job.get("checkpoint") or {}
+    every = rules.get("keep_every")
+    epochs = 0
+    if isinstance(every, str) and every.split()[-1].startswith("epoch"):
+        epochs = int(length_of(job) // max(1, int(every.split()[0])))
+    elif isinstance(every, Mapping) and every.get("epochs"):
+        epochs = int(length_of(job) // int(every["epochs"]))
+    return int(rules.get("keep_last", 3)) + int(rules.get("keep_best", 1)) + epochs

@@ -32,11 +32,12 @@ VERBS = {
     "status": Verb("how a run is doing", "headway.cli.status"),
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
     "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify_resume"),
+    "why": Verb("why a run failed, the line that shows it, and what to type", "headway.cli.why"),
 }
 
 GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
-    "Watch": ["ps", "status", "logs"],
+    "Watch": ["ps", "status", "logs", "why"],
     "Stop and go on": ["stop", "resume", "down"],
     "Use the model": ["eval", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],

@@ -28,7 +28,7 @@ _AT_ONCE: Final = 64  # pictures captioned together
 def bundle(model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
     """Weights, settings, vocabulary and card. `scores` are the validation's, of these very weights."""
     name = job.export.name or job.name
-    weights = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    weights = {key: value.detach().clone() for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     return BundleParts(
         recipe="captioning",
         name=name,
@@ -45,7 +45,7 @@ class Predictor:
 
     def __init__(self, bundle: Bundle) -> None:
         self._cfg = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
-        self._model = Captioner(self._cfg, Vocabulary.from_file(bundle.read("vocabulary.json")))
+        self._model = Captioner(self._cfg, Vocabulary.from_file(bundle.read("vocabulary.json")), fresh=False)
         missing, extra = self._model.load_state_dict(bundle.weights(), strict=False)
         if set(missing) - {"_extra_state"} or extra:
             raise BadBundle(
@@ -55,21 +55,29 @@ class Predictor:
             )
         self._model.eval()
 
+    @property
+    def side(self) -> int:
+        """Of the square pictures it takes, in pixels."""
+        return self._cfg.side
+
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """One answer an input, in order: {"input", "text"}. Every input is read before the first is captioned."""
-        pictures = [read_picture(path, self._cfg.picture) for path in inputs]
-        answers: list[dict[str, Any]] = []
+        texts = self.captions([read_picture(path, self.side) for path in inputs])
+        return [{"input": path, "text": text} for path, text in zip(inputs, texts, strict=True)]
+
+    def captions(self, pictures: Sequence[Tensor]) -> list[str]:
+        """What is said of each picture, given as the encoder takes it."""
+        said: list[str] = []
         for first in range(0, len(pictures), _AT_ONCE):
             rows = caption(
                 self._model,
-                torch.stack(pictures[first : first + _AT_ONCE]),
+                torch.stack(list(pictures[first : first + _AT_ONCE])),
                 max_length=self._cfg.max_length,
                 beam=self._cfg.beam,
                 length_penalty=self._cfg.length_penalty,
             )
-            texts = [self._model.vocabulary.decode(row) for row in rows.tolist()]
-            answers += [{"input": path, "text": text} for path, text in zip(inputs[first:], texts, strict=False)]
-        return answers
+            said += [self._model.vocabulary.decode(row) for row in rows.tolist()]
+        return said
 
 
 def read_picture(path: str, side: int) -> Tensor:
@@ -131,7 +139,7 @@ seed {job.seed}.
 
 `model.safetensors` holds the weights, `config.json` the settings, `vocabulary.json` the words in the order of their
 numbers (`word_to_id.json` and `id_to_word.json` say the same), `bundle.json` the checksums. Pictures are cut to their
-middle square and brought to {cfg.picture} pixels a side.
+middle square and brought to {cfg.side} pixels a side.
 
 ## Limits
 

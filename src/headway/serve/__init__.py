@@ -1,0 +1,1 @@
+"""One server for every recipe, made from a bundle alone."""

@@ -1,0 +1,141 @@
+"""Requests that come together are answered together, and one that comes alone does not wait.
+
+While the model works on a batch, what arrives queues up; when it is done, all that waits (up to `batch`) is the next
+one. So the batch grows with the load by itself, and no request is held back to wait for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.serve.problems import Refusal
+
+log = logging.getLogger("headway.serve")
+
+Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) -> answers
+
+
+@dataclass(slots=True)
+class _Asked:
+    prepared: Any
+    explain: bool
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast answers come, so that a refused client can be told when to come back."""
+
+    seconds_each: float = 0.05
+    seen: list[int] = field(default_factory=list)
+
+    def note(self, seconds: float, count: int) -> None:
+        self.seconds_each += 0.1 * (seconds / count - self.seconds_each)
+
+
+class Batcher:
+    """Owns the model's one thread. `ask` is called on the event loop."""
+
+    def __init__(self, work: Work, *, batch: int, queue: int, told: Callable[[int, float], None]) -> None:
+        self._work, self._batch, self._queue, self._told = work, batch, queue, told
+        self._waiting: deque[_Asked] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._pace = Pace()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the thread; whoever still waits is told."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        while self._waiting:
+            asked = self._waiting.popleft()
+            if not asked.answer.done():
+                asked.answer.set_exception(Refusal(503, "the server is shutting down"))
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def refuse_if_full(self, more: int) -> None:
+        """A Refusal with 429 when `more` inputs would not fit: asked before anything is decoded for them."""
+        if len(self._waiting) + more > self._queue:
+            seconds = max(1, round(len(self._waiting) * self._pace.seconds_each))
+            told = f"{len(self._waiting)} inputs wait already, and at most {self._queue} may"
+            raise Refusal(429, told, headers={"Retry-After": str(seconds)})
+
+    async def ask(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
+        """The answers to these inputs, in order. Whoever stops waiting (time-out, gone) costs no model time."""
+        self.refuse_if_full(len(prepared))
+        loop = asyncio.get_running_loop()
+        asked = [_Asked(each, explain, loop.create_future()) for each in prepared]
+        self._waiting.extend(asked)
+        self._arrived.set()
+        try:
+            return list(await asyncio.gather(*(each.answer for each in asked)))
+        except BaseException:
+            for each in asked:
+                each.answer.cancel()
+            raise
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            batch = self._next()
+            if not batch:
+                self._arrived.clear()
+                continue
+            began = time.perf_counter()
+            answers = await loop.run_in_executor(self._thread, self._answers, batch)
+            seconds = time.perf_counter() - began
+            self._pace.note(seconds, len(batch))
+            self._told(len(batch), seconds)
+            for asked, answer in zip(batch, answers, strict=True):
+                _deliver(asked.answer, answer)
+
+    def _next(self) -> list[_Asked]:
+        """The oldest that somebody still waits for; those of a batch are explained or not, all alike."""
+        batch: list[_Asked] = []
+        while self._waiting and len(batch) < self._batch:
+            first = self._waiting[0]
+            if first.answer.done():
+                self._waiting.popleft()
+            elif batch and first.explain != batch[0].explain:
+                break
+            else:
+                batch.append(self._waiting.popleft())
+        return batch
+
+    def _answers(self, batch: list[_Asked]) -> list[Any]:
+        """In the model's thread. One bad input spoils its own answer, not those of its batch."""
+        try:
+            return self._work([each.prepared for each in batch], batch[0].explain)
+        except Exception as error:  # whatever the model raises is that input's answer, and is logged
+            if len(batch) == 1:
+                log.exception("the model failed")
+                return [error]
+        return [answer for each in batch for answer in self._answers([each])]
+
+
+def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
+    if answer.done():
+        return  # whoever asked has gone
+    if isinstance(value, Refusal):
+        answer.set_exception(value)
+    elif isinstance(value, Exception):
+        answer.set_exception(Refusal(500, "the model failed on this input; the server's log says how"))
+    else:
+        answer.set_result(value)

@@ -19,11 +19,23 @@ SPLITS = ("train", "val", "test")
 class Example:
     """One input with the model's answer, for people to look at. Taken in order, never picked."""
 
-    picture: bytes  # PNG
+    picture: bytes | None = None  # PNG
+    given: str = ""  # what was asked, where it was text
     answer: str
     expected: tuple[str, ...]
     right: bool | None = None  # None where nothing can tell
     group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """More than a metric's one number: a row for each class, a confusion matrix. In both reports."""
+
+    name: str  # its key in report.json
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[Sequence[str | float | None]]
+    matrix: bool = False  # counts to be shaded; the first column says which class it was in truth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +47,8 @@ class Evaluation:
     metrics: Mapping[str, float]
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the same, for parts of the data
     examples: Sequence[Example] = ()
+    tables: Sequence[Table] = ()
+    samples: Mapping[str, Any] = field(default_factory=dict)  # by metric, what each input adds to it: for intervals
 
 
 def evaluate_run(run_url: str, *, checkpoint: str = "best", split: str = "test") -> dict[str, Any]:
@@ -58,7 +72,8 @@ def evaluate_run(run_url: str, *, checkpoint: str = "best", split: str = "test")
         "metrics": dict(found.metrics),
         "groups": {name: dict(values) for name, values in found.groups.items()},
         "validation": dict(trained.scores),
+        **{table.name: [dict(zip(table.head, row, strict=True)) for row in table.rows] for table in found.tables},
         "seconds": round(time.monotonic() - begun, 3),
         "environment": dict(trained.environment),
     }
-    return write_report(run_url, record, found.examples)
+    return write_report(run_url, record, found.examples, found.tables)

@@ -21,7 +21,7 @@ from headway.storage import open_store
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.evaluate import Example
+    from headway.evaluate import Example, Table
 
 PAGE = "report.html"
 _NOISY = ("grad_norm", "loss")  # drawn with their running mean
@@ -44,7 +44,9 @@ _HEADINGS = {
 }
 
 
-def write_report(run_url: str, found: Mapping[str, Any], examples: Sequence[Example] = ()) -> dict[str, Any]:
+def write_report(
+    run_url: str, found: Mapping[str, Any], examples: Sequence[Example] = (), tables: Sequence[Table] = ()
+) -> dict[str, Any]:
     """Both files into the run folder. Returns what report.json says: `found`, and how the training went."""
     folder = RunFolder(open_store(run_url))
     plan = folder.plan()
@@ -59,7 +61,7 @@ def write_report(run_url: str, found: Mapping[str, Any], examples: Sequence[Exam
         "training": _training(folder, history, plan.nodes * plan.processes),
     }
     folder.store.write(REPORT, encode(record))
-    folder.store.write(PAGE, page(run_url, record, job, history, examples).encode())
+    folder.store.write(PAGE, page(run_url, record, job, history, examples, tables).encode())
     return record
 
 
@@ -93,13 +95,14 @@ def page(
     job: Job,
     history: Sequence[Mapping[str, Any]],
     examples: Sequence[Example],
+    tables: Sequence[Table] = (),
 ) -> str:
     """The whole page as text."""
     assets = files("headway") / "report_assets"
     body = [
         _tiles(record),
         _section("How it learnt", _charts(history)),
-        _section("How good it is", _metrics(record)),
+        _section("How good it is", _metrics(record) + "".join(map(_detail, tables))),
         _section("What it says", _sheets(examples)),
         _section("How it was made", _facts(run_url, record, job)),
         _section("Make it again", _again(run_url, job)),
@@ -180,6 +183,31 @@ def _metrics(record: Mapping[str, Any]) -> str:
     return f"{_table(head, rows)}<p>{_text(note)}</p>"
 
 
+def _detail(table: Table) -> str:
+    """A table of its own; a matrix is shaded by the share of its row."""
+    if not table.matrix:
+        shown = [[_cell(value) for value in row] for row in table.rows]
+        return f"<h3>{_text(table.title)}</h3>{_table(table.head, shown)}"
+    rows = [_row(table.head, "th", "")]
+    for name, *counts in table.rows:
+        total = sum(float(count or 0) for count in counts) or 1.0
+        cells = "".join(_shaded(float(count or 0), total) for count in counts)
+        rows.append(f"<tr><td>{_text(name)}</td>{cells}</tr>")
+    return f'<h3>{_text(table.title)}</h3><div class="scroll"><table class="matrix">{"".join(rows)}</table></div>'
+
+
+def _shaded(count: float, total: float) -> str:
+    share = round(100 * count / total)
+    look = f' style="background:color-mix(in srgb, var(--line0) {share}%, transparent)"' if share else ""
+    return f'<td class="number"{look}>{f"{count:g}" if count else ""}</td>'
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
 def _sheets(examples: Sequence[Example]) -> str:
     """Pictures with what was said of them, a block for each group; the first of the split, in order."""
     groups: dict[str, list[Example]] = {}
@@ -200,12 +228,19 @@ def _tally(examples: Sequence[Example]) -> str:
 def _picture(example: Example) -> str:
     kind = {True: "right", False: "wrong", None: "said"}[example.right]
     mark = {True: "✓", False: "✗", None: ""}[example.right]
-    data = base64.b64encode(example.picture).decode()
     expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
     return (
-        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{_text(example.answer)}">'
+        f'<figure class="{kind}">{_given(example)}'
         f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
     )
+
+
+def _given(example: Example) -> str:
+    """What the model was asked: a picture, or a text."""
+    if example.picture is None:
+        return f"<blockquote>{_text(example.given)}</blockquote>"
+    data = base64.b64encode(example.picture).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{_text(example.answer)}">'
 
 
 def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:

@@ -48,4 +48,15 @@ RECIPES: Final[dict[str, Recipe]] = {
         predictor="headway.recipes.captioning.predict:Predictor",
         data_default="builtin:scenes",
     ),
+    "grading": Recipe(
+        name="grading",
+        summary="grade a thing by pictures of its front and back, or by one",
+        config="headway.recipes.grading.config:Config",
+        train="headway.recipes.grading.train:train",
+        rebuild="headway.recipes.grading.model:rebuild",
+        bundle="headway.recipes.grading.predict:bundle",
+        evaluate="headway.recipes.grading.score:evaluate",
+        predictor="headway.recipes.grading.predict:Predictor",
+        data_default="builtin:cards",
+    ),
 }

@@ -56,6 +56,9 @@ class Rhythm:
         self._clock = clock
         self._last = self._last_kept = clock()
 
+    def keep_for_good(self, every: Cadence) -> None:
+        self._keep = every
+
     def due_after_step(self, step: int) -> bool:
         every = self._every
         if every.seconds is not None:

@@ -14,7 +14,7 @@ run.finish(bundle)
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Optimizers, Request, Together, Wishes
 from headway.runtime.supply import Supply
 from headway.runtime.weights import initialise
-from headway.spec.model import Phase
+from headway.spec.model import Cadence, Phase
 
 M = TypeVar("M", bound=nn.Module)
 _NO_WISHES = Wishes()
@@ -144,16 +144,24 @@ class Run:
             self._session.say(f"going on from step {loaded.step}, in epoch {self.epoch + 1}")
         return self.global_step
 
+    def keep_epochs(self, every: int) -> None:
+        """Keep the checkpoint of every so many epochs for good, as epoch_N, unless the job says which are kept."""
+        if self.job.checkpoint.keep_every is None:
+            self._keeping.rhythm.keep_for_good(Cadence(epochs=every))
+
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
         """How to make the bundle at the end, also an early end by the budget. The best weights are loaded by then."""
         self._boundary.bundle = bundle
 
     # The loop
 
-    def phases(self) -> Iterator[Phase]:
-        """The job's phases still to do. In each, only what it names learns; give its `epochs` to `run.epochs`."""
+    def phases(self, otherwise: Sequence[Phase] = ()) -> Iterator[Phase]:
+        """The job's phases still to do, or `otherwise` where it names none.
+
+        In each, only what it names learns; give its `epochs` to `run.epochs`.
+        """
         position = self._keeping.position
-        for number, phase in enumerate(self.job.phases):
+        for number, phase in enumerate(self.job.phases or tuple(otherwise)):
             if number < position.stage:
                 self._stages = number + 1
                 continue

@@ -1,0 +1,145 @@
+"""How good the grades are: QWK first, for it weighs a miss by how far it is off."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.errors import BadInput
+from headway.evaluate import Evaluation, Example, Table
+from headway.recipes.grading.config import Config
+from headway.recipes.grading.data import Batch, Graded, load, prepared
+from headway.recipes.grading.model import Grader
+from headway.score.ordinal import OrdinalScores
+from headway.spec.model import Data
+
+if TYPE_CHECKING:
+    from headway.runtime import Run
+
+SHOWN: Final = 24  # examples in the report
+
+
+def validate(run: Run, model: Grader, cfg: Config, graded: Graded) -> dict[str, float]:
+    """Scores of all things, each rank grading its share. QWK counts as 0 where it is undefined: that is no skill."""
+    share = judge(model, cfg, len(graded), run.evaluating(graded.feed(cfg, training=False, seed=0)))
+    chances: Tensor = run.total(share.to(run.device)).cpu()
+    metrics = scores(model, graded, chances).metrics()
+    return {name: 0.0 if value is None else value for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def judge(model: Grader, cfg: Config, count: int, batches: Iterable[Batch]) -> Tensor:
+    """The probability of every grade for the things in `batches`; zero for those of other ranks."""
+    found = torch.zeros(count, len(model.grades))
+    learning = model.training
+    model.eval()
+    for batch in batches:
+        answer = model(*prepared(batch, cfg, None))
+        found[batch["row"].cpu()] = model.probabilities(answer).float().cpu()
+    model.train(learning)
+    return found
+
+
+def scores(model: Grader, graded: Graded, chances: Tensor) -> OrdinalScores:
+    grades = [int(grade) for grade in model.grades]
+    unknown = sorted(set(graded.labels().tolist()) - set(grades))
+    if unknown:
+        raise BadInput(
+            f"{graded.name} has the grade {unknown[0]}, and the model knows {grades[0]} to {grades[-1]}",
+            fix="evaluate it on data of the grades it was trained on",
+        )
+    counted = OrdinalScores(grades)
+    named = model.named(chances.to(model.grades.device)).cpu().numpy()
+    counted.add(graded.labels(), named, _proper(chances))
+    return counted
+
+
+def _proper(chances: Tensor) -> NDArray[np.float64]:
+    """Rows that sum to one in double precision too."""
+    rows = chances.double().clamp_min(0).numpy()
+    proper: NDArray[np.float64] = rows / rows.sum(axis=1, keepdims=True)
+    return proper
+
+
+def evaluate(model: Grader, cfg: Config, data: Data, split: str) -> Evaluation:
+    """The whole split, with a row for each grade, the confusion matrix and the calibration."""
+    graded = load(cfg, data, split)
+    feed = graded.feed(cfg, training=False, seed=0)
+    chances = judge(model, cfg, len(graded), (feed.batch(0, step, 0, 1) for step in range(len(feed))))
+    counted = scores(model, graded, chances)
+    named = model.named(chances).numpy()
+    metrics = {name: value for name, value in counted.metrics().items() if value is not None}
+    return Evaluation(
+        data=graded.name,
+        count=len(graded),
+        metrics=metrics,
+        examples=_examples(graded, named, chances),
+        tables=_tables(counted.report()),
+        samples=_samples(graded.labels(), named, [int(grade) for grade in model.grades]),
+    )
+
+
+def _tables(report: Mapping[str, Any]) -> list[Table]:
+    grades, counts = report["confusion"]["grades"], report["confusion"]["counts"]
+    rows = [[f"grade {grade}", *line] for grade, line in zip(grades, counts, strict=True)]
+    return [
+        _table("per_grade", "Grade by grade", report["per_grade"]),
+        Table(name="confusion", title="Taken for", head=("", *map(str, grades)), rows=rows, matrix=True),
+        _table("calibration", "As sure as right", report["calibration"]),
+    ]
+
+
+def _table(name: str, title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+    return Table(name=name, title=title, head=tuple(records[0]), rows=[list(record.values()) for record in records])
+
+
+def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[int]) -> dict[str, Any]:
+    """What each thing adds to each metric: from these, intervals are drawn and runs compared."""
+    off = np.abs(labels - named)
+    return {
+        "qwk": {
+            "kind": "kappa",
+            "labels": (labels - grades[0]).tolist(),
+            "predictions": (named - grades[0]).tolist(),
+            "classes": len(grades),
+        },
+        "mae": {"kind": "mean", "values": off.tolist()},
+        "accuracy": {"kind": "mean", "values": (off == 0).astype(int).tolist()},
+        "within_one": {"kind": "mean", "values": (off <= 1).astype(int).tolist()},
+    }
+
+
+def _examples(graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[Example]:
+    labels = graded.labels()
+    return [
+        Example(
+            picture=_png(graded.pictures(row)),
+            answer=f"grade {named[row]} ({100 * float(chances[row].max()):.0f} % on its likeliest)",
+            expected=(f"grade {labels[row]}",),
+            right=bool(labels[row] == named[row]),
+        )
+        for row in range(min(SHOWN, len(graded)))
+    ]
+
+
+def _png(views: list[NDArray[np.uint8]]) -> bytes:
+    """Side by side."""
+    from PIL import Image
+
+    height = min(128, *(view.shape[0] for view in views), 128)
+    small = [Image.fromarray(view) for view in views]
+    small = [view.resize((max(1, view.width * height // view.height), height)) for view in small]
+    sheet = Image.new("RGB", (sum(view.width for view in small), height))
+    at = 0
+    for view in small:
+        sheet.paste(view, (at, 0))
+        at += view.width
+    body = io.BytesIO()
+    sheet.save(body, "PNG", optimize=True)
+    return body.getvalue()

@@ -1,0 +1,67 @@
+"""Training a grader: the loop, from top to bottom."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.errors import BadInput
+from headway.recipes.captioning.train import BestScores
+from headway.recipes.grading.config import Config
+from headway.recipes.grading.data import augmentation, load, prepared
+from headway.recipes.grading.model import Grader
+from headway.recipes.grading.predict import bundle
+from headway.recipes.grading.score import validate
+from headway.runtime import Run
+from headway.runtime.schedules import Schedule
+from headway.spec.model import Phase
+
+
+def train(run: Run, cfg: Config) -> None:
+    """Learn to grade, first by the back alone, then by both; the best weights are those of the highest QWK."""
+    cache = run.job.cache
+    graded, val = (load(cfg, run.job.data, split, cache=cache) for split in ("train", "val"))
+    feed, augment = graded.feed(cfg, training=True, seed=run.seed), augmentation(cfg)
+
+    model = run.place(Grader(cfg, graded.grades, weights=cfg.weights))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr_phase1, weight_decay=cfg.weight_decay)
+    schedule = Schedule(optimizer, "plateau", patience=cfg.plateau_patience, shrink=cfg.plateau_factor)
+    best = BestScores()
+    run.on_export(lambda: bundle(model, cfg, run.job, best))
+    run.keep_epochs(cfg.checkpoint_epochs)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feed)
+
+    for phase in run.phases(curriculum(cfg)):
+        focus(model)
+        for _ in run.epochs(phase.epochs):
+            for batch in run.steps(feed):
+                back, front = prepared(batch, cfg, augment)
+                labels = batch["label"] - int(graded.grades[0])
+                parts = model.loss(model(back, front), labels, batch.get("targets"))
+                loss_sum, count = torch.stack(list(parts.values())).sum(), len(labels)
+                run.step(loss_sum, optimizer, weight=count, clip=cfg.clip, scheduler=schedule)
+                run.log(loss=loss_sum / count, lr=schedule.lr, **{f"loss_{n}": p / count for n, p in parts.items()})
+            scores = validate(run, model, cfg, val)
+            schedule.judge(scores["qwk"])
+            if run.score(scores, best=phase.best or "qwk"):
+                best.load_state_dict(scores)
+    run.finish()
+
+
+def curriculum(cfg: Config) -> tuple[Phase, ...]:
+    """Two phases as data, for jobs that name none of their own."""
+    alone = ("attention.*", "back.*", "back_damage.*", "head.*")
+    first = alone if cfg.views == "both" else tuple(name for name in alone if name != "back.*")
+    phases = [("phase1", cfg.phase1_epochs, cfg.lr_phase1, first), ("phase2", cfg.phase2_epochs, cfg.lr_phase2, ("*",))]
+    made = tuple(Phase(name=name, epochs=n, lr=lr, train=train, best="qwk") for name, n, lr, train in phases if n)
+    if not made:
+        raise BadInput("phase1_epochs and phase2_epochs are both 0: nothing would be learnt", fix="raise one of them")
+    return made
+
+
+def focus(model: Grader) -> None:
+    """What does not learn in this phase holds still altogether; the front is looked at only where it learns."""
+    for encoder in (model.back, model.front):
+        if encoder is not None:
+            encoder.frozen = "nothing" if any(p.requires_grad for p in encoder.parameters()) else "all"
+    model.look(both=model.front is not None and model.front.frozen == "nothing")
+    model.train()

@@ -13,7 +13,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 CONTROL = (
     *("cli", "image", "intent", "launcher", "ledger", "logtail", "naming", "planning", "receipts", "runs", "sending"),
-    *("spec", "targets"),
+    *("ci", "explain", "infra", "notify", "price", "spec", "targets"),
 )
 SHARED = (
     "errors",

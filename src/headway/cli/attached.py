@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.logs import shown
 from headway.cli.show import as_json, duration, paint
 from headway.errors import FINISHED, HeadwayError
+from headway.targets.base import State
 
 if TYPE_CHECKING:
     from headway.launcher import Launched, Outcome
-    from headway.targets.base import LogLine, State
+    from headway.targets.base import LogLine
 
 LOOK_S = 0.5  # how often the progress is read again
 
@@ -50,9 +51,22 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
     good = outcome.exit_code == FINISHED
     head = f"{run} {state.value}" + (f": {reason}" if reason else "")
     lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
+    if state in (State.FAILED, State.LOST):
+        lines.append(explained(outcome, launched))
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
     return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
+
+
+def explained(outcome: Outcome, launched: Launched) -> str:
+    """Cause, evidence and what to type; or the last words of the first rank that failed."""
+    from headway.cli.why import describe
+    from headway.explain.why import why
+
+    try:
+        return describe(why(launched, outcome.status))
+    except HeadwayError as error:  # a folder out of reach: that it failed has been said
+        return f"  why: {error}"
 
 
 def following(launched: Launched, state: State) -> str:

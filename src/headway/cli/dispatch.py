@@ -48,7 +48,7 @@ def dispatch(words: list[str]) -> int:
     except SystemExit as leaving:  # argparse: --help, or an error already printed
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except HeadwayError as error:
-        print(f"headway: {error}", file=sys.stderr)
+        print(f"headway: {error}{_explained(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -62,6 +62,16 @@ def dispatch(words: list[str]) -> int:
         return BAD_INPUT if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) else FAILED
     except Exception as error:  # noqa: BLE001 - the last line of defence: reported in full, and it ends here
         return _bug(error)
+
+
+def _explained(error: HeadwayError) -> str:
+    """What a known failure means, where the error itself does not say what to type."""
+    if error.problem.fix:
+        return ""
+    from headway.explain.match import diagnose
+
+    found = diagnose(str(error).splitlines())
+    return f"\n    cause: {found.cause}\n    fix: {found.fix}" if found else ""
 
 
 _SAID = {

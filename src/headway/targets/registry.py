@@ -54,6 +54,12 @@ TARGETS: dict[str, Entry] = {
         extra=None,
         summary="a Slurm cluster, from one of its login nodes",
     ),
+    "vertex": Entry(
+        "headway.targets.vertex.target:VertexTarget",
+        options="headway.targets.vertex.options:Options",
+        extra="gcp",
+        summary="custom jobs on Vertex AI, billed by Google",
+    ),
 }
 
 

@@ -1,0 +1,220 @@
+"""What would stop a job on Vertex AI, each with what to type. Asks nobody: it needs no credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import Problem
+from headway.image import reference, requirements
+from headway.secrets import Reference, parse
+from headway.spec.plain import dump
+from headway.targets.vertex import machines, prebuilt
+from headway.targets.vertex.options import Options
+from headway.targets.vertex.places import Place, places, regions
+from headway.targets.vertex.rendering import ENDING_S, NFS
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+_PROJECT = re.compile(r"(?:[a-z][a-z0-9.-]*:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_NETWORK = re.compile(r"projects/[^/]+/global/networks/[^/]+")
+_TENSORBOARD = re.compile(r"projects/[^/]+/locations/[^/]+/tensorboards/[^/]+")
+_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
+_ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+")
+_LABEL_NAME, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
+_TORCH = re.compile(r"torch\s*(==|>=|~=|>)\s*(\d+)\.(\d+)")
+_BUCKET = "gs://YOUR-BUCKET"
+
+
+def problems(job: Job, options: Options) -> Iterator[Problem]:
+    yield from _entry(options)
+    yield from _labels(options)
+    yield from _folders(job)
+    yield from _data(job)
+    yield from _secrets(job, options)
+    yield from _mounts(job, options)
+    yield from _hardware(job, options)
+    yield from _image(job, options)
+
+
+def notes(job: Job, options: Options, today: date) -> Iterator[str]:
+    first, *others = places(job.resources, options)
+    yield f"runs on {job.resources.nodes if job.resources.nodes > 1 else 'one'} × {first}, billed by Google"
+    if others:
+        yield f"then, in turn: {'; '.join(map(str, others))}"
+    if options.mode == "package":
+        uri = job.image.uri or prebuilt.default_uri(accelerated=first.accelerator is not None, region=first.region)
+        yield from prebuilt.notes(uri, today)
+    for place in (first, *others):
+        if machines.unknown(place.machine):
+            yield f"{place.machine} is not in the table of {machines.AS_OF}: Vertex AI says whether it has it"
+    yield from _waiting(job, options, first)
+    if any(parse(secret.ref).kind == "gcp-sm" for secret in job.secrets.values()) and not options.service_account:
+        yield (
+            "secrets: Vertex AI's own agent must be let read them (roles/secretmanager.secretAccessor), "
+            "or name a `service_account` that may"
+        )
+
+
+def _waiting(job: Job, options: Options, first: Place) -> Iterator[str]:
+    flexible = options.strategy == "flex-start" and not first.spot
+    if job.max_wait is not None and not flexible:
+        yield "max_wait: Vertex AI holds it with strategy: flex-start alone; else a run waits for its turn"
+    if options.fallback and options.switch_after is None:
+        yield "fallback: tried where Vertex AI refuses at once; switch_after: 20m also leaves a queue that stands still"
+
+
+def _entry(options: Options) -> Iterator[Problem]:
+    if not options.project:
+        fix = "targets: {vertex: {kind: vertex, project: YOUR-PROJECT, region: us-central1}}; gcloud projects list"
+        yield Problem(what="the entry does not say which project is billed", where="targets.project", fix=fix)
+    forms = {
+        "project": (_PROJECT, "my-project"),
+        "service_account": (_ACCOUNT, "trainer@my-project.iam.gserviceaccount.com"),
+        "network": (_NETWORK, "projects/PROJECT-NUMBER/global/networks/default"),
+        "tensorboard": (_TENSORBOARD, f"projects/my-project/locations/{options.region}/tensorboards/123"),
+        "kms_key": (_KEY, f"projects/my-project/locations/{options.region}/keyRings/RING/cryptoKeys/KEY"),
+    }
+    for name, (form, example) in forms.items():
+        value = getattr(options, name)
+        if value and not form.fullmatch(value):
+            yield Problem(what=f"{name}: {value!r} is none", where=f"targets.{name}", fix=f"write {name}: {example}")
+    for region in regions(options):
+        if not _REGION.fullmatch(region):
+            yield Problem(what=f"region: {region!r} is none", where="targets.region", fix="write region: us-central1")
+    if options.tensorboard and not options.service_account:
+        what = "a TensorBoard is written to by a service account, and none is named"
+        fix = "service_account: NAME@PROJECT.iam.gserviceaccount.com, with roles/aiplatform.user and the bucket's"
+        yield Problem(what=what, where="targets.service_account", fix=fix)
+    if options.timeout < ENDING_S:
+        yield Problem(what=f"timeout: {options.timeout:g}s is too short", where="targets.timeout", fix="timeout: 1h")
+
+
+def _labels(options: Options) -> Iterator[Problem]:
+    for name, value in options.labels.items():
+        if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(str(value)):
+            what = f"the label {name}: {value} has other signs than lower case letters, digits, - and _, or too many"
+            yield Problem(what=what, where="targets.labels", fix="at most 63 of them, the name beginning with a letter")
+        elif name.startswith("headway"):
+            yield Problem(what=f"the label {name} is Headway's own", where="targets.labels", fix="another name")
+    if len(options.labels) > 60:  # Vertex AI takes 64
+        yield Problem(what=f"{len(options.labels)} labels", where="targets.labels", fix="at most 60")
+
+
+def _folders(job: Job) -> Iterator[Problem]:
+    """What a machine of Vertex AI cannot reach."""
+    named = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
+    for where, url in named.items():
+        if url and not url.startswith("gs://"):
+            what = f"{url} cannot be reached from Vertex AI's machines, which have the keys of Cloud Storage alone"
+            rest = job.name if where == "export.to" else "runs"
+            yield Problem(what=what, where=where, fix=f"{where.rpartition('.')[2]}: {_BUCKET}/{rest}")
+
+
+def _data(job: Job) -> Iterator[Problem]:
+    for part in ("train", "val", "test"):
+        for source in getattr(job.data, part):
+            url = source.source
+            if "://" not in url and not url.startswith("builtin:"):
+                name = Path(url).name
+                what = f"{url} is a folder of this machine"
+                fix = f"gcloud storage cp -r {url} {_BUCKET}/data/, and source: {_BUCKET}/data/{name}"
+                yield Problem(what=what, where=f"data.{part}", fix=fix)
+
+
+def _secrets(job: Job, options: Options) -> Iterator[Problem]:
+    for name, secret in job.secrets.items():
+        problem = secret_problem(name, parse(secret.ref), options)
+        if problem is not None:
+            yield problem
+
+
+def secret_problem(name: str, lies: Reference, options: Options) -> Problem | None:
+    """Vertex AI keeps a job's variables in the open, so a value cannot be sent along: it must lie in Google's store."""
+    if lies.kind == "gcp-sm":
+        return None
+    stored = name.lower().replace("_", "-")
+    create = f"gcloud secrets create {stored} --project={options.project or 'PROJECT'} --data-file="
+    said = {
+        "env": f'printf %s "${lies.name}" | {create}-',
+        "file": f"{create}{lies.name}",
+    }.get(lies.kind, f"{create}-")
+    what = f"{lies} is not there on Vertex AI's machines, and a job's variables can be read by everybody who sees it"
+    return Problem(what=what, where=f"secrets.{name}", fix=f"{said}; then secrets: {{{name}: gcp-sm://{stored}}}")
+
+
+def _mounts(job: Job, options: Options) -> Iterator[Problem]:
+    for mount in job.mounts:
+        if not mount.nfs:
+            what = f"Vertex AI mounts NFS exports, and {mount.pvc or mount.path} is none"
+            yield Problem(what=what, where="mounts", fix=f"mounts: [{{nfs: SERVER:/EXPORT, at: {NFS}data}}]")
+            continue
+        name = mount.at.removeprefix(NFS).strip("/")
+        if not mount.at.startswith(NFS) or not name or "/" in name:
+            tail = mount.at.strip("/").rpartition("/")[2] or "data"
+            what = f"Vertex AI mounts below {NFS} alone, not at {mount.at}"
+            yield Problem(what=what, where="mounts", fix=f"at: {NFS}{tail}")
+        if mount.read_only:
+            what = "Vertex AI mounts for reading and writing alike"
+            yield Problem(what=what, where="mounts", fix="remove read_only, and export it read-only on the server")
+        if not options.network:
+            what = f"{mount.nfs} is reached through a peered network, and none is named"
+            fix = "network: projects/PROJECT-NUMBER/global/networks/NAME, in the target's entry"
+            yield Problem(what=what, where="targets.network", fix=fix)
+
+
+def _hardware(job: Job, options: Options) -> Iterator[Problem]:
+    first, *others = places(job.resources, options)
+    yield from machines.problems(first.machine, first.accelerator, where="resources")
+    for place in others:
+        yield from machines.problems(place.machine, place.accelerator, where="targets.fallback")
+    for name in ("cpus", "memory"):
+        asked, known = getattr(job.resources, name), machines.MACHINES.get(first.machine)
+        has = None if known is None else known.cpus if name == "cpus" else known.memory_gb * 1e9
+        if asked and has and asked > has:
+            shown = f"{asked / 1e9:g}GB" if name == "memory" else asked
+            what = f"{first.machine} has less than {name}: {shown}"
+            yield Problem(what=what, where=f"resources.{name}", fix="a bigger machine, or leave `machine` out")
+    if options.strategy == "flex-start" and any(place.spot for place in (first, *others)):
+        what = "a run is spot or flex-start, not both"
+        yield Problem(what=what, where="targets.strategy", fix="strategy: standard, or spot: false")
+
+
+def _image(job: Job, options: Options) -> Iterator[Problem]:
+    yield from reference.problems(dump(job)["image"], job.name)
+    if job.requirements:
+        yield from requirements.problems(Path(job.root), job.requirements)
+    if options.mode == "package":
+        if job.image.uri:
+            yield from prebuilt.problems(job.image.uri)
+        if job.image.base or job.image.repository:
+            what = "a package runs in one of Google's images: none is built"
+            yield Problem(what=what, where="image", fix="mode: container, or remove image.base and image.repository")
+        yield from _other_torch(job)
+    elif not job.image.uri and not job.image.repository:
+        place = f"{options.region}-docker.pkg.dev/{options.project or 'PROJECT'}"
+        fix = f"image: {{repository: {place}/headway/{job.name}}}; or mode: package, which needs no image"
+        yield Problem(what="the job does not say where its image goes", where="image.repository", fix=fix)
+
+
+def _other_torch(job: Job) -> Iterator[Problem]:
+    """A torch that the image does not have, asked for in the requirements: it is found out now, not on the machine."""
+    path = Path(job.root) / (job.requirements or "")
+    image = prebuilt.of_uri(job.image.uri) if job.image.uri else prebuilt.IMAGES[prebuilt.NEWEST["gpu"]]
+    if not job.requirements or not path.is_file() or image is None or image.torch is None:
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        asked = _TORCH.match(line.strip())
+        if asked is None:
+            continue
+        version, has = (int(asked[2]), int(asked[3])), image.torch
+        fits = has == version if asked[1] == "==" else has > version if asked[1] == ">" else has >= version
+        if not fits:
+            what = f"{line.strip()} is not in {image.name}, and a package never replaces the image's torch"
+            fix = f"torch>={has[0]}.{has[1]}, or no torch at all; or mode: container"
+            yield Problem(what=what, where=f"{job.requirements}:{number}", fix=fix)

@@ -1,0 +1,201 @@
+"""Which machines Vertex AI trains on, and which accelerators each of them takes. A dated table; asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from headway.errors import Problem
+from headway.price.machines import machine_for, machine_with
+from headway.spec.model import Accelerator, Resources
+
+AS_OF = "2026-11"
+
+# What the job file calls an accelerator, and what Vertex AI does.
+ACCELERATORS = {
+    "A100": "NVIDIA_TESLA_A100",
+    "A100-80GB": "NVIDIA_A100_80GB",
+    "B200": "NVIDIA_B200",
+    "GB200": "NVIDIA_GB200",
+    "H100": "NVIDIA_H100_80GB",
+    "H100-MEGA": "NVIDIA_H100_MEGA_80GB",
+    "H200": "NVIDIA_H200_141GB",
+    "L4": "NVIDIA_L4",
+    "P100": "NVIDIA_TESLA_P100",
+    "P4": "NVIDIA_TESLA_P4",
+    "RTXPRO6000": "NVIDIA_RTX_PRO_6000",
+    "T4": "NVIDIA_TESLA_T4",
+    "V100": "NVIDIA_TESLA_V100",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """One type. `built_in` has these accelerators whatever is asked; `takes` says what can be attached."""
+
+    name: str
+    cpus: int
+    memory_gb: float
+    built_in: Accelerator | None = None
+
+    def takes(self, wanted: Accelerator | None) -> bool:
+        if self.built_in is not None:
+            return wanted == self.built_in
+        return wanted is None or wanted.count in attachable(self.name, wanted.kind)
+
+
+def attachable(machine: str, kind: str) -> tuple[int, ...]:
+    """How many of that kind can be attached to an N1 machine. A bigger machine needs more of them."""
+    family, _, size = machine.rpartition("-")
+    if not family.startswith("n1-"):
+        return ()
+    cpus = int(size)
+    if kind == "V100":
+        return (1, 2, 4, 8) if cpus <= 8 else (2, 4, 8) if cpus <= 16 else (4, 8) if cpus <= 32 else (8,)
+    if kind == "P100" and cpus > 32:
+        return ()
+    if kind in ("P100", "P4", "T4"):
+        return (1, 2, 4) if cpus <= 16 else (2, 4) if cpus <= 32 else (4,)
+    return ()
+
+
+def _sizes(family: str, sizes: tuple[int, ...], gb_per_cpu: float) -> Iterator[Machine]:
+    for cpus in sizes:
+        yield Machine(name=f"{family}-{cpus}", cpus=cpus, memory_gb=round(cpus * gb_per_cpu, 1))
+
+
+def _general() -> Iterator[Machine]:
+    yield from _sizes("n1-standard", (4, 8, 16, 32, 64, 96), 3.75)
+    yield from _sizes("n1-highmem", (2, 4, 8, 16, 32, 64, 96), 6.5)
+    yield from _sizes("n1-highcpu", (16, 32, 64, 96), 0.9)
+    yield from _sizes("e2-standard", (4, 8, 16, 32), 4)
+    yield from _sizes("e2-highmem", (2, 4, 8, 16), 8)
+    yield from _sizes("e2-highcpu", (16, 32), 1)
+    for family in ("n2", "n2d"):
+        yield from _sizes(f"{family}-standard", (4, 8, 16, 32, 48, 64, 80), 4)
+        yield from _sizes(f"{family}-highmem", (2, 4, 8, 16, 32, 48, 64, 80), 8)
+        yield from _sizes(f"{family}-highcpu", (16, 32, 48, 64, 80), 1)
+    yield from _sizes("c2-standard", (4, 8, 16, 30, 60), 4)
+    yield from _sizes("c2d-standard", (4, 8, 16, 32, 56, 112), 4)
+    yield from _sizes("c2d-highmem", (2, 4, 8, 16, 32, 56, 112), 8)
+    yield from _sizes("c2d-highcpu", (4, 8, 16, 32, 56, 112), 2)
+    yield from _sizes("c3-standard", (4, 8, 22, 44, 88, 176), 4)
+    yield from _sizes("c3-highmem", (4, 8, 22, 44, 88, 176), 8)
+    yield from _sizes("c3-highcpu", (4, 8, 22, 44, 88, 176), 2)
+    for name, cpus, gb in (("m1-ultramem-40", 40, 961), ("m1-ultramem-80", 80, 1922), ("m1-ultramem-160", 160, 3844)):
+        yield Machine(name=name, cpus=cpus, memory_gb=gb)
+    yield Machine(name="m1-megamem-96", cpus=96, memory_gb=1433.6)
+
+
+# type, CPUs, GB, kind, count: accelerators that are part of the machine.
+_ACCELERATED = (
+    *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", 1) for cpus in (4, 8, 12, 16, 32)),
+    *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", count) for cpus, count in ((24, 2), (48, 4), (96, 8))),
+    *((f"a2-highgpu-{count}g", 12 * count, 85 * count, "A100", count) for count in (1, 2, 4, 8)),
+    ("a2-megagpu-16g", 96, 1360, "A100", 16),
+    *((f"a2-ultragpu-{count}g", 12 * count, 170 * count, "A100-80GB", count) for count in (1, 2, 4, 8)),
+    *((f"a3-highgpu-{count}g", 26 * count, 234 * count, "H100", count) for count in (1, 2, 4, 8)),
+    ("a3-edgegpu-8g", 208, 1872, "H100", 8),
+    ("a3-megagpu-8g", 208, 1872, "H100-MEGA", 8),
+    ("a3-ultragpu-8g", 224, 2952, "H200", 8),
+    ("a4-highgpu-8g", 224, 3968, "B200", 8),
+)
+
+MACHINES: dict[str, Machine] = {
+    machine.name: machine
+    for machine in (
+        *_general(),
+        *(
+            Machine(name=name, cpus=cpus, memory_gb=gb, built_in=Accelerator(kind=kind, count=count))
+            for name, cpus, gb, kind, count in _ACCELERATED
+        ),
+    )
+}
+_FAMILIES = {name.partition("-")[0] for name in MACHINES}
+
+
+def chosen(resources: Resources) -> str:
+    """The machine that was asked for, or else the usual one for what was: the one that the price is reckoned with."""
+    if resources.machine:
+        return resources.machine
+    wanted = resources.accelerator
+    usual = machine_for(wanted.kind, wanted.count) if wanted else machine_with(resources.cpus, resources.memory)
+    if usual in MACHINES and _fits(MACHINES[usual], resources):
+        return usual
+    fitting = [machine for machine in MACHINES.values() if _fits(machine, resources)]
+    general = [machine for machine in fitting if machine.name.startswith("n1-standard")]
+    best = min(general or fitting, key=lambda machine: (machine.cpus, machine.memory_gb), default=None)
+    return best.name if best else usual or "n1-standard-8"
+
+
+def _fits(machine: Machine, resources: Resources) -> bool:
+    cpus = resources.cpus or 1
+    memory = (resources.memory or 0) / 1e9
+    return machine.takes(resources.accelerator) and machine.cpus >= cpus and machine.memory_gb >= memory
+
+
+def cpus_of(name: str) -> int:
+    """Of a machine that the table does not have: as its name says, or a guess."""
+    known = MACHINES.get(name)
+    last = name.rpartition("-")[2]
+    return known.cpus if known else int(last) if last.isdigit() else 4
+
+
+def unknown(name: str) -> bool:
+    """A family that is younger than the table: Vertex AI decides, and the plan says so."""
+    return name.partition("-")[0] not in _FAMILIES
+
+
+def problems(machine: str, wanted: Accelerator | None, *, where: str) -> Iterator[Problem]:
+    """What is wrong with this pair, with what to write instead."""
+    if wanted is not None and wanted.kind not in ACCELERATORS:
+        fix = f"one of {', '.join(ACCELERATORS)}"
+        yield Problem(what=f"Vertex AI has no {wanted.kind}", where=f"{where}.accelerator", fix=fix)
+        return
+    if unknown(machine):
+        return
+    known = MACHINES.get(machine)
+    if known is None:
+        close = _nearest(machine)
+        fix = f"machine: {close}" if close else "leave `machine` out: the accelerator decides"
+        yield Problem(what=f"Vertex AI does not train on {machine!r}", where=f"{where}.machine", fix=fix)
+    elif not known.takes(wanted):
+        yield _mismatch(known, wanted, where)
+
+
+def _nearest(name: str) -> str | None:
+    """The next bigger one of the same family, or what was probably meant."""
+    family, _, size = name.rpartition("-")
+    kin = [machine for machine in MACHINES.values() if machine.name.rpartition("-")[0] == family and size.isdigit()]
+    if kin:
+        bigger = [machine for machine in kin if machine.cpus >= int(size)]
+        return (bigger[0] if bigger else kin[-1]).name
+    return next(iter(get_close_matches(name, MACHINES, n=1)), None)
+
+
+def _mismatch(machine: Machine, wanted: Accelerator | None, where: str) -> Problem:
+    where = f"{where}.accelerator"
+    if machine.built_in is not None:
+        has = f"{machine.built_in.kind}:{machine.built_in.count}"
+        what = f"{machine.name} has {has} in it" + (f", not {wanted.kind}:{wanted.count}" if wanted else "")
+        others = [] if wanted is None else _with(wanted)
+        other = f"; or machine: {others[0]}" if others else ""
+        return Problem(what=what, where=where, fix=f"accelerator: {has}{other}")
+    assert wanted is not None
+    counts = attachable(machine.name, wanted.kind)
+    what = f"{machine.name} does not take {wanted.kind}:{wanted.count}"
+    if counts:
+        return Problem(what=what, where=where, fix=f"accelerator: {wanted.kind}:{counts[0]} (it takes {_or(counts)})")
+    others = _with(wanted)
+    fix = f"machine: {others[0]}" if others else f"another number of {wanted.kind}"
+    return Problem(what=what, where=where, fix=fix)
+
+
+def _with(wanted: Accelerator) -> list[str]:
+    found = [machine for machine in MACHINES.values() if machine.takes(wanted)]
+    return [machine.name for machine in sorted(found, key=lambda machine: (machine.cpus, machine.memory_gb))]
+
+
+def _or(counts: tuple[int, ...]) -> str:
+    return " or ".join(map(str, counts))

@@ -1,0 +1,220 @@
+"""Vertex AI target: one custom job a run, one supervisor on each machine. Google bills what runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING
+
+from headway.errors import BadInput, HeadwayError, Problem, RunBusy
+from headway.image.engine import Engine
+from headway.image.engine import run as run_command
+from headway.logtail import tail
+from headway.planning.model import Limits
+from headway.runs import Evidence, Watch, evidence
+from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.here import folder_of, run_url
+from headway.targets.vertex import checks, cloud_logs, jobs, machines, removal, rendering, starting
+from headway.targets.vertex.api import Client, Refused
+from headway.targets.vertex.jobs import UNDER_WAY, Job
+from headway.targets.vertex.options import Options
+from headway.targets.vertex.places import places, regions
+from headway.targets.vertex.rendering import KIND
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job as Wanted
+
+DEFAULTS = Options()
+LOOK_S = 2.0  # between looks into the folder while a log is followed …
+ASK_S = 15.0  # … and between questions to Vertex AI
+FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
+
+
+@dataclass(frozen=True, slots=True)
+class VertexTarget:
+    options: Options = DEFAULTS
+    engine: Engine = run_command  # builds and pushes images
+    today: Callable[[], date] = date.today
+    sleep: Callable[[float], None] = time.sleep
+    _clients: list[Client] = field(default_factory=list, compare=False, repr=False)
+
+    def check(self, job: Wanted) -> list[Problem]:
+        return list(checks.problems(job, self.options))
+
+    def notes(self, job: Wanted, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        return list(checks.notes(job, self.options, self.today()))
+
+    def limits(self, job: Wanted) -> Limits:
+        """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""
+        hours = job.budget.hours
+        budget_s = None if hours is None else hours * 3600
+        limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + rendering.ENDING_S
+        second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"
+        return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
+
+    def cpus(self, job: Wanted, ranks: int) -> int:
+        """On each node: what the ranks' threads have to share."""
+        return machines.cpus_of(places(job.resources, self.options)[0].machine)
+
+    def render(self, plan: Plan) -> list[Request]:
+        """The package or image, and the custom job for each place it may go to. Nothing secret is in them."""
+        return rendering.requests(plan, self.options)
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Send what the machines will fetch, then create one job. What fails leaves none."""
+        starting.refuse_secrets(plan, self.options)
+        url = run_url(str(plan.job["outputs"]), run)
+        handle = Handle(target=plan.target, run=run, url=url)
+        live = [job for job in self._jobs(handle) if job.live]
+        if live:
+            raise RunBusy(f"{run}: {live[-1]} is {live[-1].words}", fix=f"headway stop {run}")
+        starting.lay_ready(plan, self.options, self.engine)
+        try:
+            spent = starting.spent_s(folder_of(handle))
+            job, place = starting.create(self._client(), plan, self.options, run, spent_s=spent, sleep=self.sleep)
+        except BaseException:  # Ctrl-C too: a job in the queue would run one day
+            self._take_back(handle)
+            raise
+        details = {
+            "job": job.name,
+            "place": str(place),
+            "console": jobs.console_link(job.name, self._client().project),
+        }
+        return Handle(target=plan.target, run=run, url=url, details=details)
+
+    def status(self, handle: Handle) -> Status:
+        # Asked before the folder is read: a job that has ended has written all it will ever write.
+        try:
+            job: Job | None = self._newest(handle)
+        except Refused as error:
+            return evidence(folder_of(handle)).farewell or _unasked(handle, error)
+        seen = evidence(folder_of(handle))
+        if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
+            return seen.farewell
+        if job is not None and job.live:
+            return self._standing(job, seen)
+        return seen.farewell or self._without_a_farewell(job, seen)
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        """Every line of the run's folder; before the supervisor begins, what Cloud Logging holds."""
+        over = self._over(handle) if follow else None
+        if rank is None:
+            yield from self._before(handle, over)
+        yield from tail(folder_of(handle), spool=None, over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """A stop through the folder, the plan's grace period, then a cancel, and a second look."""
+        receipt = removal.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
+        if not receipt.left:
+            removal.free_the_lease(handle)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        live = {job.url: job for job in jobs.live(self._client(), regions(self.options))}
+        return [
+            Handle(target=KIND, run=job.run, url=url, details={"job": job.name, "expires": job.expires})
+            for url, job in sorted(live.items())
+        ]
+
+    def _client(self) -> Client:
+        if not self._clients:
+            if not self.options.project:
+                raise BadInput("the target's entry names no project", where="targets", fix="project: YOUR-PROJECT")
+            self._clients.append(Client(self.options.project))
+        return self._clients[0]
+
+    def _jobs(self, handle: Handle) -> list[Job]:
+        """By label, wherever they are; and the one that was recorded, should a label ever be lost."""
+        found = jobs.of_run(self._client(), regions(self.options), handle.url)
+        known = str(handle.details.get("job", ""))
+        if known and known not in {job.name for job in found}:
+            recorded = jobs.read(self._client(), known)
+            found = [recorded, *found] if recorded is not None else found
+        return found
+
+    def _newest(self, handle: Handle) -> Job | None:
+        known = str(handle.details.get("job", ""))
+        recorded = jobs.read(self._client(), known) if known else None
+        if recorded is not None and recorded.live:
+            return recorded
+        found = self._jobs(handle)
+        return next((job for job in reversed(found) if job.live), found[-1] if found else None)
+
+    def _take_back(self, handle: Handle) -> None:
+        try:
+            for job in self._jobs(handle):
+                if job.live:
+                    self._client().cancel(job.name)
+        except HeadwayError:
+            pass  # the launcher looks for what is left, and says so
+
+    def _standing(self, job: Job, seen: Evidence) -> Status:
+        """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
+        where = f"{job} is {job.words}: {jobs.console_link(job.name, self._client().project)}"
+        if job.state in UNDER_WAY and seen.started and seen.farewell is None:
+            return Status(state=State.RUNNING, reason=where)
+        again = "; it goes on from its last checkpoint" if seen.started else ""
+        return Status(state=State.PENDING, reason=where + again)
+
+    def _without_a_farewell(self, job: Job | None, seen: Evidence) -> Status:
+        """No job lives, and the run has not said how it ended."""
+        if job is None:
+            reason = "its job is gone, and Vertex AI has forgotten it" if seen.started else "was never submitted"
+            return Status(state=State.LOST, reason=reason)
+        why = f"{job} {job.words}" + (f": {job.error}" if job.error else "")
+        if seen.started:
+            return Status(state=State.LOST, reason=why)
+        if job.state in ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED"):
+            return Status(state=State.STOPPED, reason=f"{why} before its first attempt")
+        said = cloud_logs.last_words(self._client(), job.id)
+        last = f"; it last said: {said}" if said else ""
+        link = jobs.console_link(job.name, self._client().project)
+        return Status(state=State.FAILED, reason=f"{why}, before the supervisor started{last} ({link})", exit_code=1)
+
+    def _before(self, handle: Handle, over: Callable[[], bool] | None) -> Iterator[LogLine]:
+        """What was printed before the first attempt of this submission."""
+        if evidence(folder_of(handle)).started:
+            return
+        try:
+            job = self._newest(handle)
+        except Refused:
+            return  # the folder is still to be read
+        if job is None:
+            return
+        preamble = cloud_logs.Preamble(self._client(), job.id)
+        if over is None:
+            yield from preamble.fresh()
+        else:
+            yield from cloud_logs.followed(
+                preamble, lambda: over() or evidence(folder_of(handle)).started, sleep=self.sleep
+            )
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The folder is read now and then, Vertex AI asked less often than that."""
+        looked = asked = -ASK_S
+
+        def over() -> bool:
+            nonlocal looked, asked
+            now = time.monotonic()
+            if now - looked < LOOK_S:
+                return False
+            looked, farewell = now, evidence(folder_of(handle)).farewell
+            if farewell is not None and farewell.state in FOR_GOOD:
+                return True
+            if farewell is None and now - asked < ASK_S:
+                return False
+            asked = now
+            return self.status(handle).state.ended
+
+        return over
+
+
+def _unasked(handle: Handle, trouble: Refused) -> Status:
+    """Vertex AI does not answer: what the folder says, and that nobody could be asked."""
+    status = Watch(folder_of(handle)).status()
+    reason = "; ".join(filter(None, (status.reason, trouble.problem.what)))
+    return Status(state=status.state, reason=reason, exit_code=status.exit_code)

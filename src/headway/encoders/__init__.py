@@ -15,7 +15,7 @@ from headway.encoders.preprocessing import IMAGENET, LITE, Preprocessing
 if TYPE_CHECKING:
     from headway.encoders.base import Encoder
 
-__all__ = ["NAMES", "Preprocessing", "build", "preprocessing"]
+__all__ = ["NAMES", "Encoder", "Preprocessing", "build", "preprocessing"]
 
 # Name -> what its published weights expect. Sorted.
 _PREPROCESSING: Final[dict[str, Preprocessing]] = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from headway.data import scenes
-from headway.errors import BadInput
+from headway.errors import HeadwayError
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Batch, PictureFeed, Pictures, TrainingFeed, load, vocabulary
+from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
+from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources, TrainingFeed
 from headway.recipes.captioning.words import PAD
 from headway.runtime import Feed
 from headway.runtime.feed import Filler
@@ -21,12 +23,26 @@ CFG = Config(**TINY)
 
 @pytest.fixture(scope="module")
 def pictures() -> Pictures:
-    return load(CFG, Data(), "train")
+    return only(load(CFG, Data(), "train"))
+
+
+def only(found: list[Pictures]) -> Pictures:
+    (pictures,) = found
+    return pictures
+
+
+def pixels(pictures: Pictures) -> NDArray[np.uint8]:
+    assert isinstance(pictures.pixels, Drawn)
+    return pictures.pixels.array
+
+
+def feed_of(pictures: Pictures, seed: int = 3, **settings: object) -> TrainingFeed:
+    return TrainingFeed(Config(**{**TINY, **settings}), Sources([pictures]), vocabulary(CFG, [pictures]), seed=seed)
 
 
 @pytest.fixture(scope="module")
 def feed(pictures: Pictures) -> TrainingFeed:
-    return TrainingFeed(CFG, pictures, vocabulary(CFG, pictures), seed=3)
+    return feed_of(pictures)
 
 
 def whole(feed: TrainingFeed, epoch: int, step: int, parts: int = 1) -> tuple[list[int], list[list[int]]]:
@@ -41,7 +57,7 @@ def whole(feed: TrainingFeed, epoch: int, step: int, parts: int = 1) -> tuple[li
 
 def test_it_is_what_the_runtime_calls_a_feed(feed: TrainingFeed, pictures: Pictures) -> None:
     assert isinstance(feed, Feed)
-    assert isinstance(PictureFeed(pictures), Feed)
+    assert isinstance(EvaluationFeed(Sources([pictures])), Feed)
 
 
 def test_a_batch_depends_on_its_number_alone(feed: TrainingFeed) -> None:
@@ -66,7 +82,7 @@ def test_an_epoch_shows_every_picture_once(feed: TrainingFeed) -> None:
 
 
 def test_captions_are_different_references_of_the_right_picture(feed: TrainingFeed, pictures: Pictures) -> None:
-    words = vocabulary(CFG, pictures)
+    words = vocabulary(CFG, [pictures])
     batch = feed.batch(0, 0, 0, 1)
     assert isinstance(batch, Batch)
     assert batch.captions is not None
@@ -74,39 +90,53 @@ def test_captions_are_different_references_of_the_right_picture(feed: TrainingFe
         said = [words.decode(caption[1:].tolist()) for caption in captions]
         assert len(set(said)) == CFG.captions
         assert set(said) <= set(pictures.references[row])
-    assert torch.equal(batch.pictures, torch.from_numpy(pictures.pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
+    assert torch.equal(batch.pictures, torch.from_numpy(pixels(pictures)[batch.rows.numpy()]).permute(0, 3, 1, 2))
 
 
 def test_the_fingerprint_changes_with_what_the_batches_are_made_of(pictures: Pictures, feed: TrainingFeed) -> None:
-    words = vocabulary(CFG, pictures)
-    other_seed = TrainingFeed(CFG, pictures, words, seed=4)
-    other_size = TrainingFeed(Config(**{**TINY, "batch": 8}), pictures, words, seed=3)
-    assert len({feed.fingerprint, other_seed.fingerprint, other_size.fingerprint}) == 3
-    assert TrainingFeed(CFG, pictures, words, seed=3).fingerprint == feed.fingerprint
+    others = [feed_of(pictures, seed=4), feed_of(pictures, batch=8), feed_of(pictures, mirror=True)]
+    assert len({feed.fingerprint, *(other.fingerprint for other in others)}) == 4
+    assert feed_of(pictures).fingerprint == feed.fingerprint
+
+
+def test_half_of_the_pictures_are_mirrored_where_that_is_asked_for(pictures: Pictures) -> None:
+    batch = feed_of(pictures, mirror=True, batch=64).batch(0, 0, 0, 1)
+    assert isinstance(batch, Batch)
+    plain = torch.from_numpy(pixels(pictures)[batch.rows.numpy()]).permute(0, 3, 1, 2)
+    same = (batch.pictures == plain).flatten(1).all(dim=1)
+    flipped = (batch.pictures == plain.flip(3)).flatten(1).all(dim=1)
+    assert (same | flipped).all()
+    assert 16 < int(flipped.sum()) < 48
 
 
 def test_the_vocabulary_knows_no_word_of_val_or_test(pictures: Pictures) -> None:
-    few = Pictures(name="few", pixels=pictures.pixels[:1], references=[("a star",)])
-    assert set(vocabulary(CFG, few).words[4:]) == {"a", "star"}
+    few = Pictures(name="few", pixels=pictures.pixels, references=[("a star", "A star.")])
+    assert set(vocabulary(CFG, [few]).words[4:]) == {"a", "star"}
 
 
 def test_scenes_are_drawn_at_their_own_size_or_brought_to_another() -> None:
-    natural = load(Config(**{**TINY, "picture": 64}), Data(), "test")
-    assert np.array_equal(natural.pixels[3], scenes.draw(scenes.compose("test", 3)))
-    assert load(CFG, Data(), "test").pixels.shape == (16, 32, 32, 3)
+    natural = only(load(Config(**{**TINY, "picture": 64}), Data(), "test"))
+    assert np.array_equal(pixels(natural)[3], scenes.draw(scenes.compose("test", 3)))
+    assert pixels(only(load(CFG, Data(), "test"))).shape == (16, 32, 32, 3)
     assert natural.held_out is not None
     assert natural.held_out.tolist() == [False, True] * 8
 
 
 def test_a_limit_and_another_split_are_heeded() -> None:
     data = Data(val=(Source(source="builtin:scenes", split="test", limit=5),))
-    assert len(load(CFG, data, "val")) == 5
+    assert len(only(load(CFG, data, "val"))) == 5
 
 
 def test_only_one_kind_of_scene_is_drawn_where_that_is_asked_for() -> None:
     data = Data(val=(Source(source="builtin:scenes", where={"kind": "several"}),))
-    assert {said[0].split()[0] for said in load(CFG, data, "val").references} <= {"two", "three", "there", "a", "we"}
-    lone = load(CFG, Data(val=(Source(source="builtin:scenes", where={"kind": "one"}),)), "val")
+    assert {said[0].split()[0] for said in only(load(CFG, data, "val")).references} <= {
+        "two",
+        "three",
+        "there",
+        "a",
+        "we",
+    }
+    lone = only(load(CFG, Data(val=(Source(source="builtin:scenes", where={"kind": "one"}),)), "val"))
     assert len(lone) == CFG.val_pictures
     assert all(len(valid) == 6 for valid in lone.valid or ())
 
@@ -114,12 +144,12 @@ def test_only_one_kind_of_scene_is_drawn_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        (Source(source="gs://bucket/coco"), "cannot read gs://bucket/coco"),
+        (Source(source="/nowhere/coco"), "no prepared data set at /nowhere/coco"),
         (Source(source="builtin:scenes", split="dev"), "no split 'dev'"),
         (Source(source="builtin:scenes", where={"colour": "red"}), "by kind alone"),
     ],
 )
 def test_data_it_cannot_read_is_refused_with_a_fix(source: Source, complaint: str) -> None:
-    with pytest.raises(BadInput, match=complaint) as caught:
+    with pytest.raises(HeadwayError, match=complaint) as caught:
         load(CFG, Data(train=(source,)), "train")
-    assert caught.value.problem.fix
+    assert "fix" in str(caught.value)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.recipes.captioning.decode import caption
-from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.decode import caption, describe, sample
+from headway.recipes.captioning.model import DECODERS, Captioner
 from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
 from tests.recipes.captioning.test_model import captioner, some_pictures
 
 LENGTH, PENALTY = 4, 0.7
 
 
-def decisive(decoder: str = "attention") -> Captioner:
+def decisive(decoder: str = "glimpse") -> Captioner:
     """A model whose scores differ from picture to picture and word to word."""
     model = captioner(decoder, Vocabulary([*SPECIAL, "a", "b"])).eval()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def every_caption() -> list[list[int]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("decoder", ["attention", "lstm"])
+@pytest.mark.parametrize("decoder", sorted(DECODERS))
 def test_a_wide_beam_finds_the_best_of_all_captions(decoder: str) -> None:
     model, pictures = decisive(decoder), some_pictures(5)
     found = caption(model, pictures, max_length=LENGTH, beam=16, length_penalty=PENALTY)
@@ -54,7 +54,7 @@ def test_a_beam_of_one_is_greedy() -> None:
     from headway.recipes.captioning.decode import _beam
 
     greedy = caption(model, pictures, max_length=LENGTH)
-    assert torch.equal(_beam(model, model.encoder(pictures), LENGTH, 1, PENALTY), greedy)
+    assert torch.equal(_beam(model, model.encoder(pictures), LENGTH, 1, PENALTY).words, greedy)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -79,3 +79,40 @@ def test_without_a_penalty_for_length_the_most_probable_caption_wins() -> None:
         best = max(every_caption(), key=lambda said: chance(model, picture[0], said))
     found = caption(model, picture, max_length=LENGTH, beam=16, length_penalty=0.0)[0].tolist()
     assert [word for word in found if word != PAD] == best
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoder", sorted(DECODERS))
+@pytest.mark.parametrize("beam", [1, 3])
+def test_how_sure_it_is_belongs_to_what_is_said(decoder: str, beam: int) -> None:
+    model, pictures = decisive(decoder), some_pictures(4)
+    found = describe(model, pictures, max_length=LENGTH, beam=beam)
+    for picture, words, sure in zip(pictures, found.words.tolist(), found.log_probability.tolist(), strict=True):
+        assert sure == pytest.approx(chance(model, picture, [word for word in words if word != PAD]), abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoder", ["attention", "glimpse", "transformer"])
+def test_where_it_looked_belongs_to_what_is_said(decoder: str) -> None:
+    """Whatever a beam search dropped and doubled on the way."""
+    model, pictures = decisive(decoder), some_pictures(5)
+    found = describe(model, pictures, max_length=LENGTH, beam=3)
+    assert found.looks is not None
+    for n, words in enumerate(found.words.tolist()):
+        state = model.decoder.start(model.see(pictures[n : n + 1]), rows=1)
+        for step, word in enumerate([START, *words][:LENGTH]):
+            if words[step] == PAD:
+                assert not found.looks[n, step].any()
+                continue
+            _, state = model.decoder(torch.tensor([[word]]), state)
+            torch.testing.assert_close(found.looks[n, step], state.looks[0], atol=1e-4, rtol=1e-3)
+
+
+def test_samples_come_as_often_as_they_are_probable() -> None:
+    model, picture = decisive(), some_pictures(1)
+    found = sample(model, picture, max_length=LENGTH, samples=4000, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        start = chance(model, picture[0], [END])
+    assert float((found.words[:, 0] == END).float().mean()) == pytest.approx(float(torch.tensor(start).exp()), abs=0.03)
+    cold = sample(model, picture, max_length=LENGTH, samples=5, temperature=1e-4)
+    assert torch.equal(cold.words, caption(model, picture, max_length=LENGTH).expand(5, -1))

@@ -7,21 +7,35 @@ from typing import Annotated, Literal
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "< 1"]
+Part = Annotated[float, ">= 0", "<= 1"]
+OWN_SIDE, PUBLISHED_SIDE = 64, 224
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """How a captioner is built, trained and asked. The defaults train on the drawn scenes in minutes on two cores."""
 
-    encoder: Literal["cnn"] = "cnn"  # what turns a picture into a grid of features
-    decoder: Literal["attention", "lstm"] = "attention"  # what turns the grid into words
-    picture: Annotated[int, ">= 32"] = 64  # side of the square the encoder sees, in pixels
-    width: Annotated[int, ">= 8"] = 16  # channels of the cnn's first layer; the last has four times as many
-    embedding: Count = 128  # numbers a word
-    hidden: Count = 192  # numbers the LSTM remembers
-    heads: Count = 4  # places the attention decoder looks at in one step
-    syntax: Annotated[int, ">= 0"] = 12  # numbers by which its words so far bear on the next directly; 0: no limit
-    min_count: Count = 1  # words rarer than this in the training captions become <unk>
+    # what turns a picture into a grid of features
+    encoder: Literal["cnn", "efficientnet_lite0", "resnet18", "resnet34", "resnet50", "resnet101"] = "cnn"
+    weights: str = "imagenet"  # of an encoder other than cnn: as published, a path, a URL, or `none` to begin at random
+    picture: Annotated[int, ">= 32"] | None = None  # side of the square it sees, in pixels: 64 for the cnn, or 224
+    width: Annotated[int, ">= 8"] = 16  # channels of the cnn's first layer
+    # the epoch from which an encoder other than cnn learns too; until then it is frozen, and where it is to the end,
+    # what it sees is computed once and kept under cache.dir
+    finetune_from: Annotated[int, ">= 0"] | None = None
+    finetune_rate: Annotated[float, "> 0"] = 0.1  # its learning rate, as a part of `lr`
+    mirror: bool = False  # learn from mirrored pictures too (not where captions say left and right)
+
+    decoder: Literal["glimpse", "attention", "lstm", "transformer"] = "glimpse"  # what turns the grid into words
+    embedding: Count = 128  # numbers a word; of a transformer, throughout
+    hidden: Count = 192  # numbers the LSTM or GRU remembers; of a transformer, the width of its feed-forward layers
+    layers: Count = 1  # of the attention and transformer decoders
+    cell: Literal["lstm", "gru"] = "lstm"  # of the attention decoder
+    attention: Count = 256  # width of the attention decoder's additive attention
+    heads: Count = 4  # places that the glimpse and transformer decoders look at in one step
+    syntax: Annotated[int, ">= 0"] = 12  # numbers by which words so far bear on a glimpse decoder's next; 0: no limit
+    tied: bool = False  # the scores of words are made with their embeddings
+    min_count: Count = 2  # words rarer than this in the training captions become <unk>
     max_words: Count = 50_000  # the most frequent ones kept
     max_length: Count = 20  # words of a caption, at most
 
@@ -33,14 +47,25 @@ class Config:
     warmup: Share = 0.1  # share of the steps in which it rises; it falls as a cosine afterwards
     weight_decay: Annotated[float, ">= 0"] = 0.01  # of AdamW
     clip: Annotated[float, "> 0"] = 5.0  # largest norm of a step's gradient
+    average: Share = 0.0  # how much of the running average of the weights each step keeps; 0: no average
     dropout: Share = 0.0  # of the decoder's features
     word_dropout: Share = 0.3  # of the words it is given while learning, so that it looks instead of guessing
     label_smoothing: Share = 0.0  # spread evenly over all words, as torch does
+    doubly_stochastic: Annotated[float, ">= 0"] = 1.0  # how much it costs an attention decoder to overlook places
+    # how often, in the last epoch, an attention decoder is given the word that was said, and not its own guess; from
+    # always in the first epoch it falls evenly to this
+    teacher_forcing: Part = 1.0
 
     beam: Count = 3  # captions kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 0.7  # a caption's score is its log-probability / words ^ this
+    best: Literal["bleu_4", "cider", "rouge_l"] = "bleu_4"  # what the best checkpoint is chosen by
     workers: Annotated[int, ">= 0"] = 0  # processes that prepare batches ahead
 
     train_pictures: Count = 8000  # how many scenes are drawn for training …
     val_pictures: Count = 300  # … for choosing the best checkpoint …
     test_pictures: Count = 800  # … and for `headway eval`; every second one is of a kind never trained on
+
+    @property
+    def side(self) -> int:
+        """Of the square that the encoder sees, in pixels."""
+        return self.picture or (OWN_SIDE if self.encoder == "cnn" else PUBLISHED_SIDE)

@@ -1,4 +1,4 @@
-"""Pictures with captions, and the batches made of them. Drawn scenes are made in memory, 0.4 ms each."""
+"""Pictures with captions: drawn scenes, made in memory at 0.4 ms each, or prepared shards, read in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -14,54 +14,90 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.data import scenes
-from headway.data.permutation import permute, uniforms
 from headway.errors import BadInput
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.words import Vocabulary
-from headway.runtime.feed import Filler, share
-from headway.spec.model import Data, Source
+from headway.spec.model import Cache, Data, Source
 
 SCENES: Final = "builtin:scenes"
-_WHICH_CAPTIONS: Final = 1  # the random stream that chooses them
+Numbers = NDArray[np.int64]
+
+
+class Pixels(Protocol):
+    """The pictures of a source, by number."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a pixel would."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
+        """uint8 (rows, 3, side, side)."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split: pictures, what people said of them, and, where a grammar can tell, all that may be said."""
+    """One source's split: pictures, what people said of them, and, where a grammar can tell, all that may be said."""
 
     name: str
-    pixels: NDArray[np.uint8]  # pictures, side, side, RGB
+    pixels: Pixels
     references: Sequence[tuple[str, ...]]
+    ids: Sequence[str] = ()
+    weight: float = 1.0
     valid: Sequence[frozenset[str]] | None = None
     held_out: NDArray[np.bool_] | None = None  # of a kind that training never showed
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.references)
 
     @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.pixels.tobytes())
+        digest = hashlib.sha256(self.pixels.fingerprint.encode())
         digest.update("\n".join(text for said in self.references for text in said).encode())
         return digest.hexdigest()[:16]
 
 
-class Batch(NamedTuple):
-    """Some pictures of a split, as the model takes them."""
-
-    rows: Tensor  # which of the split's pictures
-    pictures: Tensor  # uint8 (n, 3, side, side)
-    captions: Tensor | None = None  # int64 (n, captions each, length), PAD at the end
-
-
-def load(cfg: Config, data: Data, split: str) -> Pictures:
-    """One split, from the sources that the job names for it, or the drawn scenes where it names none."""
+def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> list[Pictures]:
+    """One split of each source that the job names for it, or the drawn scenes where it names none."""
     sources: tuple[Source, ...] = getattr(data, split) or (Source(source=SCENES),)
-    for source in sources:
-        if source.source != SCENES:
-            raise BadInput(f"captioning cannot read {source.source} yet", where=f"data.{split}", fix=f"use {SCENES}")
-    if len(sources) > 1:
-        raise BadInput(f"data.{split} names {SCENES} {len(sources)} times", fix="name it once, with a limit if need be")
-    return _scenes(cfg, sources[0], split)
+    if sum(source.source == SCENES for source in sources) > 1:
+        raise BadInput(f"data.{split} names {SCENES} twice", fix="name it once, with a limit if need be")
+    found = [_scenes(cfg, s, split) if s.source == SCENES else _prepared(cfg, s, split, cache) for s in sources]
+    names = [pictures.name for pictures in found]
+    for number, pictures in enumerate(found):
+        if names.count(pictures.name) > 1:  # two folders of one name, or two splits of one folder
+            object.__setattr__(pictures, "name", f"{pictures.name}_{number + 1}")
+    return found
+
+
+def vocabulary(cfg: Config, train: Sequence[Pictures]) -> Vocabulary:
+    """From the training captions alone: what only val and test say is unknown, as it will be in use."""
+    said = (text for pictures in train for references in pictures.references for text in references)
+    return Vocabulary.of(said, min_count=cfg.min_count, max_words=cfg.max_words)
+
+
+# Drawn scenes
+
+
+class Drawn:
+    """Pictures in memory: (n, side, side, RGB)."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self.array = array
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.array.tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
+        pixels = self.array[rows]
+        if mirrored is not None and mirrored.any():
+            pixels[mirrored] = pixels[mirrored, :, ::-1]
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
 def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
@@ -74,9 +110,11 @@ def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
     found = (scenes.compose(drawn_as, index) for index in itertools.count())
     made = list(itertools.islice((scene for scene in found if scene.kind in wanted), min(count, source.limit or count)))
     return Pictures(
-        name=f"{SCENES} ({drawn_as})",
-        pixels=np.stack([_fitted(scenes.draw(scene), cfg.picture) for scene in made]),
+        name="scenes",
+        pixels=Drawn(np.stack([_fitted(scenes.draw(scene), cfg.side) for scene in made])),
         references=[scenes.references(scene) for scene in made],
+        ids=[f"{drawn_as}-{number}" for number in range(len(made))],
+        weight=source.weight,
         valid=[frozenset(scenes.captions(scene)) for scene in made],
         held_out=np.array([bool(scene.held_out) for scene in made]),
     )
@@ -99,78 +137,57 @@ def _fitted(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR))
 
 
-def vocabulary(cfg: Config, train: Pictures) -> Vocabulary:
-    """From the training captions alone: what only val and test say is unknown, as it will be in use."""
-    said = (text for references in train.references for text in references)
-    return Vocabulary.of(said, min_count=cfg.min_count, max_words=cfg.max_words)
+# Prepared shards
 
 
-class TrainingFeed:
-    """Batches of pictures, each with some of its captions, shuffled anew in every epoch. Nothing is remembered."""
+class Stored:
+    """Pictures of prepared shards: the middle square of `side` pixels, read in place."""
 
-    def __init__(self, cfg: Config, pictures: Pictures, words: Vocabulary, *, seed: int) -> None:
-        self.workers, self.seed = cfg.workers, seed
-        self._batch, self._each = min(cfg.batch, len(pictures)), cfg.captions
-        self._pixels = torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).contiguous()
-        self._said = _numbered(pictures, words, cfg.max_length)
-        words_too = (pictures.fingerprint, words.words, seed, self._batch, cfg.captions, cfg.max_length)
-        self._fingerprint = hashlib.sha256(repr(words_too).encode()).hexdigest()[:16]
+    def __init__(self, rows: object, side: int) -> None:
+        from headway.data.rows import Rows
 
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        assert isinstance(rows, Rows)
+        self._rows, self._side = rows, side
+        column = rows.manifest.column("picture")
+        self._raw = column.encoding == "raw"
+        if self._raw:
+            from headway.data.crops import check_crop
 
-    def __len__(self) -> int:
-        """Whole batches: another order in every epoch leaves out others."""
-        return len(self._pixels) // self._batch
-
-    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | Filler:
-        start, stop = share(self._batch, part, parts)
-        positions = step * self._batch + np.arange(start, max(stop, start + 1))
-        rows = permute(len(self._pixels), self.seed, epoch, positions)
-        made = self._made(epoch, rows)
-        return made if stop > start else Filler(made)
-
-    def _made(self, epoch: int, rows: NDArray[np.int64]) -> Batch:
-        """Each picture with `captions` of its references, chosen without repeating one before all had their turn."""
-        chance = uniforms(self.seed, epoch, rows, self._said.shape[1], stream=_WHICH_CAPTIONS)
-        order = torch.from_numpy(np.argsort(chance, axis=1, kind="stable"))
-        which = order[:, torch.arange(self._each) % order.shape[1]]
-        index = torch.from_numpy(rows)
-        captions = self._said[index[:, None], which]
-        longest = int((captions != 0).sum(dim=2).max())
-        return Batch(index, self._pixels[index], captions[:, :, :longest])
-
-
-def _numbered(pictures: Pictures, words: Vocabulary, max_length: int) -> Tensor:
-    """All references as numbers (pictures, references, length). A picture with fewer repeats its own."""
-    most = max(len(said) for said in pictures.references)
-    rows = torch.zeros(len(pictures), most, max_length + 2, dtype=torch.int64)
-    for row, said in zip(rows, pictures.references, strict=True):
-        for n in range(most):
-            numbers = words.encode(said[n % len(said)], max_length=max_length)
-            row[n, : len(numbers)] = torch.tensor(numbers)
-    return rows
-
-
-class PictureFeed:
-    """The pictures of a split in order, for an evaluation."""
-
-    workers = 0
-
-    def __init__(self, pictures: Pictures, batch: int = 128) -> None:
-        self._pixels = torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2)
-        self._batch = batch
+            check_crop((column.height, column.width), (side, side))
 
     @property
     def fingerprint(self) -> str:
-        return f"{len(self._pixels)} in order"
+        return f"{self._rows.fingerprint} {self._side}"
 
     def __len__(self) -> int:
-        return -(-len(self._pixels) // self._batch)
+        return len(self._rows)
 
-    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch:
-        first = step * self._batch
-        start, stop = share(min(self._batch, len(self._pixels) - first), part, parts)
-        rows = torch.arange(first + start, first + stop)
-        return Batch(rows, self._pixels[first + start : first + stop].contiguous())
+    def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
+        from headway.data.crops import put_jpeg, put_raw
+
+        put = put_raw if self._raw else put_jpeg
+        made = np.empty((len(rows), self._side, self._side, 3), np.uint8)
+        for place, (shard, inside) in enumerate(self._rows.places(rows)):
+            flip = mirrored is not None and bool(mirrored[place])
+            put(shard.cells("picture")[inside], made[place], 0.5, 0.5, flip)
+        return torch.from_numpy(made).permute(0, 3, 1, 2)
+
+
+def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> Pictures:
+    from headway.data.checking import check_data
+    from headway.data.opening import open_sources
+    from headway.errors import BadJob
+
+    problems = check_data(Data(**{split: (source,)}), task="captions")
+    if problems:
+        raise BadJob(problems)
+    rows = open_sources([source], split, cache=cache)[0].rows
+    every = np.arange(len(rows))
+    located = rows.places(every)
+    return Pictures(
+        name=source.source.rstrip("/").rpartition("/")[2],
+        pixels=Stored(rows, cfg.side),
+        references=[tuple(shard.cells("captions")[inside]) for shard, inside in located],
+        ids=[str(shard.cells("id")[inside]) for shard, inside in located],
+        weight=source.weight,
+    )

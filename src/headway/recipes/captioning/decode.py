@@ -1,6 +1,9 @@
-"""From scores to sentences: greedy, or a beam search over all pictures of a batch at once."""
+"""From scores to sentences: greedy, sampled, or a beam search over all pictures of a batch at once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,7 +11,16 @@ from torch import Tensor
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import END, PAD, START, UNKNOWN
 
+Choose = Callable[[Tensor], Tensor]  # from log-probabilities (rows, words) to a word a row
 _NEVER = (PAD, START, UNKNOWN)  # what no caption says
+
+
+class Said(NamedTuple):
+    """Captions, one a picture (or, sampled, several: row r is of picture r // samples)."""
+
+    words: Tensor  # (rows, max_length), filled up with PAD after END
+    log_probability: Tensor  # (rows,): the sum over the words, END included
+    looks: Tensor | None  # (rows, max_length, cells): where it looked for each word; None if the decoder does not look
 
 
 @torch.inference_mode()
@@ -16,54 +28,99 @@ def caption(
     model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
 ) -> Tensor:
     """The words said of each picture, as numbers (pictures, max_length), filled up with PAD after END."""
-    grid = model.encoder(pictures)
+    return describe(model, pictures, max_length=max_length, beam=beam, length_penalty=length_penalty).words
+
+
+@torch.inference_mode()
+def describe(
+    model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
+) -> Said:
+    """The same, with how sure the model is and where it looked. Pictures, or the grids of a frozen encoder."""
+    grid = model.see(pictures)
     if beam == 1:
-        return _greedy(model, grid, max_length)
+        return _one_by_one(model, grid, max_length, _surest)
     return _beam(model, grid, max_length, beam, length_penalty)
 
 
-def _greedy(model: Captioner, grid: Tensor, max_length: int) -> Tensor:
-    memory = model.decoder.start(grid, rows=len(grid))
-    word = torch.full((len(grid),), START, device=grid.device)
-    said = torch.full((len(grid), max_length), PAD, device=grid.device)
-    going = torch.ones(len(grid), dtype=torch.bool, device=grid.device)
+@torch.inference_mode()
+def sample(
+    model: Captioner,
+    pictures: Tensor,
+    *,
+    max_length: int,
+    samples: int = 1,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Said:
+    """`samples` captions of each picture, drawn by their probability; a low temperature draws the surest more often."""
+
+    def drawn(gains: Tensor) -> Tensor:
+        return torch.multinomial((gains / temperature).softmax(dim=1), 1, generator=generator)[:, 0]
+
+    return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
+
+
+def _surest(gains: Tensor) -> Tensor:
+    return gains.argmax(dim=1)
+
+
+def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1) -> Said:
+    """Word after word, each chosen from the scores of the next."""
+    rows = len(grid) * rows_each
+    state = model.decoder.start(grid, rows=rows)
+    word = torch.full((rows,), START, device=grid.device)
+    said = torch.full((rows, max_length), PAD, device=grid.device)
+    total = torch.zeros(rows, device=grid.device)
+    going = torch.ones(rows, dtype=torch.bool, device=grid.device)
+    looks: list[Tensor] = []
     for step in range(max_length):
-        scores, memory = model.decoder(word[:, None], memory)
-        word = _sayable(scores[:, 0]).argmax(dim=1)
+        scores, state = model.decoder(word[:, None], state)
+        gains = _sayable(scores[:, 0]).log_softmax(dim=1)
+        word = choose(gains)
+        total += gains.gather(1, word[:, None])[:, 0] * going
         said[:, step] = torch.where(going, word, PAD)
+        if state.looks is not None:
+            looks.append(state.looks * going[:, None])
         going &= word != END
         if not going.any():
             break
-    return said
+    return Said(said, total, _stacked(looks, max_length))
 
 
-def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> Tensor:
+def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> Said:
     """Keep the `beam` best captions of each picture, ended or not, by log-probability / words ^ length_penalty."""
     pictures, device = len(grid), grid.device
-    memory = model.decoder.start(grid, rows=pictures * beam)
+    state = model.decoder.start(grid, rows=pictures * beam)
     first_row = torch.arange(pictures, device=device)[:, None] * beam
     said = torch.full((pictures, beam, max_length), PAD, device=device)
     total = torch.full((pictures, beam), float("-inf"), device=device)
     total[:, 0] = 0  # all captions of a picture begin alike: let one of them branch out
     length = torch.zeros(pictures, beam, device=device)
     word = torch.full((pictures, beam), START, device=device)
+    looks: list[Tensor] = []
     for step in range(max_length):
-        scores, memory = model.decoder(word.view(-1, 1), memory)
+        scores, state = model.decoder(word.view(-1, 1), state)
         gains = _sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
         ended = (word == END) | (word == PAD)
+        # No caption that wins can go on with a word that is not among its own best.
+        gains, words = gains.topk(min(beam, gains.shape[2]), dim=2)
         totals = total[:, :, None] + _ended_stay(gains, ended)
         lengths = (length + ~ended)[:, :, None]
         best = (totals / lengths.clamp(min=1) ** length_penalty).flatten(1).topk(beam, dim=1).indices
-        origin, chosen = best // gains.shape[2], best % gains.shape[2]
+        origin = best // gains.shape[2]
         total = totals.flatten(1).gather(1, best)
         length = lengths[:, :, 0].gather(1, origin)
         said = said.gather(1, origin[:, :, None].expand(-1, -1, max_length))
-        word = torch.where(ended.gather(1, origin), PAD, chosen)
+        word = torch.where(ended.gather(1, origin), PAD, words.flatten(1).gather(1, best))
         said[:, :, step] = word
-        memory = memory.of((first_row + origin).flatten())
+        rows = (first_row + origin).flatten()
+        state = state.of(rows)
+        if state.looks is not None:
+            looks = [*(past[rows] for past in looks), state.looks * (word.view(-1, 1) != PAD)]
         if bool(((word == END) | (word == PAD)).all()):
             break
-    return said[:, 0]
+    found = _stacked(looks, max_length)
+    return Said(said[:, 0], total[:, 0], None if found is None else found[::beam])
 
 
 def _sayable(scores: Tensor) -> Tensor:
@@ -71,7 +128,15 @@ def _sayable(scores: Tensor) -> Tensor:
 
 
 def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
-    """An ended caption has one successor, itself, and it costs nothing. It is filed under END."""
+    """An ended caption has one successor, itself, and it costs nothing. It is filed under the first."""
     stay = torch.full_like(gains, float("-inf"))
-    stay[:, :, END] = 0
+    stay[:, :, 0] = 0
     return torch.where(ended[:, :, None], stay, gains)
+
+
+def _stacked(looks: list[Tensor], max_length: int) -> Tensor | None:
+    if not looks:
+        return None
+    made = looks[0].new_zeros(len(looks[0]), max_length, looks[0].shape[1])
+    made[:, : len(looks)] = torch.stack(looks, dim=1)
+    return made

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,16 +10,16 @@ import torch
 from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts
-from headway.errors import BadBundle, BadInput
+from headway.errors import BadBundle
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import Vocabulary
+from headway.recipes.picture_files import open_picture
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
 
-MAX_PIXELS: Final = 64_000_000  # a picture that claims more is refused before it is decoded
 _AT_ONCE: Final = 64  # pictures captioned together
 
 
@@ -82,34 +80,10 @@ class Predictor:
 
 def read_picture(path: str, side: int) -> Tensor:
     """The middle square of a picture file, as the encoder takes it. BadInput unless it is whole and of sane size."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a limit of our own
-            with Image.open(Path(path)) as file:
-                _refuse_bombs(path, *file.size)
-                upright = ImageOps.exif_transpose(file).convert("RGB")
-    except UnidentifiedImageError:
-        raise BadInput(f"{path} is not a picture", fix="give a PNG, JPEG, WebP or GIF file") from None
-    except Image.DecompressionBombError as error:
-        raise BadInput(f"{path} is too large: {error}", fix="make it smaller first") from None
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist", fix="check the path") from None
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that the bytes are damaged
-        raise BadInput(
-            f"{path} cannot be read: {error}", fix="check that the file is whole and yours to read"
-        ) from None
-    square = ImageOps.fit(upright, (side, side), Image.Resampling.BICUBIC)
+    square = ImageOps.fit(open_picture(path), (side, side), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)
-
-
-def _refuse_bombs(path: str, width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise BadInput(
-            f"{path} claims {width} by {height} pixels, more than {MAX_PIXELS // 1_000_000} million",
-            fix="make it smaller first",
-        )
 
 
 def _card(name: str, model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:

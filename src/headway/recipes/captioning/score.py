@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from headway.evaluate import Evaluation, Example
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Batch, PictureFeed, Pictures, load
+from headway.recipes.captioning.data import Pictures, load
 from headway.recipes.captioning.decode import caption
+from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources
 from headway.recipes.captioning.model import Captioner
-from headway.score.captions import score
+from headway.score.captions import CaptionScorer
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -25,13 +27,56 @@ if TYPE_CHECKING:
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")
+EVERY: Final = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "cider", "rouge_l")
 
 
-def validate(run: Run, model: Captioner, cfg: Config, pictures: Pictures) -> dict[str, float]:
-    """Scores of what the model says of all pictures, greedily, each rank captioning its share."""
-    share = say(model, cfg, len(pictures), run.evaluating(PictureFeed(pictures)), beam=1)
-    rows: Tensor = run.total(share.to(run.device))
-    return scores(pictures, [model.vocabulary.decode(row) for row in rows.tolist()])
+class Judge:
+    """Scores captions of a split again and again: the references are tokenised and counted once."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+        self._scorer = CaptionScorer(pictures.references)
+
+    def scores(self, said: Sequence[str], metrics: Sequence[str] = REPORTED) -> dict[str, float]:
+        """Against all references; where a grammar can tell, also how many are simply right."""
+        measured = self._scorer.score(said)
+        found = {name: measured[name] for name in metrics}
+        if self._pictures.valid is not None:
+            found["exact"] = float(np.mean(right(self._pictures, said)))
+        return found
+
+
+class Validation:
+    """The validation split of all sources, ready to be captioned and scored after every epoch."""
+
+    def __init__(self, cfg: Config, sources: Sources) -> None:
+        self._cfg, self._sources, self._feed = cfg, sources, EvaluationFeed(sources)
+        self._judges = [Judge(pictures) for pictures in sources.pictures]
+
+    def scores(self, run: Run, model: Captioner) -> dict[str, float]:
+        """Of what the model says greedily, each rank captioning its share: of each source, and together."""
+        share = say(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
+        rows: Tensor = run.total(share.to(run.device))
+        said = [model.vocabulary.decode(row) for row in rows.tolist()]
+        return together(
+            self._sources,
+            [judge.scores(part) for judge, part in zip(self._judges, _parts(self._sources, said), strict=True)],
+        )
+
+
+def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Every source's scores under its name, and their mean, in which each counts as much as its weight says."""
+    if len(each) == 1:
+        return dict(each[0])
+    weights = [pictures.weight for pictures in sources.pictures]
+    shared = [name for name in each[0] if all(name in scores for scores in each)]
+    found = {
+        name: sum(weight * scores[name] for weight, scores in zip(weights, each, strict=True)) / sum(weights)
+        for name in shared
+    }
+    for pictures, scores in zip(sources.pictures, each, strict=True):
+        found |= {f"{name}_{pictures.name}": value for name, value in scores.items()}
+    return found
 
 
 def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
@@ -46,34 +91,35 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
     return said
 
 
-def scores(pictures: Pictures, said: Sequence[str]) -> dict[str, float]:
-    """BLEU-4, CIDEr and ROUGE-L against all references; where a grammar can tell, also how many are simply right."""
-    measured = score(said, pictures.references)
-    found = {name: measured[name] for name in REPORTED}
-    if pictures.valid is not None:
-        found["exact"] = float(np.mean(_right(pictures, said)))
-    return found
-
-
 def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluation:
-    """The whole split with beam search; apart, what is made of combinations that training showed and did not show."""
-    pictures = load(cfg, data, split)
-    feed = PictureFeed(pictures)
+    """The whole split with beam search: of each source, and apart what training showed and did not show."""
+    sources = Sources(load(cfg, data, split))
+    feed = EvaluationFeed(sources)
     batches = (feed.batch(0, step, 0, 1) for step in range(len(feed)))
-    rows = say(model, cfg, len(pictures), batches, beam=cfg.beam)
-    said = [model.vocabulary.decode(row) for row in rows.tolist()]
-    groups = _groups(pictures)
-    by_group = {name: scores(_part(pictures, rows), [said[row] for row in rows]) for name, rows in groups.items()}
-    metrics = scores(pictures, said)
-    for name, found in by_group.items():
-        metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu_4", "exact")}
+    rows = say(model, cfg, len(sources), batches, beam=cfg.beam)
+    said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+    each = [Judge(pictures).scores(part, EVERY) for pictures, part in zip(sources.pictures, said, strict=True)]
+    metrics, by_group, examples = together(sources, each), {}, []
+    for pictures, part in zip(sources.pictures, said, strict=True):
+        groups = _groups(pictures)
+        for name, chosen in groups.items():
+            found = by_group[name] = Judge(_only(pictures, chosen)).scores([part[row] for row in chosen])
+            metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu_4", "exact")}
+        alone = pictures.name if len(sources.pictures) > 1 else ""
+        examples += _examples(pictures, part, groups or {alone: list(range(len(pictures)))})
+    if len(sources.pictures) > 1:
+        by_group |= {pictures.name: dict(found) for pictures, found in zip(sources.pictures, each, strict=True)}
     return Evaluation(
-        data=pictures.name,
-        count=len(pictures),
+        data=", ".join(f"{pictures.name} ({split})" for pictures in sources.pictures),
+        count=len(sources),
         metrics=metrics,
         groups=by_group,
-        examples=_examples(pictures, said, groups or {"": list(range(len(pictures)))}),
+        examples=examples,
     )
+
+
+def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:
+    return [list(said[start:stop]) for start, stop in pairwise(sources.starts.tolist())]
 
 
 def _groups(pictures: Pictures) -> dict[str, list[int]]:
@@ -86,28 +132,29 @@ def _groups(pictures: Pictures) -> dict[str, list[int]]:
     }
 
 
-def _part(pictures: Pictures, rows: Sequence[int]) -> Pictures:
+def _only(pictures: Pictures, rows: Sequence[int]) -> Pictures:
     return Pictures(
         name=pictures.name,
-        pixels=pictures.pixels[rows],
+        pixels=pictures.pixels,
         references=[pictures.references[row] for row in rows],
         valid=None if pictures.valid is None else [pictures.valid[row] for row in rows],
     )
 
 
-def _right(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
+def right(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
+    """Which captions the grammar allows for their picture."""
     assert pictures.valid is not None
     return np.array([text in valid for text, valid in zip(said, pictures.valid, strict=True)])
 
 
 def _examples(pictures: Pictures, said: Sequence[str], groups: dict[str, list[int]]) -> list[Example]:
-    right = None if pictures.valid is None else _right(pictures, said)
+    judged = None if pictures.valid is None else right(pictures, said)
     return [
         Example(
-            picture=_png(pictures.pixels[row]),
+            picture=_png(pictures.pixels.read(np.array([row]))[0]),
             answer=said[row],
             expected=pictures.references[row],
-            right=None if right is None else bool(right[row]),
+            right=None if judged is None else bool(judged[row]),
             group=name,
         )
         for name, rows in groups.items()
@@ -115,9 +162,9 @@ def _examples(pictures: Pictures, said: Sequence[str], groups: dict[str, list[in
     ]
 
 
-def _png(pixels: NDArray[np.uint8]) -> bytes:
+def _png(pixels: Tensor) -> bytes:
     from PIL import Image
 
     body = io.BytesIO()
-    Image.fromarray(pixels).save(body, "PNG", optimize=True)
+    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(body, "PNG", optimize=True)
     return body.getvalue()

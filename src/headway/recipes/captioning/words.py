@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from headway.data.text import split_words
+
 SPECIAL: Final = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 
@@ -22,7 +24,7 @@ class Vocabulary:
     @classmethod
     def of(cls, captions: Iterable[str], *, min_count: int, max_words: int) -> Vocabulary:
         """The most frequent words of `captions`; equally frequent ones in alphabetical order, so always the same."""
-        counts = Counter(word for caption in captions for word in split(caption))
+        counts = Counter(word for caption in captions for word in split_words(caption))
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([*SPECIAL, *(word for word, count in ranked[:max_words] if count >= min_count)])
 
@@ -31,7 +33,7 @@ class Vocabulary:
 
     def encode(self, caption: str, *, max_length: int) -> list[int]:
         """<start> … <end>, with at most `max_length` words between."""
-        return [START, *(self._ids.get(word, UNKNOWN) for word in split(caption)[:max_length]), END]
+        return [START, *(self._ids.get(word, UNKNOWN) for word in split_words(caption)[:max_length]), END]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words up to <end>."""
@@ -55,11 +57,6 @@ class Vocabulary:
     @classmethod
     def from_file(cls, body: bytes) -> Vocabulary:
         return cls(json.loads(body))
-
-
-def split(caption: str) -> list[str]:
-    """Lower case words; what separates them is white space."""
-    return caption.lower().split()
 
 
 def _json(value: object) -> bytes:

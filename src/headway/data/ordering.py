@@ -14,6 +14,10 @@ from headway.data.sources.tree import Tree
 from headway.data.staging import Staging
 
 
+_PIECES = 16  # of a small split: enough to keep a machine's cores busy to the end
+_LEAST = 16  # rows that are worth a file
+
+
 class Orders:
     """What there is to do. Rows are read from the staging file each time: nothing is kept but the proofs."""
 
@@ -30,8 +34,8 @@ class Orders:
 
     def chunks(self, doomed: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Chunk]:
         """All of them, or those named in `doomed`, whose rows there listed must go."""
-        room = self.settings.rows_in_a_shard
         for split in self._staging.splits():
+            room = _room(self._staging.count(split), self.settings.rows_in_a_shard)
             rows = (self._stamped(row) for row in self._staging.rows(split))
             number = 0
             while taken := list(islice(rows, room)):
@@ -53,6 +57,11 @@ class Orders:
             return row
         row["stamps"] = [_stamp(os.path.join(self._tree.path, key)) for key in row["pictures"].values()]
         return row
+
+
+def _room(rows: int, most: int) -> int:
+    """How many rows a chunk has. A split too small to fill many shards is cut finer, so that all workers have work."""
+    return min(most, max(_LEAST, -(-rows // _PIECES)))
 
 
 def _stamp(path: str) -> list[int]:

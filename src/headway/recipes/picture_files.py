@@ -1,0 +1,44 @@
+"""Picture files that people hand to a model: opened, checked, turned upright. Damage and bombs are BadInput."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headway.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+MAX_PIXELS: Final = 64_000_000  # a picture that claims more is refused before it is decoded
+
+
+def open_picture(path: str) -> Picture:
+    """RGB, upright by its EXIF orientation. BadInput unless it is whole and of sane size."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a limit of our own
+            with Image.open(Path(path)) as file:
+                _refuse_bombs(path, *file.size)
+                return ImageOps.exif_transpose(file).convert("RGB")
+    except UnidentifiedImageError:
+        raise BadInput(f"{path} is not a picture", fix="give a PNG, JPEG, WebP or GIF file") from None
+    except Image.DecompressionBombError as error:
+        raise BadInput(f"{path} is too large: {error}", fix="make it smaller first") from None
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist", fix="check the path") from None
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that the bytes are damaged
+        raise BadInput(
+            f"{path} cannot be read: {error}", fix="check that the file is whole and yours to read"
+        ) from None
+
+
+def _refuse_bombs(path: str, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise BadInput(
+            f"{path} claims {width} by {height} pixels, more than {MAX_PIXELS // 1_000_000} million",
+            fix="make it smaller first",
+        )

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from headway.errors import BadPlan, Conflict, NotThere
-from headway.planning.make import fingerprint
 from headway.planning.model import UNRESOLVED, Plan
 from headway.planning.package import archive_path
+from headway.planning.sources import fingerprint
 from headway.planning.wheel import wheel_path
 from headway.storage import ABSENT, Store, join, open_store
 from headway.targets.base import Request, Target

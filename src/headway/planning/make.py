@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.errors import BadInput, BadJob
+from headway.errors import BadJob
+from headway.notify import WEBHOOK
 from headway.planning.cost import Cost, cost_of, price_record
-from headway.planning.model import UNRESOLVED, Code, Limits, Plan
+from headway.planning.model import Code, Limits, Plan
 from headway.planning.package import Package, package
+from headway.planning.sources import data_problems, fingerprint
 from headway.planning.wheel import own_wheel
 from headway.spec import Job, dump
 from headway.targets import registry
@@ -26,7 +29,7 @@ def plan(job: Job, on: str = "local") -> Plan:
     job = _absolute(job)
     entry = registry.entry(job, on)
     target = registry.make(job, on)
-    problems = target.check(job)
+    problems = [*target.check(job), *data_problems(job)]
     if problems:
         raise BadJob(problems)
     packed = package(job)
@@ -35,7 +38,7 @@ def plan(job: Job, on: str = "local") -> Plan:
     dumped = dump(job)
     draft = Plan(
         headway=__version__,
-        job={**dumped, "env": {**dumped["env"], **cost.variables(job)}},
+        job=_told(dumped, cost.variables(job)),
         target=on,
         kind=entry.kind,
         options=dict(entry.options),
@@ -56,22 +59,6 @@ def processes(job: Job) -> int:
     if job.resources.processes != "auto":
         return job.resources.processes
     return job.resources.accelerator.count if job.resources.accelerator else 1
-
-
-def fingerprint(source: str) -> str:
-    """What the data is, where that can be known without reading it; a remote one is resolved at launch."""
-    if "://" in source:
-        return UNRESOLVED
-    if source.startswith("builtin:"):
-        return f"{source}@{__version__}"
-    manifest = Path(source) / "manifest.json"
-    if manifest.is_file():
-        import hashlib
-
-        return hashlib.sha256(manifest.read_bytes()).hexdigest()
-    if Path(source).exists():
-        return UNRESOLVED
-    raise BadInput(f"no such data: {source}", fix="headway data prepare, or mend the path in the job file")
 
 
 def _absolute(job: Job) -> Job:
@@ -141,6 +128,13 @@ def _target_notes(target: Target, job: Job) -> list[str]:
     """What a target wants a reader of the plan to know, where it has something to say."""
     notes = getattr(target, "notes", None)
     return list(notes(job, processes(job))) if notes else []
+
+
+def _told(job: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """The job with what the run must know besides: its price, and where to announce its end."""
+    webhook = (job.get("notify") or {}).get("webhook")
+    secrets = {WEBHOOK: {"ref": webhook, "as": "env"}} if webhook else {}
+    return {**job, "env": {**job["env"], **variables}, "secrets": {**job["secrets"], **secrets}}
 
 
 def _cost_notes(job: Job, cost: Cost) -> list[str]:

@@ -35,7 +35,7 @@ def test_a_jobs_own_entry_comes_before_the_kind_of_that_name() -> None:
 def test_an_unknown_target_is_answered_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="did you mean 'local'"):
         registry.make(JOB, "locla")
-    with pytest.raises(BadInput, match="one of: desk, docker, local"):
+    with pytest.raises(BadInput, match="one of: desk, docker, kubernetes, local"):
         registry.make(JOB, "zzz")
 
 

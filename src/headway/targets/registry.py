@@ -42,6 +42,12 @@ TARGETS: dict[str, Entry] = {
         extra=None,
         summary="containers on this machine; nothing is billed",
     ),
+    "kubernetes": Entry(
+        "headway.targets.kubernetes.target:KubernetesTarget",
+        options="headway.targets.kubernetes.options:Options",
+        extra=None,
+        summary="a cluster: Kubeflow's PyTorchJob or TrainJob, or a StatefulSet on any cluster",
+    ),
     "local": Entry(
         "headway.targets.local:LocalTarget",
         options="headway.targets.local:Options",

@@ -1,0 +1,274 @@
+"""What is ready in a cluster for a job, and the exact command for what is missing. Changes nothing, spends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import BadInput
+from headway.secrets import parse
+from headway.targets.findings import Finding
+from headway.targets.kubernetes import gke, kinds, links, starting
+from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal
+from headway.targets.kubernetes.options import Options
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+__all__ = ["Finding", "findings"]
+DRIVER = (
+    "kubectl apply -f https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master/"
+    "nvidia-driver-installer/cos/daemonset-preloaded.yaml"
+)
+_OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1"
+INSTALL_PYTORCHJOB = f'kubectl apply --server-side -k "{_OPERATOR}"'
+_MADE = ("create", "get", "list", "delete")
+_READ = ("get", "list")
+
+
+def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
+    """The cluster first: without it nothing else can be asked."""
+    try:
+        version = api("GET", "/version")
+    except Refusal as error:
+        yield Finding("bad", str(error.problem.what), error.problem.fix or links.get_credentials(options, context))
+        return
+    named = f"context {context}" if context else "the cluster"
+    yield Finding("ok", f"{named} answers: Kubernetes {version.get('gitVersion', '?')}")
+    if not _namespace(api, options):
+        fix = f"kubectl create namespace {options.namespace}"
+        yield Finding("bad", f"there is no namespace {options.namespace}", fix)
+        return
+    yield from _permissions(api, options)
+    yield from _operator(api, options)
+    yield from _nodes(api, options, job)
+    yield from _account(api, options, context)
+    yield from _named(api, options, job)
+
+
+def _namespace(api: Api, options: Options) -> bool:
+    try:
+        api("GET", f"/api/v1/namespaces/{options.namespace}")
+    except Gone:
+        return False
+    except Forbidden:
+        pass  # many may work in a namespace and not look at it
+    return True
+
+
+def _permissions(api: Api, options: Options) -> Iterator[Finding]:
+    """Everything `run`, `status`, `logs` and `down` will ask for."""
+    wanted = [(kind, verb) for kind in kinds.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
+    wanted += [("Pod", verb) for verb in ("get", "list", "delete")]
+    lacking = [f"{verb} {kinds.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
+    lacking += [f"get {what}" for what in ("pods/log",) if not _may(api, options, "Pod", "get", subresource="log")]
+    if not lacking:
+        yield Finding("ok", f"all permissions are there in namespace {options.namespace}")
+        return
+    # Roles may be made by those alone who administer a namespace.
+    role = "admin" if options.engine == "statefulset" else "edit"
+    binding = f"kubectl -n {options.namespace} create rolebinding headway-users --clusterrole={role}"
+    fix = f'{binding} --user="$(gcloud config get account)"'
+    yield Finding("bad", f"may not {', '.join(lacking[:6])}{' …' if len(lacking) > 6 else ''}", fix)
+
+
+def _may(api: Api, options: Options, kind: str, verb: str, subresource: str = "") -> bool:
+    place, plural = kinds.PLACES[kind]
+    group = place.split("/")[2] if place.startswith("/apis/") else ""
+    asked: dict[str, Any] = {
+        "namespace": options.namespace,
+        "group": group,
+        "resource": plural,
+        "subresource": subresource,
+        "verb": verb,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = api("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+def _operator(api: Api, options: Options) -> Iterator[Finding]:
+    """The engine's kind of object, and whoever acts on it."""
+    if options.engine == "statefulset":
+        yield Finding("ok", "engine statefulset needs no operator")
+    elif options.engine == "pytorchjob":
+        if _crd(api, "pytorchjobs.kubeflow.org") is None:
+            yield Finding("bad", "this cluster has no PyTorchJob", INSTALL_PYTORCHJOB)
+        else:
+            yield _running(api, "training-operator", "PyTorchJob is installed", INSTALL_PYTORCHJOB)
+    else:
+        yield from _trainer(api, options)
+
+
+def _trainer(api: Api, options: Options) -> Iterator[Finding]:
+    try:
+        release = starting.installed_trainer(api, options)
+    except BadInput as error:
+        yield Finding("bad", error.problem.what, error.problem.fix)
+        return
+    yield _running(api, "kubeflow-trainer", f"TrainJob of release {release} is installed", starting.INSTALL_TRAINER)
+    try:
+        api("GET", f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{options.runtime}")
+        yield Finding("ok", f"runtime {options.runtime}")
+    except Gone:
+        fix = starting.INSTALL_TRAINER.partition(" && ")[2]
+        yield Finding("bad", f"there is no ClusterTrainingRuntime {options.runtime}", fix)
+    except Forbidden:
+        yield Finding("note", f"may not look whether the runtime {options.runtime} is there")
+
+
+def _running(api: Api, name: str, what: str, fix: str) -> Finding:
+    """The operator itself: its version is its image's."""
+    try:
+        answer = api("GET", "/apis/apps/v1/deployments")
+    except (Forbidden, Gone):
+        return Finding("note", f"{what}; may not look whether its operator runs")
+    for item in answer.get("items") or ():
+        if item["metadata"]["name"].startswith(name):
+            images = [each["image"] for each in item["spec"]["template"]["spec"]["containers"]]
+            ready = (item.get("status") or {}).get("readyReplicas", 0)
+            where = f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+            if not ready:
+                fix = f"kubectl -n {item['metadata']['namespace']} describe deployment {item['metadata']['name']}"
+                return Finding("bad", f"{what}, and its operator {where} is not ready", fix)
+            return Finding("ok", f"{what}; operator {where} runs {images[0].rpartition(':')[2]}")
+    return Finding("bad", f"{what}, and no operator acts on it", fix)
+
+
+def _crd(api: Api, name: str) -> Object | None:
+    try:
+        return api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    except Gone:
+        return None
+    except Forbidden:
+        return {}  # we may not look: a launch finds out
+
+
+def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
+    """Whether any node could ever run it."""
+    try:
+        items = api("GET", "/api/v1/nodes").get("items") or []
+    except Forbidden:
+        yield Finding("note", "may not look at the cluster's nodes")
+        return
+    yield Finding("ok", f"{len(items)} node{'s' if len(items) != 1 else ''}")
+    wanted = job.resources.accelerator
+    if wanted is None:
+        return
+    label = gke.accelerator(wanted.kind) if options.platform == "gke" else None
+    fitting = [item for item in items if label is None or _label(item, gke.ACCELERATOR) == label]
+    shown = label or gke.GPU
+    if label is not None and not fitting:
+        yield Finding("bad", f"no node has {shown}", _node_pool(options, job, label))
+        return
+    have = {item["metadata"]["name"]: int(_allocatable(item, gke.GPU)) for item in fitting}
+    bare = [name for name, count in have.items() if count == 0]
+    if label is not None and bare:
+        yield Finding("bad", f"{', '.join(bare)} has {shown} and 0 allocatable GPUs: the driver is missing", DRIVER)
+    enough = [name for name, count in have.items() if count >= wanted.count]
+    if len(enough) < job.resources.nodes:
+        what = f"{job.resources.nodes} nodes with {wanted.count} × {shown} are wanted, and {len(enough)} are there"
+        yield Finding("note", f"{what}: the rest must come from an autoscaler", _resize(options, job))
+    else:
+        yield Finding("ok", f"{len(enough)} nodes with {wanted.count} × {shown}")
+
+
+def _label(item: Object, name: str) -> str:
+    return str((item["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _allocatable(item: Object, name: str) -> str:
+    return str(((item.get("status") or {}).get("allocatable") or {}).get(name, "0"))
+
+
+def _node_pool(options: Options, job: Job, label: str) -> str:
+    accelerator = job.resources.accelerator
+    assert accelerator is not None
+    machine = job.resources.machine or "n1-standard-8"
+    spot = " --spot" if job.resources.spot else ""
+    return (
+        f"gcloud container node-pools create gpus --cluster {options.cluster or 'CLUSTER'} "
+        f"--location {options.location or 'LOCATION'} --project {options.project or 'PROJECT'} "
+        f"--machine-type {machine} --accelerator type={label},count={accelerator.count} "
+        f"--num-nodes 0 --enable-autoscaling --min-nodes 0 --max-nodes {job.resources.nodes}{spot} "
+        "--workload-metadata=GKE_METADATA"
+    )
+
+
+def _resize(options: Options, job: Job) -> str:
+    where = f"--location {options.location or 'LOCATION'} --project {options.project or 'PROJECT'}"
+    return (
+        f"gcloud container clusters resize {options.cluster or 'CLUSTER'} --node-pool POOL "
+        f"--num-nodes {job.resources.nodes} {where}"
+    )
+
+
+def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
+    """The pods' account, and what binds it to Google's."""
+    name = options.service_account
+    if name is None:
+        return
+    found = kinds.read(api, "ServiceAccount", options.namespace, name)
+    if found is None:
+        fix = f"kubectl -n {options.namespace} create serviceaccount {name}"
+        yield Finding("bad", f"there is no service account {name}", fix)
+        return
+    yield Finding("ok", f"service account {name}")
+    if options.platform != "gke":
+        return
+    project = links.of_gke(options, context)[0] or "PROJECT"
+    google = kinds.annotation(found, "iam.gke.io/gcp-service-account")
+    if google:
+        member = f"serviceAccount:{project}.svc.id.goog[{options.namespace}/{name}]"
+        bind = f"gcloud iam service-accounts add-iam-policy-binding {google} --role roles/iam.workloadIdentityUser"
+        fix = f'{bind} --member "{member}"'
+        yield Finding("note", f"{name} acts as {google} if this binding is there", fix)
+        return
+    subject = f"{project}.svc.id.goog/subject/ns/{options.namespace}/sa/{name}"
+    member = f"principal://iam.googleapis.com/projects/NUMBER/locations/global/workloadIdentityPools/{subject}"
+    fix = (
+        f'gcloud storage buckets add-iam-policy-binding gs://BUCKET --role roles/storage.objectUser --member "{member}"'
+    )
+    yield Finding("note", f"{name} reaches a bucket if this binding is there (NUMBER: the project's number)", fix)
+
+
+def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
+    """What the job and the target's entry refer to."""
+    for name, secret in job.secrets.items():
+        reference = parse(secret.ref)
+        if reference.kind == "k8s":
+            yield from _secret(api, options, name, *reference.name.split("/", 1))
+    for name in options.pull_secrets:
+        if kinds.read(api, "Secret", options.namespace, name) is None:
+            fix = f"kubectl -n {options.namespace} create secret docker-registry {name} --docker-server=…"
+            yield Finding("bad", f"there is no pull secret {name}", fix)
+    for claim in sorted({mount.pvc for mount in job.mounts if mount.pvc}):
+        try:
+            api("GET", f"/api/v1/namespaces/{options.namespace}/persistentvolumeclaims/{claim}")
+            yield Finding("ok", f"volume claim {claim}")
+        except Gone:
+            yield Finding("bad", f"there is no volume claim {claim}", f"kubectl -n {options.namespace} get pvc")
+    if options.priority:
+        try:
+            api("GET", f"/apis/scheduling.k8s.io/v1/priorityclasses/{options.priority}")
+        except Gone:
+            yield Finding("bad", f"there is no priority class {options.priority}", "kubectl get priorityclasses")
+        except Forbidden:
+            pass  # a launch finds out
+
+
+def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:
+    try:
+        found = kinds.read(api, "Secret", options.namespace, name)
+    except Forbidden:
+        yield Finding("note", f"secret {variable}: may not look whether {name} is there")
+        return
+    if found is None or key not in (found.get("data") or {}):
+        fix = f"kubectl -n {options.namespace} create secret generic {name} --from-literal={key}=…"
+        yield Finding("bad", f"secret {variable}: there is no {name} with a key {key}", fix)
+    else:
+        yield Finding("ok", f"secret {variable} is there ({name}/{key})")

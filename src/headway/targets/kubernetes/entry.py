@@ -1,0 +1,105 @@
+"""A pod's first process: fetch the planned code and the planned Headway, then become what the pod is for.
+
+`python -m headway.targets.kubernetes.entry --from OUTPUTS/code --code SHA --wheel NAME --wheel-sha256 SHA -- MODULE …`
+The image needs any Headway at all; what runs is the planned one. A container that is started again finds both there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+
+from headway.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
+
+PATIENCE_S = 300.0  # for a store that is out of reach when a pod starts
+CODE, WHEEL, SECRETS = "/headway/code", "/headway/wheel", "HEADWAY_SECRETS_DIR"
+MARK = ".headway-sha256"  # laid last: what has it is whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    signal.signal(signal.SIGTERM, _leave)  # process 1 would otherwise not heed it
+    args = _arguments(arguments)
+    inherited = dict(os.environ)
+    use_secrets(os.environ)  # a bucket's keys may be among them; what follows reads them again by itself
+    try:
+        _bring(Path(args.code_dir), args.code, lambda: _code(args))
+        _bring(Path(args.wheel_dir), args.wheel_sha256, lambda: _wheel(args))
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr, flush=True)  # noqa: T201  there is no log to write it to yet
+        return WORKER_AGAIN if isinstance(error, Transient) else BAD_INPUT
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # it waits until what follows can heed it
+    return os.execve(sys.executable, [sys.executable, "-m", *args.words], inherited)
+
+
+def use_secrets(env: MutableMapping[str, str]) -> None:
+    """Put what the cluster has laid ready into this process's environment, one file a variable."""
+    folder = env.get(SECRETS)
+    for path in sorted(Path(folder).iterdir()) if folder and Path(folder).is_dir() else ():
+        if path.is_file() and not path.name.startswith("."):
+            env[path.name] = path.read_text(encoding="utf-8")
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m headway.targets.kubernetes.entry")
+    parser.add_argument("--from", required=True, dest="source", metavar="URL")
+    parser.add_argument("--code", required=True, metavar="SHA256")
+    parser.add_argument("--wheel", required=True, metavar="NAME")
+    parser.add_argument("--wheel-sha256", required=True, metavar="SHA256")
+    parser.add_argument("--code-dir", default=CODE)
+    parser.add_argument("--wheel-dir", default=WHEEL)
+    parser.add_argument("words", nargs="+", metavar="-- MODULE ARGUMENT")
+    return parser.parse_args(arguments)
+
+
+def _leave(number: int, frame: object) -> None:
+    os._exit(WORKER_AGAIN)
+
+
+def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
+    """Do the work unless it was done, as patiently as it takes."""
+    mark = folder / MARK
+    if mark.is_file() and mark.read_text() == sha256:
+        return
+    give_up, pause = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            work()
+            break
+        except Transient as error:
+            if time.monotonic() + pause > give_up:
+                raise
+            print(f"headway: trying again: {error}", file=sys.stderr, flush=True)  # noqa: T201  ditto
+        time.sleep(pause)
+        pause = min(30.0, pause * 2)
+    mark.write_text(sha256)
+
+
+def _code(args: argparse.Namespace) -> None:
+    from headway.targets.spawn import bring_code, translated
+
+    folder = Path(args.code_dir)
+    with translated(folder):
+        bring_code(f"{args.source}/{args.code}.tar.gz", args.code, folder)
+
+
+def _wheel(args: argparse.Namespace) -> None:
+    from headway.storage import open_store
+    from headway.targets.spawn import translated
+
+    body = open_store(args.source).read(args.wheel)
+    if hashlib.sha256(body).hexdigest() != args.wheel_sha256:
+        raise BadPlan(f"{args.wheel} is not the one that was planned", where=args.source, fix="headway plan")
+    with translated(Path(args.wheel_dir)), zipfile.ZipFile(io.BytesIO(body)) as content:
+        content.extractall(args.wheel_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""How to reach a cluster and as whom: a context of the kubeconfig, or the account of the pod we run in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from headway.errors import BadInput, TargetError
+
+IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PLUGIN_S = 120.0  # a credential plugin may open a browser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """One cluster, and the plain facts of how to speak to it. The token's value is never printed."""
+
+    server: str
+    context: str = ""
+    ca: bytes | None = None
+    insecure: bool = False
+    server_name: str | None = None
+    proxy: str | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+    token: str | None = None
+    token_file: Path | None = None
+    plugin: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Access(server={self.server!r}, context={self.context!r})"
+
+
+def load(context: str | None = None, *, fix: str = "") -> Access:
+    """The named context, or the current one; inside a pod without a kubeconfig, the pod's own account."""
+    merged = _merged(_paths())
+    if not merged["contexts"] and not os.environ.get("KUBECONFIG") and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return in_pod()
+    name = context or merged["current-context"]
+    if not merged["contexts"]:
+        raise BadInput("there is no kubeconfig, so no cluster is known here", where=str(_paths()[0]), fix=fix)
+    if not name or name not in merged["contexts"]:
+        known = ", ".join(sorted(merged["contexts"]))
+        what = f"the kubeconfig has no context {name!r}" if name else "the kubeconfig has no current context"
+        raise BadInput(what, where=str(_paths()[0]), fix=f"context: one of {known}" if known else fix)
+    chosen = merged["contexts"][name]
+    cluster = merged["clusters"].get(chosen.get("cluster", ""))
+    if cluster is None or not cluster.get("server"):
+        raise BadInput(f"the context {name!r} names a cluster that the kubeconfig does not have", fix=fix)
+    user = merged["users"].get(chosen.get("user", ""), {})
+    return Access(
+        server=str(cluster["server"]).rstrip("/"),
+        context=str(name),
+        ca=_bytes(cluster, "certificate-authority"),
+        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+        server_name=cluster.get("tls-server-name"),
+        proxy=cluster.get("proxy-url"),
+        certificate=_bytes(user, "client-certificate"),
+        key=_bytes(user, "client-key"),
+        token=user.get("token"),
+        token_file=Path(user["_folder"], user["tokenFile"]) if user.get("tokenFile") else None,
+        plugin=user.get("exec"),
+    )
+
+
+def in_pod() -> Access:
+    """The service account whose token the cluster has laid into this pod."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host = f"[{host}]" if ":" in host else host
+    try:
+        ca = (IN_POD / "ca.crt").read_bytes()
+    except OSError as error:
+        raise TargetError(f"this pod has no service account's token: {error.strerror}", where=str(IN_POD)) from None
+    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=IN_POD / "token")
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a plugin gave."""
+
+    token: str | None
+    certificate: bytes | None
+    key: bytes | None
+    expires: float | None  # Unix seconds
+
+    def __repr__(self) -> str:
+        return f"Credential(expires={self.expires})"
+
+
+def ask_plugin(plugin: Mapping[str, Any], server: str) -> Credential:
+    """Run the program that a kubeconfig names, such as gke-gcloud-auth-plugin, and take what it prints."""
+    command, api = str(plugin["command"]), str(plugin.get("apiVersion", "client.authentication.k8s.io/v1"))
+    told = {"apiVersion": api, "kind": "ExecCredential", "spec": {"interactive": False}}
+    if plugin.get("provideClusterInfo"):
+        told["spec"] = {"interactive": False, "cluster": {"server": server}}
+    extra = {str(pair["name"]): str(pair["value"]) for pair in plugin.get("env") or ()}
+    env = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(told)}
+    try:
+        done = subprocess.run(
+            [command, *map(str, plugin.get("args") or ())],
+            env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLUGIN_S,
+        )  # fmt: skip
+    except FileNotFoundError:
+        hint = str(plugin.get("installHint") or "").strip().replace("\n", " ")
+        fix = "gcloud components install gke-gcloud-auth-plugin" if "gke-gcloud" in command else hint
+        raise TargetError(f"the kubeconfig wants {command}, which is not installed", fix=fix) from None
+    except subprocess.TimeoutExpired:
+        raise TargetError(f"{command} has not answered for {PLUGIN_S:.0f} s", fix=f"run {command} by hand") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1][:300]
+        fix = "gcloud auth login" if "gke-gcloud" in command else ""
+        raise TargetError(f"{command} gave no credential: {said}", fix=fix)
+    return _credential(command, done.stdout)
+
+
+def _credential(command: str, printed: str) -> Credential:
+    try:
+        status = json.loads(printed)["status"]
+        moment = status.get("expirationTimestamp")
+        expires = datetime.fromisoformat(moment.replace("Z", "+00:00")) if moment else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Without a word of what it printed: it may be half a token.
+        raise TargetError(f"what {command} printed is no credential") from None
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=timezone.utc)
+    encode = {name: status.get(name) for name in ("clientCertificateData", "clientKeyData")}
+    return Credential(
+        token=status.get("token"),
+        certificate=encode["clientCertificateData"].encode() if encode["clientCertificateData"] else None,
+        key=encode["clientKeyData"].encode() if encode["clientKeyData"] else None,
+        expires=expires.timestamp() if expires else None,
+    )
+
+
+def _paths() -> list[Path]:
+    listed = os.environ.get("KUBECONFIG", "")
+    return [Path(part).expanduser() for part in listed.split(os.pathsep) if part] or [
+        Path("~/.kube/config").expanduser()
+    ]
+
+
+def _merged(paths: list[Path]) -> dict[str, Any]:
+    """Several files as one: what is named first holds, as kubectl has it."""
+    import yaml
+
+    merged: dict[str, Any] = {"contexts": {}, "clusters": {}, "users": {}, "current-context": ""}
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"the kubeconfig cannot be read: {error}", where=str(path)) from None
+        try:
+            known = yaml.safe_load(text) or {}
+            for plural, single in (("contexts", "context"), ("clusters", "cluster"), ("users", "user")):
+                for entry in known.get(plural) or ():
+                    # Paths in the file are relative to it.
+                    value = {**(entry.get(single) or {}), "_folder": str(path.parent)}
+                    merged[plural].setdefault(entry["name"], value)
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError):
+            raise BadInput("this is not a kubeconfig", where=str(path), fix="kubectl config view") from None
+        merged["current-context"] = merged["current-context"] or known.get("current-context") or ""
+    return merged
+
+
+def _bytes(entry: Mapping[str, Any], key: str) -> bytes | None:
+    """Inline in base64, or in a file."""
+    if entry.get(f"{key}-data"):
+        return base64.b64decode(entry[f"{key}-data"])
+    if not entry.get(key):
+        return None
+    path = Path(entry["_folder"], entry[key])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"the kubeconfig's {key} cannot be read: {error.strerror}", where=str(path)) from None

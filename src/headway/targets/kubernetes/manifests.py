@@ -1,0 +1,50 @@
+"""All objects of a run, in the order in which they are made. Pure: print them, diff them, review them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.planning.model import RUN
+from headway.targets.base import Request
+from headway.targets.kubernetes import lasting, pod, pytorchjob, statefulset, trainjob
+from headway.targets.kubernetes.names import metadata, owned_by
+from headway.targets.kubernetes.options import Options, Trainer
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+
+WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}
+_OWNERS = {"statefulset": statefulset.OWNER, "pytorchjob": pytorchjob.OWNER, "trainjob": trainjob.OWNER}
+
+
+def requests(plan: Plan, options: Options, *, release: Trainer | None = None, spent_s: float = 0.0) -> list[Request]:
+    """`release` is the installed TrainJob's; a run that goes on has `spent_s` of its budget behind it."""
+    if options.engine == "statefulset":
+        found = statefulset.requests(plan, options, spent_s)
+    elif options.engine == "pytorchjob":
+        found = pytorchjob.requests(plan, options, spent_s)
+    else:
+        chosen: Trainer = release or options.trainer or lasting.NEWEST
+        found = trainjob.requests(plan, options, chosen, spent_s)
+    first, *others = found
+    return [first, *_secret(plan, options), *others]
+
+
+def reference_mark(reference: str) -> str:
+    """Stands where a secret's value will be: in a plan there is only where it lies."""
+    return f"<{reference}>"
+
+
+def _secret(plan: Plan, options: Options) -> list[Request]:
+    """Labelled, owned by whatever was made first, and removed with it."""
+    wanted = pod.brought(plan)
+    if not wanted:
+        return []
+    body: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {**metadata(plan, options, RUN), "ownerReferences": owned_by(*_OWNERS[options.engine])},
+        "stringData": {name: reference_mark(reference) for name, reference in wanted.items()},
+    }
+    return [Request(name="secret.json", body=body)]

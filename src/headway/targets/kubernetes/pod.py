@@ -1,0 +1,246 @@
+"""One worker's pod, the same for every engine: what runs in it, as whom, on which nodes, with which files. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.image import build
+from headway.image.blueprint import of_plan
+from headway.planning.model import RUN
+from headway.secrets import parse
+from headway.storage import local_path
+from headway.targets.here import FAREWELL_S
+from headway.targets.kubernetes import gke
+from headway.targets.kubernetes.names import CODE, HOME, KIND, NODE, SECRETS, WHEEL, WORK, url_of
+from headway.targets.kubernetes.options import Options
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+
+Object = dict[str, Any]
+ENTRY = "headway.targets.kubernetes.entry"
+SUPERVISOR, REAPER = "headway.runtime.worker", "headway.targets.kubernetes.reaper"
+BROUGHT = ("env", "file")  # kinds of reference that mean something to the client only: their values are sent
+OPEN = {"code": CODE, "home": HOME, "node": NODE, "tmp": "/tmp", "wheel": WHEEL}  # writable; the image itself is not
+
+
+def pod_spec(plan: Plan, options: Options, *, container: str, restart: str | None, env: Mapping[str, str]) -> Object:
+    """The whole of it. `env` is what the engine adds; `restart` is left out where the engine decides."""
+    spec: Object = {
+        "automountServiceAccountToken": options.token,
+        "enableServiceLinks": False,  # variables about other people's services mean nothing to a rank
+        "securityContext": security(options),
+        "terminationGracePeriodSeconds": grace_period_s(plan),
+        "containers": [worker(plan, options, container, env)],
+        "volumes": volumes(plan, options),
+        **placement(plan, options),
+    }
+    if restart is not None:
+        spec["restartPolicy"] = restart
+    if options.priority:
+        spec["priorityClassName"] = options.priority
+    return spec
+
+
+def worker(plan: Plan, options: Options, name: str, env: Mapping[str, str]) -> Object:
+    return {
+        "name": name,
+        "image": image(plan),
+        "command": command(plan, options, SUPERVISOR, "--run", url_of(plan)),
+        "env": environment(plan, {**own_variables(plan), **env}),
+        "resources": resources(plan),
+        "securityContext": confined(),
+        "volumeMounts": mounts(plan),
+    }
+
+
+def image(plan: Plan) -> str:
+    """The job's ready image, the digest that was pushed, or the name by content that a push will have."""
+    return build.reference(plan, of_plan(plan))
+
+
+def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]:
+    """Whatever the image has of Headway fetches the planned code and the planned Headway, and becomes that."""
+    code = plan.code
+    sent = ("--from", f"{plan.job['outputs']}/code", "--code", code.sha256)
+    wheel = ("--wheel", code.wheel, "--wheel-sha256", code.wheel_sha256)
+    return [options.python, "-m", ENTRY, *sent, *wheel, "--", module, *words]
+
+
+def own_variables(plan: Plan) -> dict[str, str]:
+    return {
+        "HEADWAY_RUN": RUN,
+        "HEADWAY_RUN_URL": url_of(plan),
+        "HEADWAY_TARGET": KIND,
+        "HEADWAY_CODE_DIR": CODE,
+        "HEADWAY_SPOOL": f"{NODE}/spool",
+        "HEADWAY_ECHO": "1",  # what ranks print is the pod's log too
+        "HEADWAY_WORK_DIR": WORK,
+    }
+
+
+def environment(plan: Plan, own: Mapping[str, str]) -> list[Object]:
+    """The job's variables, ours, and references to what lies in the cluster already. Never a secret's value."""
+    fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": WHEEL, "PYTHONUNBUFFERED": "1"}
+    plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **own}
+    if _laid_ready(plan):
+        plain["HEADWAY_SECRETS_DIR"] = SECRETS
+    found: list[Object] = [{"name": name, "value": value} for name, value in sorted(plain.items())]
+    for name, secret in sorted(plan.job.get("secrets", {}).items()):
+        there = in_cluster(secret)
+        if there is not None and not _as_file(secret):
+            found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": there[0], "key": there[1]}}})
+    return found
+
+
+def brought(plan: Plan) -> dict[str, str]:
+    """The job's secrets whose values the client must send: variable and reference."""
+    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    return {name: reference for name, reference in sorted(listed.items()) if parse(reference).kind in BROUGHT}
+
+
+def in_cluster(secret: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The name and key of a Secret that the cluster has already."""
+    reference = parse(str(secret["ref"]))
+    if reference.kind != "k8s":
+        return None
+    name, _, key = reference.name.partition("/")
+    return name, key
+
+
+def resources(plan: Plan) -> Object:
+    """CPUs are asked for and not capped; a run that does not fit into its memory is ended, not its neighbours."""
+    wanted = plan.job.get("resources", {})
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if wanted.get("cpus"):
+        requests["cpu"] = str(wanted["cpus"])
+    if wanted.get("memory"):
+        requests["memory"] = limits["memory"] = str(wanted["memory"])
+    if wanted.get("disk"):
+        requests["ephemeral-storage"] = str(wanted["disk"])
+    if wanted.get("accelerator"):
+        requests[gke.GPU] = limits[gke.GPU] = str(wanted["accelerator"]["count"])
+    return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
+
+
+def security(options: Options) -> Object:
+    """Nobody special; volumes are handed over to the pod's group."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": options.user,
+        "runAsGroup": options.user,
+        "fsGroup": options.user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def confined() -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+def placement(plan: Plan, options: Options) -> Object:
+    """Who the pod is, and which nodes will do."""
+    selector, tolerations = gke.nodes(plan.job.get("resources", {}), options.platform)
+    chosen = {
+        "serviceAccountName": options.service_account,
+        "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
+        "nodeSelector": {**selector, **options.node_selector},
+        "tolerations": [*tolerations, *(dict(each) for each in options.tolerations)],
+    }
+    return {key: value for key, value in chosen.items() if value}
+
+
+def grace_period_s(plan: Plan) -> int:
+    """`kubectl delete`, whoever types it, then waits for a checkpoint."""
+    return math.ceil(plan.limits.grace_s + FAREWELL_S)
+
+
+def volumes(plan: Plan, options: Options) -> list[Object]:
+    found: list[Object] = [{"name": name, "emptyDir": {}} for name in sorted(OPEN)]
+    found.append({"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}})
+    found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(options.shm)}})
+    if _laid_ready(plan):
+        found.append({"name": "secrets", "projected": {"defaultMode": 0o440, "sources": list(_sources(plan))}})
+    if _own_cache(plan):
+        found.append({"name": "cache", "emptyDir": _cache_size(plan)})
+    found += [_volume(number, mount) for number, mount in enumerate(plan.job.get("mounts", ()))]
+    return found
+
+
+def mounts(plan: Plan) -> list[Object]:
+    found: list[Object] = [{"name": name, "mountPath": path} for name, path in sorted(OPEN.items())]
+    found += [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": "/dev/shm"}]
+    if _laid_ready(plan):
+        found.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
+    if _own_cache(plan):
+        found.append({"name": "cache", "mountPath": plan.job["cache"]["dir"]})
+    for number, mount in enumerate(plan.job.get("mounts", ())):
+        wanted: Object = {"name": f"mount-{number}", "mountPath": mount["at"]}
+        found.append({**wanted, "readOnly": True} if mount.get("read_only") else wanted)
+    return found
+
+
+def _laid_ready(plan: Plan) -> bool:
+    """Whether any secret comes as a file of the secrets' volume."""
+    return bool(brought(plan)) or any(True for _ in _filed(plan))
+
+
+def _filed(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, secret in sorted(plan.job.get("secrets", {}).items()):
+        there = in_cluster(secret)
+        if there is not None and _as_file(secret):
+            yield name, there
+
+
+def _sources(plan: Plan) -> Iterator[Object]:
+    """One folder with a file for each variable, wherever its value comes from."""
+    if brought(plan):
+        yield {"secret": {"name": RUN}}
+    for variable, (name, key) in _filed(plan):
+        yield {"secret": {"name": name, "items": [{"key": key, "path": variable}]}}
+
+
+def _as_file(secret: Mapping[str, Any]) -> bool:
+    return str(secret.get("as", secret.get("as_"))) == "file"
+
+
+def _own_cache(plan: Plan) -> bool:
+    """A cache folder that no mount provides is on the pod's own disk."""
+    folder = plan.job.get("cache", {}).get("dir")
+    if not folder or str(folder).startswith(HOME):
+        return False
+    return covering_mount(plan.job, str(folder)) is None
+
+
+def _cache_size(plan: Plan) -> Object:
+    size = plan.job.get("cache", {}).get("size")
+    return {"sizeLimit": str(size)} if size else {}
+
+
+def covering_mount(job: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
+    """The entry of `mounts` below which a path lies."""
+    folder = local_path(path)
+    for mount in job.get("mounts", ()):
+        if folder is not None and folder.is_relative_to(mount["at"]):
+            return dict(mount)
+    return None
+
+
+def _volume(number: int, mount: Mapping[str, Any]) -> Object:
+    """One entry of the job's `mounts`."""
+    read_only = bool(mount.get("read_only"))
+    if mount.get("pvc"):
+        claim: Object = {"claimName": mount["pvc"]}
+        return {"name": f"mount-{number}", "persistentVolumeClaim": {**claim, "readOnly": True} if read_only else claim}
+    if mount.get("nfs"):
+        server, _, export = str(mount["nfs"]).partition(":")
+        share: Object = {"server": server, "path": export}
+        return {"name": f"mount-{number}", "nfs": {**share, "readOnly": True} if read_only else share}
+    return {"name": f"mount-{number}", "hostPath": {"path": mount["path"], "type": "Directory"}}

@@ -1,0 +1,138 @@
+"""The reaper: a small Job that deletes a run's StatefulSet when the run is done or its time is up.
+
+`python -m headway.targets.kubernetes.reaper --run URL --namespace NS --set NAME [--lifetime S] [--max-wait S]`
+It alone has a token, for this one set. Time is the API server's: the set's age, by the server's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from headway.errors import HeadwayError, UnknownRun
+from headway.targets.base import State
+from headway.targets.kubernetes import kinds, kubeconfig
+from headway.targets.kubernetes.api import Client, Forbidden, Refusal
+from headway.targets.kubernetes.entry import use_secrets
+
+if TYPE_CHECKING:
+    from headway.runfolder import RunFolder
+
+LOOK_S = 10.0
+BIRTH_S = 600.0  # for a set that the client is still making: after this there will be none
+FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What is guarded, and for how long."""
+
+    url: str
+    namespace: str
+    name: str
+    lifetime_s: float | None
+    max_wait_s: float | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    watched = _arguments(arguments)
+    use_secrets(os.environ)
+    api = Client(access=kubeconfig.in_pod())
+    look_s = float(os.environ.get("HEADWAY_LOOK_S", LOOK_S))
+    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say)
+
+
+def guard(watched: Watched, api: Client, *, wait: Callable[[], bool], say: Callable[[str], None]) -> int:
+    """Look again and again; 0 when the set is gone, 143 when we are asked to leave first."""
+    began, seen = time.monotonic(), False
+    while True:
+        age = None
+        try:
+            age = _age_s(watched, api)
+            seen = seen or age is not None
+            if age is None and (seen or time.monotonic() - began > BIRTH_S):
+                say(f"statefulset/{watched.name} is gone" if seen else f"there never was a statefulset/{watched.name}")
+                return 0
+            why = "" if age is None else reason(watched, age, say)
+            if why:
+                say(f"deleting statefulset/{watched.name}: {why}")
+                kinds.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
+        except Refusal as error:  # the cluster is upgraded, say, or our rights are still on their way
+            say(str(error.problem.what))
+        if wait():
+            return 143
+
+
+def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
+    """Why it must end now; empty where it may go on. A store that cannot be read ends nothing before its time."""
+    if watched.lifetime_s is not None and age_s > watched.lifetime_s:
+        return f"its time of {watched.lifetime_s:g} s is up"
+    from headway.runfolder import RunFolder
+    from headway.storage import open_store
+
+    try:
+        return _by_folder(watched, age_s, RunFolder(open_store(watched.url)))
+    except UnknownRun:
+        return "its run folder is gone"
+    except HeadwayError as error:
+        say(f"the run folder cannot be read: {error}")
+        return ""
+
+
+def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
+    from headway.runfolder import STOP
+    from headway.runs import evidence
+
+    found = evidence(folder)
+    if found.farewell is not None and found.farewell.state in FOR_GOOD:
+        return f"the run is {found.farewell.state.value}"
+    if found.farewell is not None and folder.read_json(STOP) is not None:
+        return "the run was stopped"
+    if not found.started and watched.max_wait_s is not None and age_s > watched.max_wait_s:
+        return f"it has waited for more than {watched.max_wait_s:g} s"
+    return ""
+
+
+def _age_s(watched: Watched, api: Client) -> float | None:
+    """How old the set is, both ends by the server's clock; None where there is none."""
+    try:
+        found = kinds.read(api, "StatefulSet", watched.namespace, watched.name)
+    except Forbidden:
+        return None  # our rights are made just before the set
+    if found is None or found["metadata"].get("deletionTimestamp"):
+        return None if found is None else 0.0
+    born = datetime.fromisoformat(str(found["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
+    return (parsedate_to_datetime(api.date) - born).total_seconds()
+
+
+def _arguments(arguments: Sequence[str] | None) -> Watched:
+    parser = argparse.ArgumentParser(prog="python -m headway.targets.kubernetes.reaper")
+    parser.add_argument("--run", required=True, metavar="URL")
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--set", required=True, metavar="NAME")
+    parser.add_argument("--lifetime", type=float, default=None, metavar="S")
+    parser.add_argument("--max-wait", type=float, default=None, metavar="S")
+    args = parser.parse_args(arguments)
+    return Watched(
+        url=args.run, namespace=args.namespace, name=args.set, lifetime_s=args.lifetime, max_wait_s=args.max_wait
+    )
+
+
+def _say(text: str) -> None:
+    print(f"headway: {text}", flush=True)  # noqa: T201  the pod's log is the only one it has
+
+
+if __name__ == "__main__":
+    sys.exit(main())

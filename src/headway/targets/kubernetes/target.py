@@ -1,0 +1,160 @@
+"""Kubernetes target: one pod a node, with the supervisor as its process 1. What runs in a cluster is billed by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headway import intent
+from headway.errors import HeadwayError, Problem
+from headway.logtail import tail
+from headway.planning.model import Limits
+from headway.runs import Evidence, Watch, evidence
+from headway.storage import open_store
+from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, Status
+from headway.targets.here import folder_of
+from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, standing, starting
+from headway.targets.kubernetes.api import Api, Client, Refusal
+from headway.targets.kubernetes.kubeconfig import load
+from headway.targets.kubernetes.names import KIND, URL_ANNOTATION, url_of
+from headway.targets.kubernetes.options import Options
+from headway.targets.kubernetes.standing import FOR_GOOD, Seen
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job
+    from headway.targets.kubernetes.doctor import Finding
+
+DEFAULTS = Options()
+LOOK_S = 1.0  # between looks into the folder while a log is followed …
+ASK_S = 5.0  # … and between questions to the cluster
+SUBMIT_S = 60.0  # for a client that has announced a start to make it
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesTarget:
+    options: Options = DEFAULTS
+    api: Api | None = field(default=None, compare=False)  # the one seam to a cluster; by default the real one
+
+    def check(self, job: Job) -> list[Problem]:
+        """What would stop it, as far as can be said without a cluster."""
+        return list(checks.problems(job, self.options))
+
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        return list(checks.notes(job, ranks, self.options))
+
+    def limits(self, job: Job) -> Limits:
+        return lasting.limits(job, self.options)
+
+    def cpus(self, job: Job, ranks: int) -> int:
+        """On each node: what the ranks' threads have to share."""
+        return job.resources.cpus or ranks
+
+    def render(self, plan: Plan) -> list[Request]:
+        """Every object that `submit` makes, in order. Values of secrets are never in it, only where they lie."""
+        return manifests.requests(plan, self.options)
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        from headway.runfolder import RunFolder
+
+        folder = RunFolder(open_store(url_of(plan, run)))
+        details = starting.submit(self._api(), self.options, plan, run, folder)
+        return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": intent.now()})
+
+    def status(self, handle: Handle) -> Status:
+        # The cluster is looked at before the folder: a pod that is gone has written all it will ever write.
+        try:
+            looked: Seen | None = standing.look(self._api(), self.options, handle)
+            trouble = ""
+        except Refusal as error:
+            looked, trouble = None, error.problem.what
+        found = evidence(folder_of(handle))
+        if looked is None:
+            return found.farewell or _unasked(handle, trouble)
+        return standing.status(self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found))
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        over = self._over(handle) if follow else None
+        return tail(folder_of(handle), spool=None, over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """Delete what trains, wait for its checkpoint, delete the rest, look again. What is gone is success."""
+        receipt = removal.take_down(self._api(), self.options, handle)
+        if not receipt.left:
+            removal.free_the_lease(handle)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        needed = kinds.KINDS_OF[self.options.engine]
+        items = kinds.everything(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
+        runs = {kinds.annotation(item, URL_ANNOTATION): item for item in reversed(items)}
+        return [
+            Handle(
+                target=KIND,
+                run=kinds.label(runs[url], RUN_LABEL),
+                url=url,
+                details={"expires": kinds.label(runs[url], "headway.expires")},
+            )
+            for url in sorted(filter(None, runs))
+        ]
+
+    def links(self, handle: Handle) -> dict[str, str]:
+        """Where to look at it in a browser."""
+        return links.links(handle, self.options, self._context())
+
+    def doctor(self, job: Job) -> Iterator[Finding]:
+        """What is ready for this job in the cluster, and the exact command for what is missing."""
+        from headway.targets.kubernetes import doctor
+
+        return doctor.findings(self._api(), self.options, job, self._context())
+
+    def _api(self) -> Api:
+        return self.api or Client(context=self.options.context, fix=links.get_credentials(self.options))
+
+    def _context(self) -> str:
+        if self.options.context:
+            return self.options.context
+        try:
+            return load().context
+        except HeadwayError:  # none is known here: what is made from its name is left out
+            return ""
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The folder is read now and then, the cluster asked less often than that."""
+        looked = asked = -ASK_S
+
+        def over() -> bool:
+            nonlocal looked, asked
+            now = time.monotonic()
+            if now - looked < LOOK_S:
+                return False
+            looked, farewell = now, evidence(folder_of(handle)).farewell
+            if farewell is not None and farewell.state in FOR_GOOD:
+                return True
+            if farewell is None and now - asked < ASK_S:
+                return False
+            asked = now
+            return self.status(handle).state.ended
+
+        return over
+
+
+def _submitting(handle: Handle, found: Evidence) -> bool:
+    """Whether a client has announced a start a moment ago and has not said yet that it was made."""
+    if found.started:
+        return False
+    starts = [entry for entry in intent.read(folder_of(handle))["attempts"] if not entry.get("failed")]
+    announced = str(starts[-1].get("at", "")) if starts else ""
+    made = str(handle.details.get("submitted", ""))
+    return made < announced and abs(time.time() - intent.unix(announced)) < SUBMIT_S
+
+
+def _unasked(handle: Handle, trouble: str) -> Status:
+    """No cluster answers: what the folder says, and that nobody could be asked."""
+    status = Watch(folder_of(handle)).status()
+    return Status(
+        state=status.state, reason="; ".join(filter(None, (status.reason, trouble))), exit_code=status.exit_code
+    )

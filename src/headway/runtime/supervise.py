@@ -8,7 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headway import lease as leases
@@ -16,7 +18,7 @@ from headway.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, HeadwayE
 from headway.lease import Lease
 from headway.planning.model import Plan
 from headway.runfolder import INTENT, PLAN, RunFolder
-from headway.runtime import meeting, verdict
+from headway.runtime import aftermath, meeting, verdict
 from headway.runtime.brought import NAMES, take_over
 from headway.runtime.commands import Secrets, resolve_secrets
 from headway.runtime.duties import Heartbeat, now_text, stop_reason
@@ -76,7 +78,7 @@ def run(url: str) -> int:
 def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
     settings = _settings(env)
     folder = RunFolder(open_store(url))
-    text: bytes = _patiently(loop, lambda: _plan_text(folder))
+    text: bytes = _patiently(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
     plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
     world = node_world(env, plan)
     shown = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
@@ -161,6 +163,10 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
         return _fenced(node, error)
     except EndNow:
         complete = False
+    if complete:
+        aftermath.tell(node, outcome, leader.spent_s)
+        with suppress(Interrupted):
+            aftermath.stay(node, outcome, leader.spent_s, lambda seconds: _nap(node.loop, seconds))
     node.undertaker.dismiss()
     remove_places(node.places, files=complete)
     if not complete and outcome.exit_code == WORKER_DONE:
@@ -281,7 +287,10 @@ def _rest_in_peace(start: Start, ended: Mapping[str, Any]) -> int:
     return int(ended.get("exit_code", WORKER_DONE))
 
 
-def _plan_text(folder: RunFolder) -> bytes:
+def _plan_text(folder: RunFolder, brought: str | None) -> bytes:
+    """The run's plan; where a target has brought data to another path, the plan with that path in it."""
+    if brought:
+        return Path(brought).read_bytes()
     folder.plan()  # says what is wrong with it, if anything is
     return folder.store.read(PLAN)
 

@@ -60,6 +60,12 @@ TARGETS: dict[str, Entry] = {
         extra=None,
         summary="a Slurm cluster, from one of its login nodes",
     ),
+    "ssh": Entry(
+        "headway.targets.ssh.target:SshTarget",
+        options="headway.targets.ssh.options:Options",
+        extra=None,
+        summary="a machine reached by ssh, yours or rented for the run",
+    ),
     "vertex": Entry(
         "headway.targets.vertex.target:VertexTarget",
         options="headway.targets.vertex.options:Options",

@@ -1,0 +1,116 @@
+"""A process of this machine that outlives the terminal: it mirrors a run's outputs and takes it down when it has ended.
+
+Started before the machine is rented. If the client dies before it has handed over, what it had asked for is given back.
+Run as `python -m headway.targets.ssh.guardian URL`; it says what it does in guardian.log, beside the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from headway import processes
+from headway.errors import HeadwayError, UnknownRun
+from headway.storage import open_store
+from headway.targets import spawn
+from headway.targets.here import place_of
+from headway.targets.ssh.layout import KIND
+from headway.targets.ssh.rental import STARTED, Records
+
+FIRST_S, LONGEST_S = 2.0, 15.0  # between looks at a run
+HANDING_OVER_S = 0.2
+TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # after a failure: it is billed meanwhile, so it never gives up
+_RECORD = "guardian.json"
+
+
+def begin(url: str) -> None:
+    """Start one for this run, unless one is there."""
+    place = place_of(url, KIND)
+    if _of(place) is not None:
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "guardian.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headway.targets.ssh.guardian", url],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=spawn.environment(os.environ, {}),
+            start_new_session=True,
+        )
+    known = {"pid": process.pid, "started": processes.started(process.pid), "boot": processes.here()}
+    open_store(str(place)).write(_RECORD, json.dumps(known).encode())
+
+
+def dismiss(url: str) -> None:
+    """The run is down: nothing is left to guard."""
+    place = place_of(url, KIND)
+    pid = _of(place)
+    if pid is not None and pid != os.getpid():
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    if pid != os.getpid():
+        (place / _RECORD).unlink(missing_ok=True)
+
+
+def guard(url: str) -> int:
+    """Wait for the hand-over, then look at the run until it has been taken down."""
+    from headway import launcher, receipts
+
+    while spawn.starting(place_of(url, KIND)):
+        time.sleep(HANDING_OVER_S)
+    pause, trouble = FIRST_S, TROUBLE_S
+    while True:
+        try:
+            hold = launcher.reach(url, say=_say)
+            rental = Records().read(url)
+            if rental is not None and rental.state != STARTED:
+                _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
+                hold.down()
+                return 0
+            if receipts.written(hold.folder) is not None:
+                return 0
+            outcome = hold.outcome()
+            if outcome.status.state.ended and outcome.receipt is not None and not outcome.receipt.left:
+                _say(f"{hold.run} {outcome.status.state.value}: taken down")
+                return 0
+            trouble = TROUBLE_S
+        except UnknownRun:
+            return 0  # its folder has been removed, by a launcher that took everything down
+        except HeadwayError as error:
+            _say(str(error))
+            time.sleep(trouble)
+            trouble = min(LONGEST_TROUBLE_S, trouble * 2)
+            continue
+        time.sleep(pause)
+        pause = min(LONGEST_S, pause * 1.2)
+
+
+def _of(place: Path) -> int | None:
+    """The process that guards this run, if one lives."""
+    try:
+        known = json.loads((place / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    alive = known["boot"] == processes.here() and processes.alive(known["pid"], known["started"])
+    return int(known["pid"]) if alive else None
+
+
+def _say(text: str) -> None:
+    from headway.intent import now
+
+    sys.stdout.write(f"{now()} {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(guard(sys.argv[1]))

@@ -1,0 +1,378 @@
+"""ssh target: any machine, or one rented for the run. Needs OpenSSH's client here, and Python and bash there."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.errors import HeadwayError, Problem, RunBusy, TargetError
+from headway.logtail import tail
+from headway.planning.model import RUN, Limits
+from headway.runs import Evidence, Watch, evidence
+from headway.targets import spawn
+from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
+from headway.targets.ssh import bootstrap, checks, guardian, openssh, removal, rental, script, starting
+from headway.targets.ssh.host import Host
+from headway.targets.ssh.layout import KIND, SCRIPT, layout, to_bring
+from headway.targets.ssh.link import Link, locked, machines_of, named
+from headway.targets.ssh.openssh import Machine, Refusal
+from headway.targets.ssh.options import Options
+from headway.targets.ssh.rental import Provider, Records, Rental
+
+if TYPE_CHECKING:
+    from headway.planning.model import Plan
+    from headway.spec import Job
+
+DEFAULTS = Options()
+LOOK_S = 1.0  # between looks at the hosts while a log is followed
+REACH_S, REACH_PAUSE_S = 60.0, 2.0  # for a rented machine that does not answer, before it is given back unheard
+GRACE_S = 30.0
+Say = Callable[[str], None]
+
+
+def to_stderr(text: str) -> None:
+    sys.stderr.write(f"headway: {text}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SshTarget:
+    options: Options = DEFAULTS
+    say: Say = to_stderr
+
+    def check(self, job: Job) -> list[Problem]:
+        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        return list(checks.notes(job, ranks, self.options))
+
+    def limits(self, job: Job) -> Limits:
+        """Behind the budget stands the watchdog on the machine, and behind that, if there is one, `self_down`."""
+        hours = job.budget.hours
+        second = "none: the machine is left as it is" if hours is None else "a watchdog on the machine"
+        if self.options.self_down and hours is not None:
+            second += ", which then runs `self_down`"
+        elif self.options.up:
+            second += "; the machine itself stays billed until `down` is run from here"
+        budget_s = None if hours is None else hours * 3600
+        return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=GRACE_S, second=second)
+
+    def cpus(self, job: Job, ranks: int) -> int:
+        """On each node: what the ranks' threads have to share. Nobody has asked the machine yet."""
+        return job.resources.cpus or ranks
+
+    def render(self, plan: Plan) -> list[Request]:
+        """The script, what is sent, and the commands. Values of secrets are never in it, only where they come from."""
+        where = layout(self.options, str(plan.job["outputs"]), RUN)
+        text = script.start_script(plan, self.options, starting.needed_by(plan))
+        sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": to_bring(plan.job, self.options)}
+        body = {
+            "machines": list(map(str, named(self.options))) or ["as `up` names them"],
+            "folder": where.folder,
+            "places": [where.place(node) for node in range(plan.nodes)],
+            "mirrored": where.mirrored,
+            "sends": sent,
+            "labels": {RUN_LABEL: RUN},
+            "limit_s": starting.lifetime_s(plan),
+            "secrets": starting.references(plan.job),
+            "self_down": self.options.self_down,
+        }
+        rented = {name: getattr(self.options, name) for name in ("up", "list", "down")}
+        commands = [Request(name="rental.json", body=rented)] if self.options.up else []
+        return [*commands, Request(name=SCRIPT, body={"text": text}), Request(name="start.json", body=body)]
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Rent if need be, bring everything, start. The guardian is there before the first machine is."""
+        url = run_url(str(plan.job["outputs"]), run)
+        place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
+        with spawn.exclusively(place):
+            try:
+                machines = self._rented(plan, run, url) if self.options.up else named(self.options)[: plan.nodes]
+                with ExitStack() as stack:
+                    hosts = [stack.enter_context(Host(machine, self.options)) for machine in machines]
+                    details = self._start(plan, handle, hosts)
+            except RunBusy:
+                raise
+            except BaseException:  # Ctrl-C too: half a gang cannot train, and a machine is billed
+                self._take_back(handle)
+                raise
+            if self.options.up:
+                self._mark_started(url)
+            elif layout(self.options, str(plan.job["outputs"]), run).mirrored:
+                guardian.begin(url)
+        return replace(handle, details=details)
+
+    def status(self, handle: Handle) -> Status:
+        seen = evidence(folder_of(handle))
+        if seen.farewell is not None:
+            return seen.farewell
+        with Link(self.options, handle, self._machines(handle)) as link:
+            return self._status(handle, link)
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        spool = place_of(handle.url, KIND) / "spool"
+        if not follow:
+            self.status(handle)  # brings over what is new
+            yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
+            return
+        with Link(self.options, handle, self._machines(handle)) as link:
+            yield from tail(folder_of(handle), spool=spool, over=self._over(handle, link), rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """SIGTERM and the plan's grace period, SIGKILL; outputs fetched; files removed; the machine given back."""
+        place = place_of(handle.url, KIND)
+        fresh = not place.exists()
+        with locked(Records().place(handle.url), "down.lock"):
+            machines = [] if self._never_started(handle) else self._machines(handle)
+            created, left = self._end(handle, machines) if machines else ([], [])
+            if self.options.up:
+                ids, still = self._give_back(handle)
+                created += [f"machine {id}" for id in ids]
+                left += [f"machine {line}" for line in still]
+            if not left:
+                removal.free_the_lease(handle)
+        if not left:
+            guardian.dismiss(handle.url)
+            Records().forget(handle.url)
+            if fresh:  # a start that left nothing leaves no folder either
+                shutil.rmtree(place, ignore_errors=True)
+        names = {name.partition(" (")[0] for name in left}
+        removed = tuple(name for name in created if name.partition(" (")[0] not in names)
+        return Receipt(run=handle.run, created=tuple(created), removed=removed, left=tuple(left))
+
+    def found(self) -> list[Handle]:
+        """By the label on every host that the entry names; of rented ones, by what was recorded before `up`."""
+        runs: dict[str, Handle] = {}
+        for rented in Records().all() if self.options.up else ():
+            runs[rented.url] = Handle(target=rented.target, run=rented.run, url=rented.url)
+        for machine in named(self.options):
+            with Host(machine, self.options) as host:
+                for label in host.ask("found", dir=host.facts["dir"])["runs"]:
+                    if label.get("HEADWAY_CLIENT", "") in ("", _this_client()):
+                        url = label["HEADWAY_CLIENT_URL"]
+                        details = {"expires": label.get("HEADWAY_EXPIRES", "")}
+                        runs[url] = Handle(target=KIND, run=label["HEADWAY_RUN"], url=url, details=details)
+        return [runs[url] for url in sorted(runs)]
+
+    # ── starting ──
+
+    def _rented(self, plan: Plan, run: str, url: str) -> list[Machine]:
+        records = Records()
+        known = records.write(Rental(run=run, url=url, target=plan.target, since=time.time()))
+        guardian.begin(url)
+        rental = Provider(self.options, records, self.say).rent(known, plan.nodes)
+        for machine in rental.machines:
+            self._await(machine)
+        return [replace(machine, first_seen=False) for machine in rental.machines]
+
+    def _await(self, machine: Machine) -> None:
+        """Until a machine that was just made lets us in. Its key is pinned now: nobody else could have made it."""
+        limit = time.monotonic() + self.options.ready
+        while True:
+            try:
+                openssh.run(machine, self.options, "true", within_s=60.0)
+                break
+            except openssh.Untrusted:
+                raise
+            except Refusal as error:
+                if time.monotonic() > limit:
+                    raise TargetError(
+                        f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
+                        fix="`ready` in the target's entry; does its network let ssh in?",
+                    ) from None
+            time.sleep(REACH_PAUSE_S)
+        if machine.first_seen and machine.known_hosts is not None:
+            self.say(f"{machine}: host key pinned at first sight, as this run made the machine: {_keys(machine)}")
+
+    def _start(self, plan: Plan, handle: Handle, hosts: list[Host]) -> dict[str, object]:
+        if self.options.bootstrap:
+            for host in hosts:
+                bootstrap.ready(host, plan, self.options, self.say)
+        folders = {str(host.facts["dir"]) for host in hosts}
+        if len(folders) > 1:
+            what = f"`dir` is another folder on each host: {', '.join(sorted(folders))}"
+            raise TargetError(what, where="targets", fix="dir: /an/absolute/path")
+        where = layout(self.options, str(plan.job["outputs"]), handle.run, dir=folders.pop())
+        for node, host in enumerate(hosts):
+            if host.ask("state", place=where.place(node), url=where.folder)["processes"]:
+                raise RunBusy(f"{handle.run} is running on {host}", fix=f"headway stop {handle.run}")
+        place = place_of(handle.url, KIND)
+        self._require_share(hosts, place)
+        starting.lay_ready(plan, hosts, where, self.options, place, self.say)
+        starting.start(plan, hosts, where, self.options)
+        keys = {machine.machine.known_hosts for machine in hosts} - {None}
+        return {
+            "machines": [rental.as_plain(host.machine) for host in hosts],
+            "dir": where.dir,
+            "host": str(hosts[0].facts["host"]),
+            "keys": "".join(path.read_text() for path in keys if path is not None and path.exists()),
+        }
+
+    def _require_share(self, hosts: list[Host], place: Path) -> None:
+        """What is written here must be read there: a folder of the same name proves nothing."""
+        if self.options.share is None:
+            return
+        proof = Path(self.options.share) / f".headway-proof-{time.time_ns()}"
+        proof.write_text(proof.name)
+        try:
+            for host in hosts:
+                if host.ask("mounted", paths=[str(proof)])["texts"][0] != proof.name:
+                    what = f"{self.options.share} on {host} is not the folder of that name here"
+                    raise TargetError(what, where="targets", fix="mount it there too, or take `share` out")
+        finally:
+            proof.unlink(missing_ok=True)
+
+    def _mark_started(self, url: str) -> None:
+        records = Records()
+        known = records.read(url)
+        if known is not None:
+            records.write(replace(known, state=rental.STARTED))
+
+    def _take_back(self, handle: Handle) -> None:
+        try:
+            self.down(handle)
+        except HeadwayError as error:  # the caller must see why the start failed; this is said besides
+            self.say(f"{handle.run} could not be taken down: {error}")
+
+    # ── looking ──
+
+    def _machines(self, handle: Handle) -> list[Machine]:
+        return machines_of(self.options, handle, Records())
+
+    def _status(self, handle: Handle, link: Link) -> Status:
+        if not link.hosts:
+            starting_now = spawn.starting(place_of(handle.url, KIND))
+            state = State.PENDING if starting_now else State.LOST
+            return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
+        starting_now = spawn.starting(place_of(handle.url, KIND))
+        try:
+            states = link.refresh()
+        except Refusal as error:
+            return _unasked(handle, error)
+        seen = evidence(folder_of(handle))
+        if seen.farewell is not None:
+            return seen.farewell
+        live = [str(host) for host, state in zip(link.hosts, states, strict=True) if _runs(state)]
+        if live:
+            doing = "" if seen.started else f": {states[0]['last']}" if states[0]["last"] else ": setting up"
+            state = State.RUNNING if seen.started else State.PENDING
+            return Status(state=state, reason=f"on {', '.join(live)}{doing}")
+        if starting_now:
+            return Status(state=State.PENDING, reason="is being started")
+        return _without_a_farewell(seen, states)
+
+    def _over(self, handle: Handle, link: Link) -> Callable[[], bool]:
+        """Whether the run has ended. Every look also brings over what is new."""
+        looked = -LOOK_S
+
+        def over() -> bool:
+            nonlocal looked
+            if time.monotonic() - looked < LOOK_S:
+                return False
+            try:
+                return self._status(handle, link).state.ended
+            finally:
+                looked = time.monotonic()
+
+        return over
+
+    # ── ending ──
+
+    def _end(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
+        """Nothing runs, everything is fetched, nothing lies about. A rented machine that is silent is given up."""
+        limit = time.monotonic() + (REACH_S if self.options.up else 0.0)
+        while True:
+            try:
+                return self._end_reachable(handle, machines)
+            except Refusal as error:
+                if not self.options.up:
+                    raise
+                if time.monotonic() > limit or self._listed_gone(handle):
+                    self.say(f"{handle.run}: {error.problem.what}; what it wrote since the last look is lost")
+                    return [], []
+            time.sleep(REACH_PAUSE_S)
+
+    def _end_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
+        with Link(self.options, handle, machines) as link:
+            where = link.where
+            seen, stayed = removal.end(link.hosts, where, handle, ended=said_farewell(handle))
+            created = seen or [f"{handle.run} on {host}" for host in link.hosts]
+            link.refresh()
+            if stayed:
+                return created, stayed
+            left: list[str] = []
+            for node, host in enumerate(link.hosts):
+                if self.options.self_down and not self.options.up:
+                    removal.release(host, where, node)
+                    continue
+                left += removal.clear(host, where, node)
+            return created, left
+
+    def _never_started(self, handle: Handle) -> bool:
+        """A rented machine on which nothing was begun goes as it is: nothing need be fetched from it."""
+        known = Records().read(handle.url)
+        return known is not None and known.state != rental.STARTED
+
+    def _listed_gone(self, handle: Handle) -> bool:
+        known = Records().read(handle.url)
+        if known is None:
+            return False
+        ids = [machine.id for machine in known.machines]
+        return Provider(self.options, Records(), self.say).left(known, ids) == []
+
+    def _give_back(self, handle: Handle) -> tuple[list[str], list[str]]:
+        records = Records()
+        machines = tuple(self._machines(handle))
+        known = records.read(handle.url) or Rental(
+            run=handle.run, url=handle.url, target=handle.target, machines=machines
+        )
+        return Provider(self.options, records, self.say).give_back(known)
+
+
+def _this_client() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def _runs(state: dict[str, object]) -> bool:
+    """A watchdog that only waits to run `self_down` is no run."""
+    return bool(state["processes"]) and state["exit"] is None
+
+
+def _unasked(handle: Handle, trouble: Refusal) -> Status:
+    """A host does not answer: what the folder says, and that nobody could be asked."""
+    status = Watch(folder_of(handle)).status()
+    reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
+    return Status(state=status.state, reason=reason, exit_code=status.exit_code)
+
+
+def _without_a_farewell(seen: Evidence, states: list[dict[str, object]]) -> Status:
+    """Nothing runs, and the run has not said how it ended: the watchdog's word, or none."""
+    ended = next((state["exit"] for state in states if state["exit"]), None)
+    last = str(states[0]["last"])
+    said = f"; it last said: {last}" if last else ""
+    if not isinstance(ended, dict):
+        what = "the machine was restarted, or everything there was killed" if seen.started else "was never started"
+        return Status(state=State.LOST, reason=what + said)
+    code, why = int(ended["code"]), str(ended["why"])
+    if not seen.started and code != 143:
+        reason = f"ended with {code} before its first attempt{said}"
+        return Status(state=State.FAILED, reason=reason, exit_code=code)
+    state = State.LOST if seen.started else State.STOPPED
+    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{said}")
+
+
+def _keys(machine: Machine) -> str:
+    import subprocess
+
+    assert machine.known_hosts is not None
+    done = subprocess.run(["ssh-keygen", "-lf", str(machine.known_hosts)], capture_output=True, text=True)
+    return ", ".join(line.split()[1] for line in done.stdout.splitlines() if len(line.split()) > 1)

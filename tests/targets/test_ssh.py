@@ -1,0 +1,93 @@
+"""Machines reached by ssh: a real sshd on this one, its outputs mirrored, its connections cut, its client killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import TargetError
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.spec import TargetEntry
+from headway.targets import labelled
+from headway.targets.base import Target
+from headway.targets.ssh import starting
+from headway.targets.ssh.options import Options
+from headway.targets.ssh.target import SshTarget
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import TargetContract, eventually
+from tests.testbed.sshd import Server, lacking, running_below
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    server.stop()
+
+
+def there(hold: Launched) -> list[labelled.Process]:
+    """The run's processes on the machine behind the connection, which is this one."""
+    label = [found for found in labelled.labels(target="ssh") if found[labelled.RUN] == hold.run]
+    return labelled.processes_of(label[0][labelled.URL], target="ssh") if label else []
+
+
+class SshContract(TargetContract):
+    kind = "ssh"
+
+    def entry(self, server: Server, tmp_path: Path) -> dict[str, Any]:
+        """The target's entry in the job file."""
+        return {"host": "box", "config": str(server.config), "dir": str(tmp_path / "there"), "python": sys.executable}
+
+    @pytest.fixture
+    def options(self, server: Server, tmp_path: Path) -> dict[str, Any]:
+        return self.entry(server, tmp_path)
+
+    @pytest.fixture
+    def target(self, options: dict[str, Any], tmp_path: Path) -> Iterator[Target]:
+        target = SshTarget(Options(**options), say=lambda text: None)
+        yield target
+        eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+
+    @pytest.fixture
+    def plan_of(self, tmp_path: Path, outputs: str, options: dict[str, Any]) -> Callable[..., Plan]:
+        project = write_project(tmp_path / "project")
+        entries = {"ssh": TargetEntry(kind="ssh", options=options)}
+        return lambda play, **more: plan_play(
+            project, play, **{"on": "ssh", "outputs": outputs, "targets": entries, **more}
+        )
+
+    def half_gone(self, hold: Launched) -> None:
+        processes = there(hold)
+        (leader,) = [process for process in processes if process.runs("headway.runtime.worker")]
+        ranks = [process for process in processes if process.parent == leader.pid and not process.runs("-I")]
+        watchdog = next(process for process in processes if process.pid == leader.parent)
+        os.kill(ranks[-1].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
+        os.kill(watchdog.pid, signal.SIGKILL)
+        os.kill(leader.pid, signal.SIGKILL)
+
+    @contextmanager
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
+        def fail(*arguments: Any) -> None:
+            raise TargetError("the connection is cut when everything has been brought there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(starting, "start", fail)
+            yield
+
+    def lines_about_a_secret(self) -> tuple[str, ...]:
+        return ("the token is {TOKEN}",)
+
+
+class TestMirrored(SshContract):
+    """Outputs in a folder of this machine, which the host does not see."""

@@ -1,0 +1,312 @@
+"""A machine rented for one run: recorded before it is asked for, its key pinned, given back in every ending.
+
+The provider is a folder: `up` puts a file there, `list` shows it, `down` removes it. The machine is a real sshd.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway import launcher
+from headway.errors import BadJob, TargetError
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.spec import Budget, TargetEntry
+from headway.targets.base import State
+from headway.targets.fake import Play
+from headway.targets.ssh import rental
+from headway.targets.ssh.options import Options
+from headway.targets.ssh.rental import Records, fill, printed
+from headway.targets.ssh.target import SshTarget
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import WAITS, eventually
+from tests.testbed.sshd import Server, lacking, running_below
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    server.stop()
+
+
+class Cloud:
+    """Machines, as files in a folder; every call is noted."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.folder, self.server = folder, server
+        folder.mkdir()
+
+    def entry(self, **more: Any) -> dict[str, Any]:
+        box, calls = self.folder / "machines", self.folder / "calls"
+        box.mkdir(exist_ok=True)
+        where = f"host=127.0.0.1 port={self.server.port} id=vm-{{run}}"
+        known = {
+            "up": f"echo up {{run}} >> {calls}; touch {box}/vm-{{run}}; echo renting; echo {where}",
+            "list": f"echo list >> {calls}; ls {box} | grep {{run}} || true",
+            "down": f"echo down {{run}} {{id}} >> {calls}; rm -f {box}/vm-{{run}}",
+            "identity": str(self.server.folder / "user_key"),
+            "dir": str(self.folder / "there"),
+            "python": sys.executable,
+            "ready": 20.0,
+        }
+        return {**known, **more}
+
+    @property
+    def machines(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "machines").iterdir())
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    yield Cloud(tmp_path / "cloud", server)
+    eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path) -> Callable[..., Plan]:
+    project = write_project(tmp_path / "project")
+
+    def made(play: Play, entry: dict[str, Any], **more: Any) -> Plan:
+        entries = {"vm": TargetEntry(kind="ssh", options=entry)}
+        return plan_play(project, play, on="vm", outputs=str(tmp_path / "runs"), targets=entries, **more)
+
+    return made
+
+
+def target_of(plan: Plan, said: list[str]) -> SshTarget:
+    return SshTarget(Options(**plan.options), say=said.append)
+
+
+def guardians(url: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"headway.targets.ssh.guardian" in words and url.encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def prints(hold: Launched) -> bool:
+    return any("waits" in line.text for line in hold.logs())
+
+
+def test_a_machine_is_rented_its_key_pinned_and_given_back_when_the_run_has_ended(
+    cloud: Cloud, plan_of: Callable[..., Plan]
+) -> None:
+    plan, said = plan_of(Play(lines=("hello",)), cloud.entry()), []
+    hold = launcher.launch(plan, name="mine", target=target_of(plan, said))
+    outcome = hold.outcome()
+    assert outcome.status.state is State.FINISHED
+    assert [line.text for line in hold.logs(rank=0)] == ["hello"]
+    assert cloud.machines == []
+    assert "down mine vm-mine" in cloud.calls
+    assert cloud.calls[-1] == "list", "somebody looked again"
+    assert any("host key pinned at first sight" in text and "SHA256:" in text for text in said)
+    assert outcome.receipt is not None
+    assert "machine vm-mine" in outcome.receipt.removed
+    eventually(lambda: guardians(hold.url) == [], "nothing is left to guard")
+    assert Records().all() == []
+
+
+def test_a_key_that_up_tells_is_pinned_before_the_first_connection_and_another_is_refused(
+    cloud: Cloud, plan_of: Callable[..., Plan], server: Server
+) -> None:
+    other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHWlMFnGKNeQWGTN+RNHUGm0eyBdONzBzXKH4KdQnNBn"
+    entry = cloud.entry()
+    where = f"host=127.0.0.1 port={server.port} hostkey={server.public_host_key} id=vm-"
+    up = f"touch {cloud.folder}/machines/vm-{{run}}; echo '{where}'{{run}}"
+    right = {**entry, "up": up}
+    plan, said = plan_of(Play(), right), []
+    assert launcher.launch(plan, name="right", target=target_of(plan, said)).outcome().status.state is State.FINISHED
+    assert not any("first sight" in text for text in said)
+    wrong = {**right, "up": right["up"].replace(server.public_host_key, other)}
+    plan = plan_of(Play(), wrong)
+    with pytest.raises(TargetError, match=r"another host key|not known"):
+        launcher.launch(plan, name="wrong", target=target_of(plan, []))
+    assert cloud.machines == [], "given back all the same"
+
+
+def test_a_failed_up_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
+    entry = cloud.entry()
+    plan = plan_of(Play(), {**entry, "up": entry["up"] + "; echo no more machines >&2; exit 3"})
+    with pytest.raises(TargetError, match="`up` ended with 3: no more machines"):
+        launcher.launch(plan, name="unlucky", target=target_of(plan, []))
+    assert cloud.machines == []
+    assert "down unlucky vm-unlucky" in cloud.calls
+    assert Records().all() == []
+
+
+def test_a_machine_that_never_answers_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
+    entry = cloud.entry(ready=0.5)
+    plan = plan_of(Play(), {**entry, "up": entry["up"].replace(f"port={cloud.server.port}", "port=9")})
+    with pytest.raises(TargetError, match="does not answer"):
+        launcher.launch(plan, name="deaf", target=target_of(plan, []))
+    assert cloud.machines == []
+
+
+LAUNCH = """
+import sys
+from headway import launcher
+from headway.planning import Plan
+plan = Plan.from_json(open(sys.argv[1]).read())
+hold = launcher.launch(plan, name=sys.argv[2], detach=sys.argv[3] == "detach")
+print("handed over", flush=True)
+"""
+
+
+def client(plan: Plan, tmp_path: Path, name: str, how: str = "detach") -> subprocess.Popen[bytes]:
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    words = [sys.executable, "-c", LAUNCH, str(tmp_path / "plan.json"), name, how]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def test_a_client_killed_while_up_is_at_work_leaves_no_machine(
+    cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
+) -> None:
+    entry = cloud.entry()
+    gate = tmp_path / "gate"
+    plan = plan_of(
+        WAITS, {**entry, "up": f"touch {gate}.waits; while [ ! -e {gate} ]; do sleep 0.05; done; {entry['up']}"}
+    )
+    process = client(plan, tmp_path, "killed")
+    eventually(lambda: Path(f"{gate}.waits").exists(), "up is at work")
+    (record,) = Records().all()
+    assert record.state == rental.ASKED, "recorded before it is asked for"
+    process.kill()
+    process.wait()
+    gate.touch()
+    eventually(lambda: cloud.folder.joinpath("calls").exists() and "down killed vm-killed" in cloud.calls, "given back")
+    eventually(lambda: cloud.machines == [] and Records().all() == [], "nothing is left")
+    eventually(lambda: guardians(record.url) == [], "nothing is left to guard")
+
+
+def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
+    cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    plan = plan_of(Play(lines=("working",)), cloud.entry(), setup=(f"while [ ! -e {go} ]; do sleep 0.05; done",))
+    process = client(plan, tmp_path, "outlived", "follow")
+    eventually(lambda: bool(cloud.folder.joinpath("calls").exists() and Records().all()
+                            and Records().all()[0].state == rental.STARTED), "it is started")  # fmt: skip
+    process.send_signal(signal.SIGHUP)  # the terminal is closed …
+    process.kill()  # … and what was in it is killed
+    process.wait()
+    assert cloud.machines == ["vm-outlived"]
+    go.touch()
+    eventually(lambda: cloud.machines == [], "the guardian gives it back")
+    hold = launcher.reach(str(tmp_path / "runs" / "outlived"))
+    eventually(lambda: (tmp_path / "runs/outlived/teardown.json").exists(), "and writes the receipt")
+    assert [line.text for line in hold.logs(rank=0)] == ["working"]
+    assert hold.outcome().exit_code == 0
+
+
+def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
+    cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
+) -> None:
+    gone = cloud.folder / "machines" / "vm-alone"
+    plan = plan_of(WAITS, cloud.entry(self_down=f"rm {gone}", linger=0.5), budget=Budget(hours=1 / 3600))
+    hold = launcher.launch(plan, name="alone", detach=True, target=target_of(plan, []))
+    for pid in guardians(hold.url):
+        os.kill(pid, signal.SIGKILL)
+    assert cloud.machines == ["vm-alone"]
+    eventually(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent", within_s=90)
+    assert launcher.down(hold.url, say=lambda text: None).left == ()
+
+
+def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(
+    cloud: Cloud, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rental, "GONE_S", 0.5)
+    entry = cloud.entry()
+    plan = plan_of(Play(), {**entry, "down": "echo {id} is busy"})
+    target = target_of(plan, [])
+    hold = launcher.launch(plan, name="sticky", detach=True, target=target)
+    outcome = hold.wait()
+    assert outcome.exit_code == 5
+    assert outcome.receipt is not None
+    assert outcome.receipt.left == ("machine vm-sticky",)
+    for pid in guardians(hold.url):
+        os.kill(pid, signal.SIGKILL)
+    (found,) = target.found()
+    assert (found.run, found.url) == ("sticky", hold.url)
+    willing = SshTarget(Options(**entry), say=lambda text: None)
+    assert willing.down(found).left == ()
+    assert cloud.machines == []
+    assert target.found() == []
+
+
+def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(
+    cloud: Cloud, plan_of: Callable[..., Plan]
+) -> None:
+    plan = plan_of(WAITS, cloud.entry())
+    target = target_of(plan, [])
+    hold = launcher.launch(plan, name="orphan", detach=True, target=target)
+    for pid in guardians(hold.url):
+        os.kill(pid, signal.SIGKILL)
+    target.down(hold.handle)  # ends what runs, so that the test leaves nothing
+    (cloud.folder / "machines" / "vm-orphan").touch()
+    Records().forget(hold.url)
+    assert target.down(type(hold.handle)(target="vm", run="orphan", url=hold.url)).left == ()
+    assert cloud.machines == []
+
+
+def test_what_up_prints_is_understood_line_by_line(tmp_path: Path) -> None:
+    text = "creating…\nhost=10.0.0.1 hostkey=ssh-ed25519 AAAA+/b== id=i-1\n"
+    text += "id=i-2 host=fe80::1 user=ubuntu port=2222\ndone\n"
+    one, two = printed(text, tmp_path / "keys")
+    assert (one.host, one.id, one.first_seen) == ("10.0.0.1", "i-1", False)
+    assert (two.host, two.id, two.user, two.port, two.first_seen) == ("fe80::1", "i-2", "ubuntu", 2222, True)
+    assert (tmp_path / "keys").read_text() == "headway-i-1 ssh-ed25519 AAAA+/b==\n"
+
+
+def test_what_is_filled_in_is_one_word_of_the_shell() -> None:
+    assert fill("rm {id} --run={run}", run="a-1", id="x; rm -rf /") == "rm 'x; rm -rf /' --run=a-1"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"down": None}, "no `down` gives it back"),
+        ({"up": "create it"}, "after a crash nobody could find it"),
+        ({"down": "destroy everything"}, "neither {run} nor {id}"),
+        ({"list": "ls {name}/{run}"}, "{name}, which nobody fills in"),
+        ({"host": "box"}, "both which machine to use and how to rent one"),
+    ],
+)
+def test_commands_that_could_lose_a_machine_are_refused(
+    cloud: Cloud, plan_of: Callable[..., Plan], change: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(BadJob) as caught:
+        plan_of(Play(), {**cloud.entry(), **change})
+    assert what in str(caught.value)
+
+
+def test_the_plan_says_what_stays_billed_and_where(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
+    bare = plan_of(Play(), cloud.entry(list=None))
+    assert any("stays billed until `headway down`" in note for note in bare.notes)
+    assert any("nobody looks again" in note for note in bare.notes)
+    safe = plan_of(Play(), cloud.entry(self_down="poweroff"), budget=Budget(hours=1))
+    assert not any("stays billed" in note for note in safe.notes)
+    assert "self_down" in safe.limits.second
+    assert json.loads(safe.to_json())["requests"][0]["name"] == "rental.json"

@@ -184,10 +184,15 @@ def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> P
     rows = open_sources([source], split, cache=cache)[0].rows
     every = np.arange(len(rows))
     located = rows.places(every)
+    references = [tuple(shard.cells("captions")[inside]) for shard, inside in located]
+    silent = sum(not said for said in references)
+    if silent:
+        what = f"{silent:,} pictures of {source.source} have no captions, so there is nothing to learn or score"
+        raise BadInput(what, where=f"data.{split}", fix="choose a split that people captioned")
     return Pictures(
         name=source.source.rstrip("/").rpartition("/")[2],
         pixels=Stored(rows, cfg.side),
-        references=[tuple(shard.cells("captions")[inside]) for shard, inside in located],
+        references=references,
         ids=[str(shard.cells("id")[inside]) for shard, inside in located],
         weight=source.weight,
     )

@@ -12,6 +12,7 @@ from headway.runfolder import SUPERVISOR
 from headway.targets.base import LogLine
 from headway.targets.vertex.api import Client
 
+LOOK_S = 1.0  # between looks into the folder
 ASK_S = 10.0  # Google lets a project read sixty times a minute, all its users together
 
 
@@ -38,20 +39,18 @@ class Preamble:
                 yield LogLine(rank=SUPERVISOR, time="", text=f"Cloud Logging cannot be read: {error}")
 
 
-def followed(
-    preamble: Preamble, begun: Callable[[], bool], *, sleep: Callable[[float], None], ask_s: float = ASK_S
-) -> Iterator[LogLine]:
+def followed(preamble: Preamble, begun: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
     """Until the supervisor has begun to write, or nothing more will come."""
-    waited = ask_s
+    waited = ASK_S
     while True:
         last = begun()
-        if last or waited >= ask_s:
+        if last or waited >= ASK_S:
             yield from preamble.fresh()
             waited = 0.0
         if last:
             return
-        sleep(1.0)
-        waited += 1.0
+        sleep(LOOK_S)
+        waited += LOOK_S
 
 
 def last_words(client: Client, job_id: str) -> str:

@@ -13,7 +13,6 @@ from headway.data.chunk import Chunk, Settings, proof_of
 from headway.data.sources.tree import Tree
 from headway.data.staging import Staging
 
-
 _PIECES = 16  # of a small split: enough to keep a machine's cores busy to the end
 _LEAST = 16  # rows that are worth a file
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.bundle import RECORD, Bundle
 from headway.errors import BadBundle, BadInput, NotThere
-from headway.recipes.registry import RECIPES
+from headway.recipes.registry import RECIPES, Recipe
 from headway.runfolder import PLAN
 from headway.storage import join, open_store
+
+Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
 def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
     """One answer an input, in order, each with at least `input` and `text`."""
+    _, answer = open_predictor(ref)
+    return answer(list(inputs))
+
+
+def open_predictor(ref: str) -> tuple[Recipe, Answer]:
+    """The recipe of a bundle, or of a run that has one, and its model, ready to be asked again and again."""
     bundle = Bundle.open(bundle_of(ref))
     if bundle.recipe not in RECIPES:
         raise BadBundle(
@@ -21,8 +29,9 @@ def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
             where=bundle.url,
             fix="use the Headway that exported it, or a newer one",
         )
-    answers: list[dict[str, Any]] = RECIPES[bundle.recipe].load("predictor")(bundle)(list(inputs))
-    return answers
+    recipe = RECIPES[bundle.recipe]
+    answer: Answer = recipe.load("predictor")(bundle)
+    return recipe, answer
 
 
 def bundle_of(ref: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +23,8 @@ class Recipe:
     evaluate: str  # (model, config, data, split) -> Evaluation
     predictor: str  # (bundle) -> something that turns a list of inputs into a list of answers
     data_default: str  # what is trained on when the job names no data
+    takes: Literal["pictures", "text"] = "pictures"  # what `headway predict` is given: files, or what is typed
+    extras: tuple[str, ...] = ()  # parts of Headway it needs besides `train`
 
     def load_config(self) -> type[Any]:
         """The dataclass of its settings. Imports nothing heavy."""
@@ -58,5 +60,18 @@ RECIPES: Final[dict[str, Recipe]] = {
         evaluate="headway.recipes.grading.score:evaluate",
         predictor="headway.recipes.grading.predict:Predictor",
         data_default="builtin:cards",
+    ),
+    "translation": Recipe(
+        name="translation",
+        summary="say a sentence in another language",
+        config="headway.recipes.translation.config:Config",
+        train="headway.recipes.translation.train:train",
+        rebuild="headway.recipes.translation.model:rebuild",
+        bundle="headway.recipes.translation.predict:bundle",
+        evaluate="headway.recipes.translation.score:evaluate",
+        predictor="headway.recipes.translation.predict:Predictor",
+        data_default="builtin:phrases",
+        takes="text",
+        extras=("translation",),
     ),
 }

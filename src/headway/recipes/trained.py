@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headway.bundle import BundleParts
+    from headway.runtime.catalogue import Kept
     from headway.storage.base import Store
 
 BEST, LAST = "best", "last"
@@ -62,12 +63,18 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
         recipe=recipe,
         job=job,
         config=config,
-        model=recipe.load("rebuild")(config, loaded.state["model"]),
+        model=recipe.load("rebuild")(config, _weights(loaded.state)),
         checkpoint=found_as,
         step=step,
         scores=scores_at(folder, step),
         environment=loaded.environment,
     )
+
+
+def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's state. Where a run keeps an average of its weights, that is what it scores and exports."""
+    averaged = state.get("average_1", {}).get("weights", {})
+    return {**state["model"], **averaged}
 
 
 def recipe_of(job: Job) -> Recipe:
@@ -88,6 +95,12 @@ def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
     return {name: float(value) for name, value in records[-1].items() if name not in skip} if records else {}
 
 
+def _best_of_phases(kept: Sequence[Kept]) -> tuple[int, str] | None:
+    """A run in phases has a best of each: that of the newest counts."""
+    found = [(one.step, name) for one in kept for name in one.names if name.endswith(f"_{BEST}")]
+    return max(found, default=None)
+
+
 def _step(store: Store, checkpoint: str) -> tuple[int, str]:
     """Which step a name stands for."""
     kept = Archive(store).recorded()
@@ -105,7 +118,7 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
             f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="name a step instead"
         ) from None
     if checkpoint == BEST:
-        return steps[-1], LAST
+        return _best_of_phases(kept) or (steps[-1], LAST)
     if checkpoint.isdigit() and int(checkpoint) in steps:
         return int(checkpoint), checkpoint
     names = sorted({name for one in kept for name in one.names} | {LAST})

@@ -1,0 +1,144 @@
+"""Pairs of sentences, and the batches made of them. Made-up ones are turned into shards too: all are read alike."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.loader import Joined, Weighted
+from headway.data.manifest import NAME, Column, Manifest, ShardFile
+from headway.data.opening import open_sources
+from headway.data.rows import Rows
+from headway.data.sentences import SentenceFeed
+from headway.data.shards import shard_bytes
+from headway.data.text import BpeTokenizer
+from headway.errors import BadInput, NotThere
+from headway.recipes.translation import phrases
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.model import tokenizer_from
+from headway.spec.model import Cache, Data, Source
+from headway.storage import join, open_store
+
+PHRASES: Final = "builtin:phrases"
+_TOKENIZER: Final = "tokenizer.json"
+_COLUMNS: Final = (
+    *(Column(name=name, kind="text") for name in ("id", "source", "target")),
+    *(Column(name=name, kind="integers") for name in ("source_ids", "target_ids")),
+)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A split: sentences with their translations, and the subwords that both are written in."""
+
+    name: str
+    sources: Sequence[Weighted]
+    tokenizer: BpeTokenizer
+    held_out: NDArray[np.bool_] | None = None  # pairs with combinations that training never showed
+    kept: Any = None  # the temporary folder of made-up ones lives as long as this
+
+    def __len__(self) -> int:
+        return sum(len(source.rows) for source in self.sources)
+
+    def feed(self, cfg: Config, *, seed: int) -> SentenceFeed:
+        """For training: another order in every epoch, the same on any number of ranks."""
+        return SentenceFeed(self.sources, cfg.tokens, training=True, max_length=cfg.max_length, seed=seed)
+
+    def texts(self, side: str) -> list[str]:
+        """All sentences of one side, `source` or `target`, in order."""
+        places = Joined(self.sources).places(np.arange(len(self)))
+        return [shard.cells(side)[row] for shard, row in places]
+
+
+def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Pairs:
+    """One split, from the sources that the job names for it, else from those it trains on, else made up."""
+    sources = named(data, split)
+    if all(source.source == PHRASES for source in sources):
+        if len(sources) > 1:
+            raise BadInput(f"data.{split} names {PHRASES} {len(sources)} times", fix="name it once")
+        return _made_up(cfg, sources[0], split)
+    if any(source.source == PHRASES for source in sources):
+        raise BadInput(f"{PHRASES} cannot be mixed with other data", where=f"data.{split}", fix="name one or the other")
+    opened = open_sources(sources, split, cache=cache)
+    for source, rows in zip(sources, opened, strict=True):
+        if rows.rows.manifest.task != "translation":
+            raise BadInput(
+                f"{source.source} holds {rows.rows.manifest.task}, not sentences with translations",
+                where=f"data.{split}",
+                fix="headway data prepare FOLDER_WITH_train.en_AND_train.de --to DEST",
+            )
+    return Pairs(", ".join(f"{one.rows.url} ({one.rows.split})" for one in opened), opened, _shared_tokenizer(opened))
+
+
+def named(data: Data, split: str) -> tuple[Source, ...]:
+    """The sources of a split. Where a job names none, those of train, of which this split is read then."""
+    own: tuple[Source, ...] = getattr(data, split)
+    if own:
+        return own
+    train = tuple(replace(source, split=None, limit=None, weight=1.0) for source in data.train)
+    return train or (Source(source=PHRASES),)
+
+
+def _shared_tokenizer(sources: Sequence[Weighted]) -> BpeTokenizer:
+    """Numbers mean the same in all sources, or they cannot be read together."""
+    texts = {source.rows.url: _tokenizer_of(source.rows.url) for source in sources}
+    (first, text), *others = texts.items()
+    for url, other in others:
+        if other != text:
+            raise BadInput(
+                f"{first} and {url} were prepared with different subwords",
+                fix="put their files into one folder and prepare them together",
+            )
+    return tokenizer_from(text, where=join(first, _TOKENIZER))
+
+
+def _tokenizer_of(url: str) -> bytes:
+    try:
+        return open_store(url).read(_TOKENIZER)
+    except NotThere:
+        raise BadInput(
+            f"{url} has no {_TOKENIZER}", fix="prepare it as parallel text: headway data prepare SOURCE --to DEST"
+        ) from None
+
+
+def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
+    """The subwords are learnt from the training sentences alone, on every machine the same."""
+    wanted = source.split or split
+    if wanted not in phrases.SPLITS or source.where:
+        known = ", ".join(phrases.SPLITS)
+        raise BadInput(
+            f"{PHRASES} has the splits {known}, and no columns", where=f"data.{split}", fix="see docs/translation.md"
+        )
+    learnt_from = phrases.pairs("train", cfg.train_pairs)
+    texts = (text for pair in learnt_from for text in (pair.source, pair.target))
+    tokenizer = BpeTokenizer.train(texts, size=cfg.subwords)
+    count = int(getattr(cfg, f"{wanted}_pairs"))
+    made = learnt_from if wanted == "train" else phrases.pairs(wanted, count)
+    made = made[: source.limit]
+    kept = tempfile.TemporaryDirectory(prefix="headway-phrases-")
+    _write(Path(kept.name), wanted, made, tokenizer)
+    held_out = np.array([pair.held_out for pair in made])
+    return Pairs(f"{PHRASES} ({wanted})", [Weighted(Rows(kept.name, wanted))], tokenizer, held_out, kept)
+
+
+def _write(folder: Path, split: str, made: Sequence[phrases.Pair], tokenizer: BpeTokenizer) -> None:
+    """As `headway data prepare` would have left them."""
+    values = {
+        "id": [f"{split}/{number}" for number in range(len(made))],
+        "source": [pair.source for pair in made],
+        "target": [pair.target for pair in made],
+        "source_ids": [tokenizer.encode(pair.source) for pair in made],
+        "target_ids": [tokenizer.encode(pair.target) for pair in made],
+    }
+    written = shard_bytes(_COLUMNS, values)
+    key = f"{split}.arrow"
+    (folder / key).write_bytes(written.body)
+    shard = ShardFile(key=key, rows=written.rows, bytes=len(written.body), sha256=written.sha256)
+    manifest = Manifest(name=PHRASES, task="translation", columns=_COLUMNS, splits={split: (shard,)})
+    (folder / NAME).write_text(manifest.to_json())

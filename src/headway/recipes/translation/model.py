@@ -1,0 +1,278 @@
+"""The translator: a Transformer that reads a sentence and writes another one, token by token.
+
+Training computes all tokens of a batch at once. Writing goes token by token, and remembers the keys and values of what
+was written (`Memory`), so that each costs the same. Rows of a search share the sentence they translate: row r belongs
+to sentence r // (rows // sentences), and its keys and values are held once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.data.text import PAD, BpeTokenizer, load_tokenizer
+from headway.errors import BadInput
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.loss import smoothed_loss
+
+
+class Heads(NamedTuple):
+    """Keys and values, (rows, heads, tokens, width of a head) each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Memory(NamedTuple):
+    """What writing goes on from: of each layer, the heads of the sentence and of what each row has written so far."""
+
+    read: tuple[Heads, ...]
+    visible: Tensor | None  # which tokens of the sentences are none but padding; None where all are real
+    written: tuple[Heads, ...]
+    length: int
+
+    def of(self, rows: Tensor, sentences: Tensor | None = None) -> Memory:
+        """Of other rows, and other sentences where they are given: what a search does that drops and doubles."""
+        written = tuple(Heads(keys[rows], values[rows]) for keys, values in self.written)
+        if sentences is None:
+            return self._replace(written=written)
+        read = tuple(Heads(keys[sentences], values[sentences]) for keys, values in self.read)
+        visible = None if self.visible is None else self.visible[sentences]
+        return Memory(read, visible, written, self.length)
+
+
+class Attention(nn.Module):
+    """Several heads, fused (`scaled_dot_product_attention`)."""
+
+    def __init__(self, cfg: Config, *, across: bool) -> None:
+        super().__init__()
+        width, self.heads = cfg.shape.width, cfg.shape.heads
+        self.dropout = cfg.attention_dropout
+        self.rotary = cfg.positions == "rotary" and not across
+        if across:
+            self.ask, self.look = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        else:
+            self.all = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def within(self, x: Tensor, *, visible: Tensor | None, causal: bool, before: Heads | None) -> tuple[Tensor, Heads]:
+        """Attends to the same tokens, and to those `before`; returns the heads of both too."""
+        queries, keys, values = (self._by_head(part) for part in self.all(x).chunk(3, dim=2))
+        if self.rotary:
+            start = 0 if before is None else before.keys.shape[2]
+            table = _angles(start, x.shape[1], queries.shape[3], x.device)
+            queries, keys = _turned(queries, table), _turned(keys, table)
+        if before is not None:
+            keys = torch.cat([before.keys, keys], dim=2)
+            values = torch.cat([before.values, values], dim=2)
+        heads = Heads(keys, values)
+        return self._attended(queries, heads, visible, causal=causal and before is None), heads
+
+    def read(self, sentences: Tensor) -> Heads:
+        """Of the sentences, once."""
+        keys, values = (self._by_head(part) for part in self.look(sentences).chunk(2, dim=2))
+        return Heads(keys, values)
+
+    def across(self, x: Tensor, heads: Heads, visible: Tensor | None) -> Tensor:
+        """Attends to the sentences: rows of one sentence stand side by side."""
+        rows, length, width = x.shape
+        asked = self._by_head(self.ask(x).view(len(heads.keys), -1, width))
+        return self._attended(asked, heads, visible, causal=False).view(rows, length, width)
+
+    def _attended(self, queries: Tensor, heads: Heads, visible: Tensor | None, *, causal: bool) -> Tensor:
+        found = functional.scaled_dot_product_attention(
+            queries,
+            heads.keys,
+            heads.values,
+            attn_mask=visible,
+            is_causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        said: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        return said
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class Residual(nn.Module):
+    """What a layer adds is normalised before it (pre) or after it (post)."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.pre = cfg.norm == "pre"
+        self.norm = nn.LayerNorm(cfg.shape.width)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def given(self, x: Tensor) -> Tensor:
+        before: Tensor = self.norm(x) if self.pre else x
+        return before
+
+    def added(self, x: Tensor, answer: Tensor) -> Tensor:
+        both = x + self.dropout(answer)
+        after: Tensor = both if self.pre else self.norm(both)
+        return after
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self, cfg: Config) -> None:
+        width, inner = cfg.shape.width, cfg.shape.inner
+        super().__init__(nn.Linear(width, inner), nn.ReLU(inplace=True), nn.Linear(inner, width))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.attention, self.forward_layer = Attention(cfg, across=False), FeedForward(cfg)
+        self.first, self.second = Residual(cfg), Residual(cfg)
+
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        answer, _ = self.attention.within(self.first.given(x), visible=visible, causal=False, before=None)
+        x = self.first.added(x, answer)
+        return self.second.added(x, self.forward_layer(self.second.given(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.attention, self.reading = Attention(cfg, across=False), Attention(cfg, across=True)
+        self.forward_layer = FeedForward(cfg)
+        self.first, self.second, self.third = Residual(cfg), Residual(cfg), Residual(cfg)
+
+    def forward(
+        self, x: Tensor, read: Heads, visible: Tensor | None, before: Heads | None = None
+    ) -> tuple[Tensor, Heads]:
+        """The same tokens further understood, and their own heads after those `before`."""
+        answer, heads = self.attention.within(self.first.given(x), visible=None, causal=True, before=before)
+        x = self.first.added(x, answer)
+        x = self.second.added(x, self.reading.across(self.second.given(x), read, visible))
+        return self.third.added(x, self.forward_layer(self.third.given(x))), heads
+
+
+class Translator(nn.Module):
+    """Encoder, decoder and tokenizer. Its state holds the tokenizer too: weights are worth nothing without it."""
+
+    def __init__(self, cfg: Config, tokenizer: BpeTokenizer) -> None:
+        super().__init__()
+        shape, size = cfg.shape, len(tokenizer)
+        if shape.width % (2 * shape.heads):
+            raise BadInput(
+                f"{shape.heads} heads do not share {shape.width} numbers evenly, in pairs",
+                where="config",
+                fix=f"choose a width that {2 * shape.heads} divides",
+            )
+        self.tokenizer = tokenizer
+        self.label_smoothing, self._sinusoidal = cfg.label_smoothing, cfg.positions == "sinusoidal"
+        self.source = nn.Embedding(size, shape.width)
+        self.own_target = None if cfg.tied else nn.Embedding(size, shape.width)
+        self.own_scores = None if cfg.tied else nn.Embedding(size, shape.width)
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(cfg) for _ in range(shape.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(cfg) for _ in range(shape.decoder_layers))
+        last = nn.LayerNorm if cfg.norm == "pre" else nn.Identity
+        self.encoded, self.decoded = last(shape.width), last(shape.width)
+        self._begin()
+
+    def _begin(self) -> None:
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        for table in (self.source, self.own_target, self.own_scores):
+            if table is not None:
+                nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
+
+    @property
+    def _target(self) -> nn.Embedding:
+        return self.source if self.own_target is None else self.own_target
+
+    @property
+    def _scores(self) -> Tensor:
+        return (self.source if self.own_scores is None else self.own_scores).weight
+
+    def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The summed loss of `target` (rows, length), and how many tokens it is the sum of."""
+        read, visible = self._read(source)
+        x = self._embedded(self._target, target[:, :-1], 0)
+        for layer, heads in zip(self.decoder, read, strict=True):
+            x, _ = layer(x, heads, visible)
+        wanted = target[:, 1:]
+        real = wanted != PAD
+        understood = self.decoded(x)[real]
+        loss = smoothed_loss(understood, self._scores, wanted[real], self.label_smoothing)
+        return loss, real.sum()
+
+    def read(self, source: Tensor) -> Memory:
+        """The sentences (rows, length), read; nothing is written yet."""
+        read, visible = self._read(source)
+        return Memory(read, visible, (), 0)
+
+    def write(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Scores of the token after `words`, one a row, and the memory with them."""
+        x = self._embedded(self._target, words[:, None], memory.length)
+        written = []
+        before: Sequence[Heads | None] = memory.written or [None] * len(memory.read)
+        for layer, read, mine in zip(self.decoder, memory.read, before, strict=True):
+            x, heads = layer(x, read, memory.visible, mine)
+            written.append(heads)
+        scores = functional.linear(self.decoded(x[:, 0]), self._scores)
+        return scores, memory._replace(written=tuple(written), length=memory.length + 1)
+
+    def _read(self, source: Tensor) -> tuple[tuple[Heads, ...], Tensor | None]:
+        real = source != PAD
+        visible = None if bool(real.all()) else real[:, None, None]
+        x = self._embedded(self.source, source, 0)
+        for layer in self.encoder:
+            x = layer(x, visible)
+        sentences = self.encoded(x)
+        return tuple(layer.reading.read(sentences) for layer in self.decoder), visible  # type: ignore[operator,union-attr]
+
+    def _embedded(self, table: nn.Embedding, tokens: Tensor, start: int) -> Tensor:
+        x: Tensor = table(tokens) * math.sqrt(table.embedding_dim)
+        if self._sinusoidal:
+            x = x + _angles(start, tokens.shape[1], table.embedding_dim, x.device).flatten(1)
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    def get_extra_state(self) -> str:
+        return self.tokenizer.to_json()
+
+    def set_extra_state(self, state: str) -> None:
+        if state != self.tokenizer.to_json():
+            raise BadInput(
+                "these weights were made for other subwords than those of this data",
+                fix="bring back the training data that they were made from, or start a new run",
+            )
+
+
+def rebuild(cfg: Config, state: Mapping[str, Any]) -> Translator:
+    """The translator that `state` was taken from, ready to be asked."""
+    model = Translator(cfg, tokenizer_from(state["_extra_state"]))
+    model.load_state_dict(dict(state))
+    return model.eval()
+
+
+def tokenizer_from(text: str | bytes, where: str = "tokenizer.json") -> BpeTokenizer:
+    found = load_tokenizer(text, where=where)
+    if not isinstance(found, BpeTokenizer):
+        raise BadInput("these are words, not subwords", where=where, fix="prepare parallel text for translation")
+    return found
+
+
+def _angles(start: int, length: int, width: int, device: torch.device) -> Tensor:
+    """Sine and cosine of each place at each frequency: (length, 2, width / 2)."""
+    places = torch.arange(start, start + length, device=device, dtype=torch.float32)
+    rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000.0) / width))
+    turns = places[:, None] * rates
+    return torch.stack([turns.sin(), turns.cos()], dim=1)
+
+
+def _turned(heads: Tensor, table: Tensor) -> Tensor:
+    """Rotary places: each pair of numbers turned by its place's angle."""
+    sin, cos = table.to(heads.dtype).unbind(1)
+    left, right = heads.chunk(2, dim=3)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=3)

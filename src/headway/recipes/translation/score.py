@@ -1,0 +1,122 @@
+"""How good translations are: sacrebleu's BLEU and chrF of what the model writes by itself, with its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.data.sentences import SentenceFeed
+from headway.evaluate import Evaluation, Example, Table
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.data import Pairs, load
+from headway.recipes.translation.decode import translate, translate_all
+from headway.recipes.translation.model import Translator
+from headway.score.translation import score
+from headway.spec.model import Data
+
+if TYPE_CHECKING:
+    from headway.runtime import Run
+
+SHOWN: Final = 24  # examples of each group in the report
+LONGEST: Final = 1000  # tokens of a sentence in an evaluation: none is left out for its length
+REPORTED: Final = ("bleu", "chrf", "length_ratio")
+
+
+def validate(run: Run, model: Translator, cfg: Config, pairs: Pairs) -> dict[str, float]:
+    """Loss and scores of greedy translations of all sentences, each rank translating its share."""
+    learning = model.training
+    model.eval()
+    feed = SentenceFeed(pairs.sources, max(4096, LONGEST + 2), training=False, max_length=LONGEST)
+    written = torch.zeros(len(pairs), cfg.max_length, dtype=torch.int64)
+    loss, tokens = torch.zeros(()), 0
+    with torch.inference_mode():
+        for batch in run.evaluating(feed):
+            found, count = model(batch["source"], batch["target"])
+            loss, tokens = loss + found.cpu(), tokens + int(count)
+            said = translate(model, batch["source"], max_length=cfg.max_length)
+            for row, ids in zip(batch["row"].tolist(), said, strict=True):
+                written[row, : len(ids)] = torch.tensor(ids)
+    model.train(learning)
+    sums = run.total({"loss": float(loss), "tokens": float(tokens)})
+    rows: Tensor = run.total(written.to(run.device))
+    texts = [model.tokenizer.decode(row) for row in rows.tolist()]
+    return {"val_loss": sums["loss"] / sums["tokens"], **scores(pairs, texts)}
+
+
+def scores(pairs: Pairs, said: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, float]:
+    """Of all sentences, or of some; where a grammar can tell, also how many are simply right."""
+    wanted = pairs.texts("target")
+    chosen = range(len(said)) if rows is None else rows
+    mine, theirs = [said[row] for row in chosen], [wanted[row] for row in chosen]
+    measured = score(mine, theirs)
+    found = {name: float(measured[name]) for name in REPORTED if measured[name] is not None}
+    if pairs.held_out is not None:
+        found["exact"] = float(np.mean([one == other for one, other in zip(mine, theirs, strict=True)]))
+    return found
+
+
+def evaluate(model: Translator, cfg: Config, data: Data, split: str) -> Evaluation:
+    """The whole split with beam search; apart, what has combinations that training showed and did not show."""
+    pairs = load(cfg, data, split)
+    given, wanted = pairs.texts("source"), pairs.texts("target")
+    said = translate_all(model, given, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
+    groups = _groups(pairs)
+    by_group = {name: scores(pairs, said, rows) for name, rows in groups.items()}
+    metrics = scores(pairs, said)
+    for name, found in by_group.items():
+        metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu", "exact")}
+    examples = [
+        Example(
+            given=given[row],
+            answer=said[row],
+            expected=(wanted[row],),
+            right=None if pairs.held_out is None else said[row] == wanted[row],
+            group=name,
+        )
+        for name, rows in (groups or {"": range(len(given))}).items()
+        for row in rows[:SHOWN]
+    ]
+    return Evaluation(
+        data=pairs.name,
+        count=len(pairs),
+        metrics=metrics,
+        groups=by_group,
+        examples=examples,
+        tables=[_signatures(said, wanted), _by_length(given, said, wanted)],
+    )
+
+
+def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:
+    """Which sentences have only combinations that training showed; none where that is true of all."""
+    if pairs.held_out is None or not pairs.held_out.any() or pairs.held_out.all():
+        return {}
+    return {
+        "held_out": np.flatnonzero(pairs.held_out).tolist(),
+        "seen": np.flatnonzero(~pairs.held_out).tolist(),
+    }
+
+
+def _signatures(said: Sequence[str], wanted: Sequence[str]) -> Table:
+    """How it was counted: what makes scores comparable to other people's."""
+    measured = score(said, wanted)
+    rows = [
+        ("bleu", measured["bleu"], measured["signature"]),
+        ("chrf", measured["chrf"], measured["chrf_signature"]),
+    ]
+    return Table(name="signatures", title="How it was counted", head=("metric", "value", "signature"), rows=rows)
+
+
+def _by_length(given: Sequence[str], said: Sequence[str], wanted: Sequence[str]) -> Table:
+    """BLEU of shorter and longer sentences: a model that loses the thread shows it here."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for low, high in ((1, 8), (9, 12), (13, 18), (19, 30), (31, LONGEST)):
+        chosen = [row for row, text in enumerate(given) if low <= len(text.split()) <= high]
+        if chosen:
+            found = score([said[row] for row in chosen], [wanted[row] for row in chosen])
+            name = f"{low} to {high}" if high < LONGEST else f"{low} and more"
+            rows.append((name, len(chosen), found["bleu"], found["length_ratio"]))
+    return Table(name="by_length", title="By length", head=("words", "sentences", "bleu", "length ratio"), rows=rows)

@@ -1,0 +1,73 @@
+"""Training a translator: the loop, from top to bottom."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.data import load
+from headway.recipes.translation.model import Translator
+from headway.recipes.translation.predict import bundle
+from headway.recipes.translation.score import validate
+from headway.runtime import Run
+from headway.runtime.schedules import Schedule
+
+
+def train(run: Run, cfg: Config) -> None:
+    """Learn to translate the training pairs, and choose the best weights by the BLEU of the validation ones."""
+    pairs = load(cfg, run.job.data, "train", cache=run.job.cache)
+    val = load(cfg, run.job.data, "val", cache=run.job.cache)
+    feed = pairs.feed(cfg, seed=run.seed)
+
+    model = run.place(Translator(cfg, pairs.tokenizer))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=cfg.lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=cfg.weight_decay, fused=True
+    )
+    schedule = Schedule(optimizer, cfg.schedule, **schedule_options(cfg, len(feed)))
+    average = run.average(model, cfg.average) if cfg.average else None
+    best = BestScores()
+
+    def averaged() -> AbstractContextManager[None]:
+        return average.swapped() if average else nullcontext()
+
+    def exported() -> Any:
+        with averaged():
+            return bundle(model, cfg, run.job, best)
+
+    run.on_export(exported)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feed)
+
+    for epoch in run.epochs(cfg.epochs):
+        for batch in run.steps(feed):
+            loss_sum, tokens = model(batch["source"], batch["target"])
+            run.step(loss_sum, optimizer, weight=tokens, clip=cfg.clip, scheduler=schedule)
+            run.log(loss=loss_sum / tokens, lr=schedule.lr)
+        if (epoch + 1) % cfg.score_every == 0 or epoch + 1 == cfg.epochs:
+            with averaged():
+                scores = validate(run, model, cfg, val)
+            if run.score(scores, best="bleu", patience=cfg.patience):
+                best.update(scores)
+    run.finish()
+
+
+def schedule_options(cfg: Config, steps_an_epoch: int) -> dict[str, int]:
+    """What the chosen schedule wants to know."""
+    if cfg.schedule == "noam":
+        return {"width": cfg.shape.width, "warmup": cfg.warmup}
+    if cfg.schedule == "inverse_sqrt":
+        return {"warmup": cfg.warmup}
+    return {"steps": steps_an_epoch * cfg.epochs, "warmup": cfg.warmup}
+
+
+class BestScores(dict[str, float]):
+    """The validation scores of the best weights so far, kept in every checkpoint beside the weights."""
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.clear()
+        self.update(state)

@@ -1,12 +1,13 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
 
-.PHONY: help demo test test-3.10 test-docker test-slurm test-chaos check bench clean
+.PHONY: help demo test test-3.10 test-docker test-slurm test-chaos check bench results clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
 	@echo "make test   all checks and tests that need no root and no daemon"
 	@echo "make bench  speed, side by side with peers"
+	@echo "make results train the long runs and record them in docs/results.md (hours)"
 	@echo "make clean  remove the virtual environment and what demo and tests made"
 
 demo: .venv/.ready-demo
@@ -34,6 +35,10 @@ test-slurm: .venv/.ready-test
 # Kills at random moments, the long form: HEADWAY_CHAOS is how many.
 test-chaos: .venv/.ready-test
 	@HEADWAY_CHAOS=$${HEADWAY_CHAOS:-200} $(BIN)/python -m pytest tests/chaos --timeout 3600
+
+# The long runs, for docs/results.md: hours. A minute's worth of it runs in `make test`.
+results: .venv/.ready-test
+	@$(BIN)/python scripts/results $(RESULTS)
 
 bench: .venv/.ready-test
 	@$(BIN)/python -m benchmarks

@@ -41,14 +41,19 @@ def announce(folder: RunFolder, plan: Plan) -> dict[str, Any]:
     return intent
 
 
-def announce_again(folder: RunFolder, *, after: int) -> None:
-    """Record another start. Of two at once, one is RunBusy."""
+def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, code: str = "recorded") -> None:
+    """Record another start, with `plan` on another target than before. Of two at once, one is RunBusy."""
     try:
         version = folder.store.stat(INTENT).version
         intent = read(folder)
     except NotThere:
         version, intent = ABSENT, read(folder)
-    intent = {**intent, "attempts": [*intent.get("attempts", []), _start(after=after)]}
+    start = _start(after=after)
+    if plan is not None:
+        moved = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
+        intent = {**intent, **moved, "url": folder.url, "details": {}}
+        start |= {"target": plan.target, "code": plan.code.sha256, "code_is": code}
+    intent = {**intent, "attempts": [*intent.get("attempts", []), start]}
     try:
         folder.write_json(INTENT, intent, when=version)
     except Conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from headway.launcher import Launched
@@ -17,7 +18,8 @@ asked = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 while step < steps:
     time.sleep(pause)
-    step, digest = step + 1, hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
+    step += 1
+    digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
     print(f"counted {step} {digest[:8]}", flush=True)
     if asked and step < steps:
         state.write_text(json.dumps([step, digest]))
@@ -30,6 +32,15 @@ def write_counting(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / COUNT).write_text(SCRIPT)
     return folder
+
+
+def count_to(steps: int) -> list[str]:
+    """What an unbroken run prints."""
+    lines, digest = [], ""
+    for step in range(1, steps + 1):
+        digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
+        lines.append(f"counted {step} {digest[:8]}")
+    return [*lines, f"digest {digest}"]
 
 
 def counted(hold: Launched) -> list[str]:

@@ -58,8 +58,8 @@ def plan_play(
         "secrets": secrets or {},
         **more,
     }
-    args = (json.dumps(asdict(play), ensure_ascii=False),)
-    job = Job(name=name, script="play.py", args=args, outputs=outputs, root=str(project), **keys)
+    script = {"script": "play.py", "args": (json.dumps(asdict(play), ensure_ascii=False),), "root": str(project)}
+    job = Job(name=name, outputs=outputs, **{**script, **keys})
     return plan(job, on=on)
 
 

@@ -6,20 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway import launcher
+from headway import intent, launcher
 from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
 from headway.launcher import Launched
 from headway.naming import LONGEST
 from headway.planning import Plan
 from headway.runfolder import INTENT, RECEIPT, STOP
-from headway.spec import Secret
+from headway.spec import Accelerator, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
+from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
@@ -33,6 +36,19 @@ def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> 
         assert time.monotonic() < limit, f"in vain: {what}"
         time.sleep(pause)
         pause = min(0.3, pause * 1.3)  # asking may cost more than waiting
+
+
+def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """This process believes that it is another time of day. Durations are as they were."""
+    right = time.time
+
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.fromtimestamp(right() + seconds, tz)
+
+    monkeypatch.setattr(time, "time", lambda: right() + seconds)
+    monkeypatch.setattr(intent, "datetime", Skewed)
 
 
 class TargetContract:
@@ -264,6 +280,81 @@ class TargetContract:
         for path in tmp_path.rglob("*"):  # our own home and caches too
             assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
 
+    def test_a_secret_is_in_no_request_and_no_process_listing_while_the_run_lives(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TOKEN_HERE", CANARY)
+        hold = self.running(
+            start(
+                WAITS, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE"), "KEY": Secret(ref="env:TOKEN_HERE", as_="file")}
+            )
+        )
+        assert CANARY not in hold.folder.plan().to_json()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                assert CANARY.encode() not in path.read_bytes(), path
+            except OSError:  # gone while we looked
+                continue
+        for entry in hold.folder.store.list():
+            assert CANARY.encode() not in hold.folder.store.read(entry.key), entry.key
+
     def lines_about_a_secret(self) -> tuple[str, ...]:
         """Where ranks are real, they print the value itself: {TOKEN}."""
         return ()
+
+    def test_four_accelerators_are_four_ranks_on_one_machine_without_a_change_of_code(
+        self, start: Callable[..., Launched]
+    ) -> None:
+        four = Resources(accelerator=Accelerator(kind="T4", count=4))
+        hold = start(Play(lines=("rank {rank} of {world}",)), resources=four)
+        assert hold.wait().status.state is State.FINISHED
+        assert [self.texts(hold, rank=rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
+
+    def test_a_preempted_run_goes_on_exactly_where_it_was(
+        self, target: Target, tmp_path: Path, plan_of: Callable[..., Plan]
+    ) -> None:
+        if not self.runs_scripts:
+            pytest.skip(f"{self.kind}: it runs no script")
+        project = write_counting(tmp_path / "counting")
+        straight = count_to(12)
+
+        def counting(name: str, pause_s: float) -> Launched:
+            made = plan_of(Play(), script=COUNT, root=str(project), args=("12", str(pause_s)))
+            return launcher.launch(made, name=name, detach=True, target=target)
+
+        hold = counting("broken", 0.25)
+        try:
+            eventually(lambda: len(counted(hold)) >= 3, "it counts")
+            self.preempt(hold)
+            eventually(lambda: target.status(hold.handle).state.ended, "it has ended")
+            assert target.status(hold.handle).state is State.STOPPED
+            assert len(counted(hold)) < 12
+            again = launcher.resume(hold.url, target=target)
+            assert again.wait().status.state is State.FINISHED
+            assert counted(again) == straight
+        finally:
+            hold.target.down(hold.handle)
+
+    runs_scripts = True
+
+    def preempt(self, hold: Launched) -> None:
+        """Take the machine away with a warning, as a cloud would. By default, as anybody who stops it."""
+        hold.target.down(hold.handle)
+
+    @pytest.mark.parametrize("hours", [-30, 30])
+    def test_a_client_whose_clock_is_wrong_by_a_day_sees_the_same(
+        self, start: Callable[..., Launched], target: Target, monkeypatch: pytest.MonkeyPatch, hours: int
+    ) -> None:
+        skew(monkeypatch, hours * 3600.0)
+        hold = self.running(start(WAITS))
+        assert hold.status().state is State.RUNNING
+        (found,) = target.found()
+        assert found.url == hold.url
+        assert hold.stop().status.state is State.STOPPED
+        assert target.found() == []
+
+    def test_long_words_and_many_arguments_come_through_whole(self, start: Callable[..., Launched]) -> None:
+        lines = ("x" * 30_000, *(f"line {number} " + "ü" * 100 for number in range(200)))
+        hold = start(Play(lines=lines))
+        assert hold.wait().status.state is State.FINISHED
+        assert self.texts(hold) == list(lines)

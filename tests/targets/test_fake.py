@@ -20,6 +20,7 @@ from tests.contract.suite import TargetContract
 
 class TestFake(TargetContract):
     kind = "fake"
+    runs_scripts = False
 
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch: pytest.MonkeyPatch) -> None:

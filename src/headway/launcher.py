@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from headway import errors, intent, lease, receipts
-from headway.errors import BadInput, Conflict, HeadwayError, RunBusy, StoreError, TargetError
+from headway import afterwards, errors, intent, kept, lease, moving, receipts, spent
+from headway.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.ledger import Ledger, Row
 from headway.naming import candidates, checked_name
 from headway.planning.model import Plan
 from headway.runfolder import INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.runs import Watch, newest_attempt
 from headway.sending import send_code, still_true
+from headway.spec.plain import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put
 from headway.targets import registry
 from headway.targets.base import Handle, LogLine, Receipt, State, Status, Target
@@ -118,11 +119,17 @@ class Launched:
         known = receipts.written(self.folder)
         if known is not None:
             return known
+        until = kept.kept_until(self.folder)
+        if until is not None:
+            self.say(kept.words(self.folder, until))
+            return None
         try:
-            return self.down()
+            receipt = self.down()
         except TargetError as error:  # another machine's: the next verb there writes the receipt
             self.say(str(error))
             return None
+        afterwards.seen_to_end(self.folder, self.say)
+        return receipt
 
     def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
         self.ledger.saw(self.url, status.state.value)
@@ -155,6 +162,7 @@ def launch(
     target, ledger = target or registry.of_plan(plan), ledger or Ledger()
     still_true(plan, target)
     plan = _amended(plan, target, env or {}, secrets)
+    _ask_the_place(plan, target)
     send_code(plan)
     folder = _claim(plan, name, ledger)
     try:
@@ -187,24 +195,34 @@ def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, led
 def resume(
     run_url: str,
     *,
-    on: str | None = None,
+    move: moving.Move | None = None,
     say: Say = _silent,
     target: Target | None = None,
     ledger: Ledger | None = None,
     patience_s: float = lease.STALE_S,
+    budget_hours: float | None = None,
+    budget_usd: float | None = None,
 ) -> Launched:
-    """Go on with the same plan, as a new attempt. A live run is RunBusy.
+    """Go on with the same plan, as a new attempt. A live run is RunBusy, one whose budget is spent needs a new total.
+
+    With `move` it goes on on another target, with the recorded code and in the same order.
 
     A finished run is left as it is: there is nothing to do, and that is no error. A run that ended out of our sight is
     watched until its lease has gone stale.
     """
     hold = reach(run_url, say=say, target=target, ledger=ledger)
     recorded = hold.folder.plan()
-    if on not in (None, recorded.target):
-        raise BadInput(f"{hold.run} belongs to target {recorded.target!r}", fix=f"headway resume {hold.run}")
+    moving.require_here(hold.folder)
     if _at_rest(hold, patience_s).state is State.FINISHED:
         say(f"{hold.run} is finished: there is nothing to do")
         return hold
+    budgeted = spent.with_budget(recorded, hours=budget_hours, usd=budget_usd)
+    spent.require_some_left(budgeted, spent.spent_s(hold.folder), hold.run)
+    if budgeted != recorded:  # nobody runs it: the supervisor of the next attempt is the first to read it
+        hold.folder.store.write(PLAN, budgeted.to_json().encode())
+        recorded = budgeted
+    if move is not None:
+        return _resumed_elsewhere(hold, recorded, move)
     # Its folder may have been moved or copied since: it goes on where it is now.
     plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
@@ -218,6 +236,29 @@ def resume(
     intent.keep(hold.folder, handle)
     hold.ledger.record(_row(plan, hold.folder, intent.read(hold.folder)["created_at"]))
     return replace(hold, handle=handle)
+
+
+def _resumed_elsewhere(hold: Launched, recorded: Plan, move: moving.Move) -> Launched:
+    """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
+    moving.free_the_lease(hold.folder)
+    folder, plan = moving.elsewhere(hold, recorded, move)
+    target = registry.of_plan(plan)
+    former = intent.read(folder)
+    try:
+        send_code(plan, also_at=str(recorded.job["outputs"]))
+        intent.announce_again(folder, after=newest_attempt(folder), plan=plan, code=move.code)
+        folder.store.delete(STOP)
+        handle = target.submit(plan, folder.name)
+    except BaseException as error:
+        if folder.url == hold.url:
+            moving.restore(folder, recorded)
+            folder.write_json(INTENT, former)
+        else:
+            intent.withdraw(folder, error)
+        raise
+    intent.keep(folder, handle)
+    hold.ledger.record(_row(plan, folder, intent.read(folder)["created_at"]))
+    return replace(hold, url=folder.url, handle=handle, target=target)
 
 
 def follow(run_url: str, on_line: OnLine | None = None, *, say: Say = _silent) -> Outcome:
@@ -243,6 +284,14 @@ def stop(run_url: str, reason: str = "", *, say: Say = _silent) -> Outcome:
 def down(run_url: str, *, say: Say = _silent) -> Receipt:
     """See `Launched.down`."""
     return reach(run_url, say=say).down()
+
+
+def _ask_the_place(plan: Plan, target: Target) -> None:
+    """What only the place itself can say, asked before a name is claimed. Planning asked nobody."""
+    online = getattr(target, "online", None)
+    problems = online(undump(plan.job)) if online is not None else []
+    if problems:
+        raise BadJob(problems)
 
 
 def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequence[str]) -> Plan:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.logs import shown
+from headway.cli.money import usd
 from headway.cli.show import as_json, duration, paint
 from headway.errors import FINISHED, HeadwayError
 from headway.targets.base import State
@@ -51,11 +52,31 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
     good = outcome.exit_code == FINISHED
     head = f"{run} {state.value}" + (f": {reason}" if reason else "")
     lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
+    took = taken(launched) if state.ended else ""
+    if took:
+        lines.append(took)
     if state in (State.FAILED, State.LOST):
         lines.append(explained(outcome, launched))
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
     return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
+
+
+def taken(launched: Launched) -> str:
+    """What it took and cost, against what had been expected of it."""
+    from headway.spent import spent_s, spent_usd
+
+    try:
+        plan, seconds = launched.folder.plan(), spent_s(launched.folder)
+    except HeadwayError:  # out of reach, or damaged: how it ended has been said
+        return ""
+    cost, expected = spent_usd(plan, seconds), plan.price.get("expected_hours")
+    words = f"took {duration(seconds)}" + (f" and {usd(cost)}" if cost is not None else "")
+    if expected is None:
+        return words
+    reckoned = plan.price.get("expected_usd")
+    money = f" and {usd(reckoned)}" if reckoned is not None else ""
+    return f"{words}; expected ({plan.price.get('basis')}): {duration(expected * 3600)}{money}"
 
 
 def explained(outcome: Outcome, launched: Launched) -> str:
@@ -81,7 +102,19 @@ def following(launched: Launched, state: State) -> str:
 def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
     status = outcome.status
     left = list(outcome.receipt.left) if outcome.receipt else None
-    return {"run": outcome.run, "url": launched.url, "state": status.state.value, "reason": status.reason, "left": left}
+    from headway.spent import spent_s, spent_usd
+
+    seconds = spent_s(launched.folder)
+    cost = spent_usd(launched.folder.plan(), seconds)
+    spent = {"seconds": round(seconds, 3), "usd": None if cost is None else round(cost, 4)}
+    return {
+        "spent": spent,
+        "run": outcome.run,
+        "url": launched.url,
+        "state": status.state.value,
+        "reason": status.reason,
+        "left": left,
+    }
 
 
 def _leave() -> bool:

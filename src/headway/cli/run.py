@@ -24,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     parser.add_argument("--no-rehearse", action="store_true", help="do not try a paid run here first")
+    parser.add_argument("--keep-on-failure", metavar="60m", help="after a failure leave its place as it is for so long")
     add_json(parser)
 
 
@@ -38,12 +39,24 @@ def main(args: argparse.Namespace) -> int:
 
     confirm(plan, yes=args.yes)
 
-    launched = launch(plan, name=args.name, detach=True, say=say)
+    launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
         found = {"run": launched.run, "url": launched.url}
         print(as_json(found) if args.json else f"{launched.run} is running\nnext: headway logs {launched.run} -f")
         return 0
     return attach(launched, json=args.json)
+
+
+def _kept(text: str | None) -> dict[str, str]:
+    from headway.kept import KEEP
+    from headway.spec.units import BadUnit, duration
+
+    if text is None:
+        return {}
+    try:
+        return {KEEP: f"{duration(text):g}"}
+    except BadUnit as error:
+        raise BadInput(f"--keep-on-failure: {error}", fix="--keep-on-failure 60m") from None
 
 
 def _plan(args: argparse.Namespace) -> Plan:

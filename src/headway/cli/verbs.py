@@ -17,6 +17,7 @@ VERBS = {
     "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.end"),
     "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.evaluate"),
     "export": Verb("make a bundle: all that is needed to use the model", "headway.cli.export"),
+    "gc": Verb("find and remove what runs left behind, everywhere", "headway.cli.gc"),
     "image": Verb("print, build or push the container image of a job", "headway.cli.image"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.init"),
     "logs": Verb("what a run printed", "headway.cli.logs"),
@@ -38,7 +39,7 @@ VERBS = {
 GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
     "Watch": ["ps", "status", "logs", "why"],
-    "Stop and go on": ["stop", "resume", "down"],
+    "Stop and go on": ["stop", "resume", "down", "gc"],
     "Use the model": ["eval", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],
     "This machine": ["doctor", "verify-resume", "completion"],

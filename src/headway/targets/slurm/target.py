@@ -14,6 +14,7 @@ from headway.errors import Problem, RunBusy
 from headway.logtail import tail
 from headway.planning.model import RUN, Limits
 from headway.runs import Evidence, Watch, evidence
+from headway.spent import remainder, spent_s
 from headway.storage import join, local_path
 from headway.targets import spawn
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
@@ -40,11 +41,18 @@ class SlurmTarget:
     ask: Ask = commands.run  # the one seam to a cluster
 
     def check(self, job: Wanted) -> list[Problem]:
-        return [*checks.problems(job, self.options, self.ask), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+
+    def online(self, job: Wanted) -> list[Problem]:
+        """What only the cluster can say: asked at launch, and by `plan --online`."""
+        return list(checks.online(job, self.options, self.ask))
+
+    def online_notes(self, job: Wanted) -> list[str]:
+        return list(checks.online_notes(self.options, self.ask))
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
-        return list(checks.notes(job, ranks, self.options, self.ask))
+        return list(checks.notes(job, ranks, self.options))
 
     def limits(self, job: Wanted) -> Limits:
         """Durations as they hold on a cluster. Behind the budget stands Slurm's own limit, for each start."""
@@ -82,7 +90,9 @@ class SlurmTarget:
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
             starting.lay_ready(plan, place)
-            number = starting.submit(plan, run, place, self._script(plan), self.options, self.ask)
+            # Slurm's own limit counts each start anew: it is given what is left of the budget.
+            left = remainder(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
+            number = starting.submit(plan, run, place, self._script(left), self.options, self.ask)
         return Handle(target=plan.target, run=run, url=url, details={"dir": str(place), "job": number})
 
     def status(self, handle: Handle) -> Status:

@@ -1,0 +1,124 @@
+"""`headway gc`: what runs left behind, everywhere, listed and removed. Live runs are listed and left alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.jobs import DEFAULT
+from headway.cli.runs import add_json
+from headway.cli.show import as_json, paint, table
+from headway.errors import FINISHED, LEFT_BEHIND, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.orphans import Found, Place
+    from headway.spec import Job
+
+COLOURS = {"orphan": "red", "live": "green", "unknown": "yellow"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", metavar="FILE", help=f"the job file (default: {DEFAULT}, if there)")
+    parser.add_argument("--on", metavar="TARGET", help="look only there (default: everywhere that is known)")
+    parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when nothing is left behind; 5 while something is, or may be."""
+    from headway.orphans import ORPHAN, places
+
+    where = places(_job(args.file), on=args.on)
+    found, missed = _look(where, explicit=args.on is not None)
+    orphans = [each for each in found if each.verdict == ORPHAN]
+    if not args.json:
+        _list(found, missed)
+    removed, left = (
+        _remove(orphans) if orphans and _go(args, len(orphans)) else ([], [str(o.handle.run) for o in orphans])
+    )
+    if args.json:
+        print(
+            as_json({"found": [_plain(each) for each in found], "removed": removed, "left": left, "not_asked": missed})
+        )
+    else:
+        _conclude(removed, left)
+    return LEFT_BEHIND if left else FINISHED
+
+
+def _job(file: str | None) -> Job | None:
+    if file is None and not Path(DEFAULT).exists():
+        return None
+    from headway.spec import Job
+
+    return Job.load(Path(file or DEFAULT))
+
+
+def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
+    """All that was found, and the targets that could not be asked, with the reason."""
+    from headway.orphans import look
+
+    found: list[Found] = []
+    missed: dict[str, str] = {}
+    for place in where:
+        try:
+            found += look(place)
+        except HeadwayError as error:
+            if explicit:
+                raise
+            missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
+    return found, missed
+
+
+def _list(found: list[Found], missed: dict[str, str]) -> None:
+    if found:
+        rows = [(each.handle.run, each.place.name, each.verdict, each.why, each.handle.url) for each in found]
+        text = table(("RUN", "ON", "", "WHY", "FOLDER"), rows)
+        for verdict, colour in COLOURS.items():
+            text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
+        print(text)
+    for name, reason in missed.items():
+        print(paint(f"{name} was not asked: {reason}", "yellow"))
+
+
+def _go(args: argparse.Namespace, count: int) -> bool:
+    if args.dry_run:
+        return False
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        print("nothing was removed: headway gc -y removes them", file=sys.stderr)
+        return False
+    print(f"remove {count} of them? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower().startswith("y")
+
+
+def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
+    from headway.cli.attached import say
+    from headway.orphans import remove
+
+    removed: list[str] = []
+    left: list[str] = []
+    for each in orphans:
+        try:
+            receipt = remove(each, say=say)
+        except HeadwayError as error:
+            say(f"{each.handle.run} could not be removed: {error}")
+            left.append(each.handle.run)
+            continue
+        removed += receipt.removed
+        left += receipt.left
+    return removed, left
+
+
+def _conclude(removed: list[str], left: list[str]) -> None:
+    if removed:
+        print(f"removed {', '.join(removed)}")
+    print(f"LEFT BEHIND: {', '.join(left)}" if left else "looked again: nothing is left behind")
+
+
+def _plain(each: Found) -> dict[str, Any]:
+    handle = each.handle
+    return {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}

@@ -41,6 +41,7 @@ def test_a_run_is_trained_once_and_recorded_with_all_that_belongs_to_it(tmp_path
     assert record["machine"]
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "| [scenes.yaml](../examples/results/scenes.yaml)" in page
+    assert (tmp_path / "docs" / "pictures" / "captions-wrong.png").read_bytes().startswith(b"\x89PNG")
 
     trained = (tmp_path / "runs" / "scenes-2" / "export" / "bundle.json").stat().st_mtime_ns
     page_path = tmp_path / "docs" / "results.md"

@@ -418,13 +418,6 @@ def test_a_lease_that_is_renewed_while_we_wait_is_a_live_run(far: Launched, monk
         launcher.resume(far.url, target=far.target, patience_s=5)
 
 
-def test_another_target_is_refused_until_a_run_can_move(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    hold = launcher.launch(plan_of(), detach=True, target=target)
-    hold.stop()
-    with pytest.raises(BadInput, match="belongs to target 'fake'"):
-        launcher.resume(hold.url, on="local", target=target)
-
-
 # Bad folders.
 
 

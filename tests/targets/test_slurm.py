@@ -377,10 +377,12 @@ class TestSlurm(TargetContract):
             ({"constraint": "nvlink"}, "features"),
             ({"args": ["--nodelist=nowhere"]}, "Invalid node name"),
         ):
+            made = plan_of(Play(), targets={"slurm": TargetEntry(kind="slurm", options=options)})
             with pytest.raises(BadJob, match=word):
-                plan_of(Play(), targets={"slurm": TargetEntry(kind="slurm", options=options)})
+                launcher.launch(made, name="refused", detach=True)
+        made = plan_of(Play(), nodes=5)
         with pytest.raises(BadJob, match="no node of that partition"):
-            plan_of(Play(), nodes=5)
+            launcher.launch(made, name="refused", detach=True)
         assert target.found() == []
 
 

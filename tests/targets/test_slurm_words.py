@@ -167,15 +167,11 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
 
     def submit(answers: dict[str, str | Refusal]) -> Launched:
-        ask = Recorded({"sbatch --parsable": "77;cluster\n", "squeue": "", **answers})
+        ask = Recorded({"sbatch --parsable": "77;cluster\n", "squeue": "", **CLUSTER, **answers})
         (tmp_path / "x.py").write_text("")
         job = Job(name="j", script="x.py", outputs=str(tmp_path / "runs"), root=str(tmp_path))
         target = SlurmTarget(ask=ask)
-        with monkeypatch.context() as patch:
-            patch.setattr(SlurmTarget, "check", lambda self, job: [])
-            patch.setattr(SlurmTarget, "notes", lambda self, job, ranks: [])
-            made = plan(job, on="slurm")
-        return launcher.launch(made, detach=True, target=target)
+        return launcher.launch(plan(job, on="slurm"), detach=True, target=target)
 
     return submit
 
@@ -232,20 +228,20 @@ def test_a_refused_submission_leaves_nothing(
 CLUSTER: dict[str, str | Refusal] = {
     "sbatch --version": "slurm-wlm 22.05.8\n",
     "sinfo --noheader --format=%R": "debug\ngpu\n",
-    "sinfo --noheader --Node": "n1\nn2\n",
     "sbatch --test-only": "",
     "scontrol show config": "KillWait                = 30 sec\n",
 }
 
 
 def said(job: Job, options: Options = ANY, **answers: str | Refusal) -> list[str]:
-    return [str(problem) for problem in checks.problems(job, options, Recorded({**CLUSTER, **answers}))]
+    online = checks.online(job, options, Recorded({**CLUSTER, **answers}))
+    return [str(problem) for problem in (*checks.problems(job, options), *online)]
 
 
 def test_nothing_is_wrong_with_a_job_that_slurm_would_take() -> None:
     assert said(SMALL) == []
     ask = Recorded(CLUSTER)
-    assert list(checks.problems(LARGE, Options(partition="gpu"), ask)) == []
+    assert list(checks.online(LARGE, Options(partition="gpu"), ask)) == []
     (trial,) = [line for line in ask.asked if "--test-only" in line]
     assert "--nodes=2" in trial
     assert "--gres=gpu:t4:4" in trial
@@ -294,7 +290,15 @@ def test_what_cannot_be_done_here_is_said(job: Job, options: Options, word: str)
 
 
 def noted(job: Job, options: Options = ANY, ranks: int = 1, **answers: str) -> str:
-    return "\n".join(checks.notes(job, ranks, options, Recorded({**CLUSTER, **answers})))
+    online = checks.online_notes(options, Recorded({**CLUSTER, **answers}))
+    return "\n".join([*checks.notes(job, ranks, options), *online])
+
+
+def test_planning_asks_no_cluster() -> None:
+    target = SlurmTarget(ask=Recorded({}))
+    assert target.check(SMALL) == []
+    assert target.notes(SMALL, 1)
+    assert plan(SMALL, on="slurm").requests[0].name == "job.sbatch"
 
 
 def test_what_a_reader_of_the_plan_should_know_is_noted(tmp_path: Path) -> None:
@@ -311,14 +315,12 @@ def test_what_a_reader_of_the_plan_should_know_is_noted(tmp_path: Path) -> None:
     assert noted(replace(SMALL, outputs=str(tmp_path), resources=Resources(cpus=2)), ranks=1).count("\n") == 0
 
 
-def test_a_shared_folder_and_a_cluster_of_one_machine_need_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_folder_needs_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     job = replace(SMALL, resources=Resources(cpus=2))
     monkeypatch.setattr(checks, "_file_system", lambda path: "nfs4")
     assert noted(job) == ""
     monkeypatch.setattr(checks, "_file_system", lambda path: "ext4")
     assert "every node must see it" in noted(job)
-    monkeypatch.setattr(checks.socket, "gethostname", lambda: "n1.example.org")
-    assert noted(job, **{"sinfo --noheader --Node": "n1\n"}) == ""
 
 
 def test_the_file_system_of_a_path_is_that_of_the_longest_mount_above_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
     parser.add_argument("--out", metavar="FILE", help="save it, to review and to launch later with run --plan FILE")
+    parser.add_argument("--online", action="store_true", help="ask the place itself too: what it would refuse")
     parser.add_argument("--render", metavar="DIR", help="every request that `run` would make, as files in DIR")
 
 
@@ -25,14 +26,31 @@ def main(args: argparse.Namespace) -> int:
     from headway.planning import plan
 
     made = plan(load_job(args), on=args.on)
+    asked = online(made) if args.online else []
     if args.out:
         Path(args.out).write_text(made.to_json())
     if args.render:
         render(made, Path(args.render))
     print(made.to_json() if args.json else describe(made), end="" if args.json else "\n")
+    for note in asked if not args.json else []:
+        print(f"  online    {note}")
     if args.out and not args.json:
         print(f"next: headway run --plan {args.out}")
     return 0
+
+
+def online(plan: Plan) -> list[str]:
+    """What the place itself says of it. BadJob where it would refuse."""
+    from headway.errors import BadJob
+    from headway.spec.plain import undump
+    from headway.targets import registry
+
+    target, job = registry.of_plan(plan), undump(plan.job)
+    check, notes = getattr(target, "online", None), getattr(target, "online_notes", None)
+    problems = check(job) if check is not None else []
+    if problems:
+        raise BadJob(problems)
+    return [*(notes(job) if notes is not None else []), "it would be taken" if check else "nobody to ask"]
 
 
 def render(plan: Plan, folder: Path) -> None:

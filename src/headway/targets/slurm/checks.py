@@ -1,9 +1,8 @@
-"""What would stop a job on this cluster, each with what to type. Submits nothing; Slurm itself is asked first."""
+"""What would stop a job on a cluster, each with what to type. Planning asks nobody; `online` asks Slurm itself."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,15 +32,24 @@ _SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs", "fuse", "glu
            "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb", "virtiofs", "weka")  # fmt: skip
 
 
-def problems(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+def problems(job: Job, options: Options) -> Iterator[Problem]:
+    """What can be known on any machine."""
     yield from _entry(job, options)
     yield from _unmountable(job)
     yield from _secrets(job)
+
+
+def online(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+    """What only the cluster knows. Nothing is submitted."""
     refused = _cluster(options, ask)
     yield from refused if refused else _trial(job, options, ask)
 
 
-def notes(job: Job, ranks: int, options: Options, ask: Ask) -> Iterator[str]:
+def online_notes(options: Options, ask: Ask) -> Iterator[str]:
+    yield from _kill_wait(options, ask)
+
+
+def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     resources = job.resources
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
@@ -52,8 +60,7 @@ def notes(job: Job, ranks: int, options: Options, ask: Ask) -> Iterator[str]:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
     if job.max_wait is not None and (options.requeue or script.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
-    yield from _sharing(job, ask)
-    yield from _kill_wait(options, ask)
+    yield from _sharing(job)
 
 
 def _entry(job: Job, options: Options) -> Iterator[Problem]:
@@ -125,10 +132,10 @@ def _budget_s(job: Job) -> float | None:
     return None if job.budget.hours is None else job.budget.hours * 3600
 
 
-def _sharing(job: Job, ask: Ask) -> Iterator[str]:
+def _sharing(job: Job) -> Iterator[str]:
     place = place_of(run_url(job.outputs, "run"), script.KIND)
     kind = _file_system(place)
-    if kind.startswith(_SHARED) or _only_this_machine(ask):
+    if kind.startswith(_SHARED):
         return
     what = "outputs" if local_path(job.outputs) is not None else "HEADWAY_HOME"
     yield f"{what}: {place.parent.parent} is on {kind or 'a disk'} of this machine, and every node must see it"
@@ -149,15 +156,6 @@ def _file_system(path: Path) -> str:
 
 def _unescaped(point: str) -> str:
     return point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-
-
-def _only_this_machine(ask: Ask) -> bool:
-    """Whether the cluster's nodes are this very machine."""
-    try:
-        hosts = set(ask(["sinfo", "--noheader", "--Node", "--format=%n"]).split())
-    except Refusal:
-        return False
-    return hosts <= {socket.gethostname(), socket.gethostname().partition(".")[0]}
 
 
 def _kill_wait(options: Options, ask: Ask) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import interleave, show
+from benchmarks.harness import Row, interleave, show
 from headway.recipes.captioning.attend import AttentionDecoder
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decode import describe
@@ -19,7 +19,8 @@ from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, 
 
 PICTURES, CELLS, CHANNELS, WORDS, LENGTH = 16, 196, 2048, 9_490, 12
 PENALTY = 0.7
-REPEATS = 5
+REPEATS = 3
+FEW = 4  # pictures are enough to time one after the other
 PROMISE = 5.0
 
 
@@ -82,14 +83,15 @@ def main() -> int:
 
         def rival(beam: int = beam) -> list[list[int]]:
             assert isinstance(model.decoder, AttentionDecoder)
-            return one_by_one(model.decoder, grids, beam)
+            return one_by_one(model.decoder, grids[:FEW], beam)
 
-        same = sum(one == other for one, other in zip(ours(), rival(), strict=True))
-        rows = interleave({"Headway, 16 at once": ours, "picture by picture": rival}, REPEATS)
+        same = sum(one == other for one, other in zip(ours()[:FEW], rival(), strict=True))
+        times = interleave({"Headway, 16 at once": ours, "picture by picture": rival}, REPEATS)
+        rows = [Row(row.name, tuple(s / n for s in row.seconds)) for row, n in zip(times, (PICTURES, FEW), strict=True)]
         ratio = rows[1].median / rows[0].median
         worst = min(worst, ratio)
-        print(f"\nbeam {beam}: {same} of {PICTURES} captions alike, ms a picture, {ratio:.1f} × faster\n")
-        print(show(rows, "Headway, 16 at once", unit_s=1e-3 * PICTURES), flush=True)
+        print(f"\nbeam {beam}: {same} of {FEW} captions alike, ms a picture, {ratio:.1f} × faster\n")
+        print(show(rows, "Headway, 16 at once", unit_s=1e-3), flush=True)
     verdict = "kept" if worst >= PROMISE else "NOT kept"
     print(f"\n{PROMISE:.0f} × promised, {worst:.1f} × at the least: {verdict}")
     return 0 if worst >= PROMISE else 1

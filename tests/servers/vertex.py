@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.servers import vertex_messages, vertex_rules
 from tests.servers.loopback import Answer, LoopbackServer, Request
-from tests.servers.vertex_machines import Image, Machines
+from tests.servers.vertex_machines import JOB_RETRIES, WORKER_RESTARTS, Image, Machines
 
 PROJECT = "my-project"
 REGIONS = ("us-central1", "us-east1", "europe-west4")
@@ -42,6 +42,7 @@ class VertexServer(LoopbackServer):
         self.lacking: set[tuple[str, str]] = set()  # regions that do not have a machine
         self.forbidden = ""  # a permission that is missing
         self.page = 100
+        self.restarts, self.retries = WORKER_RESTARTS, JOB_RETRIES  # of a worker, and then of the whole job
         self.jobs: dict[str, dict[str, Any]] = {}
         self.machines: dict[str, Machines] = {}
         self.entries: list[dict[str, Any]] = []
@@ -66,6 +67,12 @@ class VertexServer(LoopbackServer):
 
     def live(self) -> list[str]:
         return [name for name, machines in self.machines.items() if machines.thread.is_alive()]
+
+    def parsed_spec(self, text: str) -> Any:
+        """A job's spec in YAML as Google's types read it."""
+        import yaml
+
+        return vertex_messages.parsed({"displayName": "x", "jobSpec": yaml.safe_load(text)})["jobSpec"]
 
     # ── the wire ─────────────────────────────────────────────────────────────
 
@@ -135,6 +142,8 @@ class VertexServer(LoopbackServer):
             fetch=self._fetch,
             log=lambda task, severity, text: self._log(name, task, severity, text),
             may_start=lambda: region not in self.full,
+            restarts=self.restarts,
+            retries=self.retries,
         )
         return dict(self.jobs[name])
 

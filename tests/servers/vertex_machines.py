@@ -87,6 +87,8 @@ class Machines:
         fetch: Callable[[str], bytes],
         log: Log,
         grace_s: float = 20.0,
+        restarts: int = WORKER_RESTARTS,
+        retries: int = JOB_RETRIES,
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self.job, self._images, self._environment = job, images, dict(environment)
@@ -94,7 +96,7 @@ class Machines:
         self._home = Path(tempfile.mkdtemp(prefix="vertex-machine-"))
         self._changed = threading.Condition()
         self._cancelled = False
-        self._retries = 0
+        self._restarts, self._retries = restarts, retries
         self.starts = 0
         pools = job["jobSpec"]["workerPoolSpecs"]
         self.replicas = [
@@ -185,11 +187,11 @@ class Machines:
             self._start(replica)
         elif self.job["jobSpec"].get("scheduling", {}).get("disableRetries"):
             return "JOB_STATE_FAILED", why
-        elif replica.restarts < WORKER_RESTARTS:
+        elif replica.restarts < self._restarts:
             replica.restarts += 1
             self._start(replica)
-        elif self._retries < JOB_RETRIES:
-            self._retries += 1
+        elif self._retries > 0:
+            self._retries -= 1
             self._stop_all()
             for each in self.replicas:
                 each.restarts = 0
@@ -247,19 +249,18 @@ class Machines:
     def _installed(
         self, replica: Replica, program: Mapping[str, Any], python: str, env: Mapping[str, str], home: Path
     ) -> bool:
-        """As Vertex AI does it: each package by force and alone, then with what it requires."""
-        for uri in program["packageUris"]:
-            path = home / uri.rpartition("/")[2]
+        """As Vertex AI does it: the packages by force and alone, then with what they require."""
+        paths = [home / uri.rpartition("/")[2] for uri in program["packageUris"]]
+        for uri, path in zip(program["packageUris"], paths, strict=True):
             path.write_bytes(self._fetch(uri))
-            pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-            for words in (["--upgrade", "--force-reinstall", "--no-deps"], []):
-                done = subprocess.run(
-                    [*pip, *words, str(path)], env=env, cwd=home, capture_output=True, text=True, check=False
-                )
-                for line in (done.stdout + done.stderr).splitlines():
-                    self._log(replica.task, "INFO", line)
-                if done.returncode:
-                    return False
+        pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+        for words in (["--upgrade", "--force-reinstall", "--no-deps"], []):
+            call = [*pip, *words, *map(str, paths)]
+            done = subprocess.run(call, env=env, cwd=home, capture_output=True, text=True, check=False)
+            for line in (done.stdout + done.stderr).splitlines():
+                self._log(replica.task, "INFO", line)
+            if done.returncode:
+                return False
         return True
 
     def _variables(self, replica: Replica, program: Mapping[str, Any], home: Path, image: Image) -> dict[str, str]:

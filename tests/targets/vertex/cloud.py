@@ -30,7 +30,8 @@ class Cloud:
     secrets: SecretManagerServer
     folder: Path
 
-    def keys(self) -> list[str]:
+    def stored(self) -> list[str]:
+        """The names of all objects in the bucket."""
         return sorted(self.gcs.objects.buckets["bucket"])
 
 

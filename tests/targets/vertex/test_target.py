@@ -63,8 +63,8 @@ class TestVertex(TargetContract):
         server.machines[name].crash("workerpool0-0")
 
     @pytest.fixture(autouse=True)
-    def _server(self, cloud: Cloud) -> None:
-        self.server = cloud.vertex
+    def _here(self, cloud: Cloud) -> None:
+        self.cloud_here, self.server = cloud, cloud.vertex
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
@@ -92,8 +92,8 @@ class TestVertex(TargetContract):
         plan_of: Callable[..., Plan],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        cloud: Cloud,
     ) -> None:
+        cloud = self.cloud_here
         cloud.secrets.secrets["my-project", "wandb-key"] = [b"an old one", CANARY.encode()]
         play = Play(lines=("the key is {TOKEN}", "and that is that"))
         hold = start(play, secrets={"TOKEN": Secret(ref="gcp-sm://wandb-key")})

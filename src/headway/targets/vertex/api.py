@@ -198,7 +198,7 @@ _KNOWN: tuple[tuple[str, type[Refused], str, str], ...] = (
         "another region or machine; or give the target's entry a `fallback`",
     ),
     (
-        r"image[^.]*(?:not found|does not exist|not exist)|(?:not found|does not exist)[^.]*image",
+        r"image.*(?:not found|not exist)|(?:not found|not exist).*image",
         Refused,
         "",
         "headway image --push; or mend image.uri",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.links import lines as page_lines
 from headway.cli.logs import shown
 from headway.cli.money import usd
 from headway.cli.show import as_json, duration, paint
@@ -30,7 +31,7 @@ def attach(launched: Launched, *, since: str = "", json: bool = False) -> int:
 
     What was printed before `since`, by earlier attempts, is not shown again.
     """
-    say(f"{launched.run} in {launched.url}")
+    say(f"{launched.run} in {launched.url}{page_lines(launched)}")
     try:
         with _display(launched, quiet=json) as show:
             outcome = launched.wait(lambda line: show(line) if line.time >= since else None)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from headway.cli.jobs import DEFAULT
@@ -15,26 +15,21 @@ from headway.cli.runs import add_json
 from headway.cli.show import as_json, paint, size
 from headway.errors import BAD_INPUT, HeadwayError
 from headway.extras import install_command
+from headway.targets.findings import Finding
 
 MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 NEEDS = {"train": ("numpy", "PIL", "safetensors", "torch"), "data": ("dask", "pyarrow", "simplejpeg")}
 TIGHT_DISK = 5e9  # a run keeps a handful of checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    mark: str  # ok, note, bad
-    what: str
-    fix: str = ""
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", metavar="FILE", help=f"check this job file too (default: {DEFAULT}, if there)")
+    parser.add_argument("--on", metavar="TARGET", help="look at a target of the job file, or a kind of target, too")
     add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    findings = [*_machine(), *_extras(), *_index(), *_job(args.file)]
+    findings = [*_machine(), *_extras(), *_index(), *_job(args.file), *_target(args.file, args.on)]
     if args.json:
         print(as_json([asdict(finding) for finding in findings]))
     else:
@@ -88,6 +83,26 @@ def _job(file: str | None) -> Iterator[Finding]:
     yield Finding("ok", f"{file or DEFAULT}: job {job.name}")
     yield from _outputs(str(Path(job.root) / job.outputs) if "://" not in job.outputs else job.outputs)
     yield from (_secret(name, secret.ref) for name, secret in job.secrets.items())
+
+
+def _target(file: str | None, on: str | None) -> Iterator[Finding]:
+    """What the target itself has to say: its `doctor`, or what would stop the job there."""
+    if on is None:
+        return
+    from headway.spec import Job
+    from headway.targets import registry
+
+    try:
+        job = Job.load(Path(file or DEFAULT)) if file or Path(DEFAULT).exists() else Job(name="job", script="none.py")
+        target = registry.make(job, on)
+        own = getattr(target, "doctor", None)
+        if file or Path(DEFAULT).exists():
+            yield from (
+                Finding("bad", f"{problem.where}: {problem.what}", problem.fix) for problem in target.check(job)
+            )
+        yield from own(job) if own is not None else ()
+    except HeadwayError as error:
+        yield Finding("bad", error.problem.what, error.problem.fix)
 
 
 def _outputs(url: str) -> Iterator[Finding]:

@@ -41,8 +41,11 @@ def main(args: argparse.Namespace) -> int:
 
     launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
+        from headway.cli.links import lines
+
         found = {"run": launched.run, "url": launched.url}
-        print(as_json(found) if args.json else f"{launched.run} is running\nnext: headway logs {launched.run} -f")
+        said = f"{launched.run} is running{lines(launched)}\nnext: headway logs {launched.run} -f"
+        print(as_json(found) if args.json else said)
         return 0
     return attach(launched, json=args.json)
 

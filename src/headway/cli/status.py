@@ -30,6 +30,7 @@ def main(args: argparse.Namespace) -> int:
 
 def facts(launched: Launched, status: Status) -> dict[str, Any]:
     from headway.cli.attached import following
+    from headway.cli.links import links
 
     folder = launched.folder
     events = folder.events()
@@ -44,6 +45,7 @@ def facts(launched: Launched, status: Status) -> dict[str, Any]:
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
         "progress": folder.read_json("progress.json"),
+        "links": links(launched),
         "next": following(launched, status.state),
     }
 
@@ -59,6 +61,7 @@ def describe(found: dict[str, Any]) -> str:
         "attempts": str(found["attempts"]),
         "step": f"{steps}{left}",
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
+        **found["links"],
         "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]

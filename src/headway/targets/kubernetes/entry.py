@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, MutableMapping, Sequence
@@ -83,11 +84,15 @@ def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
 
 
 def _code(args: argparse.Namespace) -> None:
-    from headway.targets.spawn import bring_code, translated
+    from headway.planning.package import unpack
+    from headway.storage import open_store
+    from headway.targets.spawn import translated
 
-    folder = Path(args.code_dir)
-    with translated(folder):
-        bring_code(f"{args.source}/{args.code}.tar.gz", args.code, folder)
+    body = open_store(args.source).read(f"{args.code}.tar.gz")
+    with translated(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
+        copy.write(body)
+        copy.flush()
+        unpack(Path(copy.name), args.code, Path(args.code_dir))
 
 
 def _wheel(args: argparse.Namespace) -> None:

@@ -83,7 +83,9 @@ def own_variables(plan: Plan) -> dict[str, str]:
 
 def environment(plan: Plan, own: Mapping[str, str]) -> list[Object]:
     """The job's variables, ours, and references to what lies in the cluster already. Never a secret's value."""
-    fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": WHEEL, "PYTHONUNBUFFERED": "1"}
+    # The planned Headway comes before the image's; it and a job's own PYTHONPATH are both searched.
+    path = ":".join(filter(None, (WHEEL, str(plan.job.get("env", {}).get("PYTHONPATH", "")))))
+    fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **own}
     if _laid_ready(plan):
         plain["HEADWAY_SECRETS_DIR"] = SECRETS

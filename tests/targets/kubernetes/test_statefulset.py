@@ -1,0 +1,84 @@
+"""A StatefulSet on a real cluster: real pods, real names, an S3 server outside, killed in every way there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.launcher import Launched
+from headway.planning import Plan
+from headway.targets.base import Target
+from headway.targets.kubernetes.api import Client, Object, Refusal
+from headway.targets.kubernetes.target import KubernetesTarget
+from tests.contract.plays import plan_play, write_project
+from tests.contract.suite import TargetContract
+from tests.testbed.kubernetes.bucket import BUCKET, bucket
+from tests.testbed.kubernetes.cluster import Cluster, cluster
+
+__all__ = ["cluster"]
+pytestmark = pytest.mark.slow
+
+
+class Refusing(Client):
+    """The real client, which refuses to make one kind of object when a test says so."""
+
+    word: str | None = None
+
+    def __call__(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
+    ) -> Object:
+        if method == "POST" and self.word and path.endswith(self.word):
+            raise Refusal(f"{self.word} was refused")
+        return super().__call__(method, path, query=query, body=body)
+
+
+class TestStatefulSet(TargetContract):
+    kind = "kubernetes"
+
+    @pytest.fixture(autouse=True)
+    def _shared(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with bucket(cluster, monkeypatch) as shared:
+            self.shared, self.cluster = shared, cluster
+            yield
+
+    @pytest.fixture
+    def target(self, _shared: None) -> Iterator[Target]:
+        target = KubernetesTarget(api=Refusing())
+        yield target
+        assert target.found() == []
+
+    @pytest.fixture
+    def outputs(self, tmp_path: Path) -> str:
+        return f"{BUCKET}/{tmp_path.name}"
+
+    @pytest.fixture
+    def plan_of(self, tmp_path: Path, outputs: str) -> Callable[..., Plan]:
+        project = write_project(tmp_path / "project")
+
+        def made(play: Any, **more: Any) -> Plan:
+            asked = {"on": self.kind, "outputs": outputs, **self.shared, **more}
+            for name in ("env", "secrets"):
+                asked[name] = {**self.shared[name], **(more.get(name) or {})}
+            asked["outputs"] = str(asked["outputs"]).replace(f"{tmp_path}/", f"{BUCKET}/")
+            return plan_play(project, play, **asked)
+
+        return made
+
+    def half_gone(self, hold: Launched) -> None:
+        self.cluster.kubectl("delete", "statefulset", hold.run, "--cascade=orphan")
+        self.cluster.kubectl("delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
+
+    @contextmanager
+    def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
+        assert isinstance(target, KubernetesTarget)
+        assert isinstance(target.api, Refusing)
+        target.api.word = "statefulsets"  # the reaper is there, and what it should guard is refused
+        yield
+        target.api.word = None
+
+    def lines_about_a_secret(self) -> tuple[str, ...]:
+        return ("the token is {TOKEN}",)

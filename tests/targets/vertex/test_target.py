@@ -21,7 +21,7 @@ from headway.targets.fake import Play
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import CANARY, TargetContract
+from tests.contract.suite import CANARY, WAITS, TargetContract
 from tests.servers.loopback import Fault
 from tests.targets.vertex.cloud import Cloud, Registry, google
 from tests.targets.vertex.jobs import entry
@@ -76,6 +76,10 @@ class TestVertex(TargetContract):
         assert lost.times == refused.times == 0
         assert len(self.server.jobs) == 1
 
+    def preempt(self, hold: Launched) -> None:
+        """Vertex AI starts what it has taken away by itself: to see the run stopped, the job is cancelled."""
+        self.server.machines[str(hold.handle.details["job"])].cancel()
+
     # What is not the same here: folders are in a bucket, secrets in Google's store.
 
     def test_names_at_their_limits_and_any_script_of_the_world(
@@ -105,3 +109,17 @@ class TestVertex(TargetContract):
             assert CANARY.encode() not in blob.content, name
         for path in tmp_path.rglob("*"):
             assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
+
+    def test_a_secret_is_in_no_request_and_no_process_listing_while_the_run_lives(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.cloud_here.secrets.secrets["my-project", "key"] = [CANARY.encode()]
+        secrets = {"TOKEN": Secret(ref="gcp-sm://key"), "KEY": Secret(ref="gcp-sm://my-project/key/1", as_="file")}
+        hold = self.running(start(WAITS, secrets=secrets))
+        assert CANARY not in hold.folder.plan().to_json()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                assert CANARY.encode() not in path.read_bytes(), path
+            except OSError:  # gone while we looked
+                continue
+        assert all(CANARY.encode() not in request.body for request in self.server.requests)

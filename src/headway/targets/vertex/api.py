@@ -79,6 +79,10 @@ class Client:
                 return
             query = {**query, "pageToken": page["nextPageToken"]}
 
+    def one(self, region: str) -> None:
+        """The smallest question: whether this region answers us at all."""
+        self._patiently("GET", self.vertex(region), None, {"pageSize": "1"})
+
     def entries(self, where: str, *, limit: int = 10_000, newest: bool = False) -> Iterator[dict[str, Any]]:
         """What Cloud Logging holds, the oldest first unless the newest are asked for."""
         body: dict[str, Any] = {

@@ -132,6 +132,11 @@ def _secrets(job: Job, options: Options) -> Iterator[Problem]:
         problem = secret_problem(name, parse(secret.ref), options)
         if problem is not None:
             yield problem
+    if job.notify.webhook:  # the run itself announces its end: it must know where
+        problem = secret_problem("WEBHOOK", parse(job.notify.webhook), options)
+        if problem is not None:
+            fix = problem.fix.partition("; then")[0] + "; then notify: {webhook: gcp-sm://webhook}"
+            yield Problem(what=problem.what, where="notify.webhook", fix=fix)
 
 
 def secret_problem(name: str, lies: Reference, options: Options) -> Problem | None:

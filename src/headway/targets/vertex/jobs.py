@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from headway.targets.vertex.api import Client, Gone
 from headway.targets.vertex.rendering import EXPIRES_LABEL, FOLDER_LABEL, RUN_LABEL, START_LABEL, folder_label
@@ -68,6 +69,12 @@ class Job:
 def console_link(name: str, project: str) -> str:
     parts = name.split("/")
     return f"https://console.cloud.google.com/vertex-ai/locations/{parts[3]}/training/{parts[5]}?project={project}"
+
+
+def logs_link(name: str, project: str) -> str:
+    """Cloud Logging, with the filter filled in."""
+    where = quote(f'resource.type="ml_job"\nresource.labels.job_id="{name.rpartition("/")[2]}"', safe="")
+    return f"https://console.cloud.google.com/logs/query;query={where}?project={project}"
 
 
 def job_of(told: Mapping[str, Any]) -> Job:

@@ -39,12 +39,12 @@ def requests(plan: Plan, options: Options) -> list[Request]:
     return [*_image(plan, options), *_package(plan, options), *_jobs(plan, options)]
 
 
-def custom_job(plan: Plan, options: Options, place: Place, *, timeout: float | None = None) -> dict[str, Any]:
-    """The body of `customJobs.create`. `timeout` replaces the plan's where part of the budget is spent already."""
+def custom_job(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+    """The body of `customJobs.create`."""
     job: dict[str, Any] = {
         "displayName": RUN,
         "labels": labels(plan, options),
-        "jobSpec": _spec(plan, options, place, timeout_s(plan, options) if timeout is None else timeout),
+        "jobSpec": _spec(plan, options, place),
     }
     if options.kms_key:
         job["encryptionSpec"] = {"kmsKeyName": options.kms_key}
@@ -139,11 +139,11 @@ def _for_gcloud(body: Mapping[str, Any], options: Options, place: Place, mark: s
     return "\n".join([*about, json.dumps(body["jobSpec"], indent=2, ensure_ascii=False, sort_keys=True)]) + "\n"
 
 
-def _spec(plan: Plan, options: Options, place: Place, timeout: float) -> dict[str, Any]:
+def _spec(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
     url = run_url(str(plan.job["outputs"]), RUN)
     spec: dict[str, Any] = {
         "workerPoolSpecs": _pools(plan, options, place),
-        "scheduling": _scheduling(plan, options, place, timeout),
+        "scheduling": _scheduling(plan, options, place),
         "baseOutputDirectory": {"outputUriPrefix": f"{url}/vertex"},
     }
     said = {
@@ -155,14 +155,14 @@ def _spec(plan: Plan, options: Options, place: Place, timeout: float) -> dict[st
     return {**spec, **{name: value for name, value in said.items() if value}}
 
 
-def _scheduling(plan: Plan, options: Options, place: Place, timeout: float) -> dict[str, Any]:
+def _scheduling(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
     """Retries stay on: a machine that is taken away comes back, and the run goes on from its last checkpoint.
 
     The job is not restarted as a whole for one worker: the supervisors find each other again.
     """
     strategy = "SPOT" if place.spot else "FLEX_START" if options.strategy == "flex-start" else "STANDARD"
     found: dict[str, Any] = {
-        "timeout": f"{math.ceil(timeout)}s",
+        "timeout": f"{math.ceil(timeout_s(plan, options))}s",
         "strategy": strategy,
         "restartJobOnWorkerRestart": False,
         "disableRetries": False,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import BadInput, Conflict, TargetError
 from headway.image import build
 from headway.image.engine import Engine
-from headway.runfolder import RunFolder
 from headway.secrets import parse
 from headway.storage import ABSENT, join, open_store
 from headway.targets import spawn
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 TRIES = 3  # of one creation whose answer is lost
 LOOK_S = 10.0  # between looks at a job that waits, before the next place is tried
-SHORTEST_S = 60.0  # a run whose budget is spent still needs a moment to say so
 Sleep = Callable[[float], None]
 
 
@@ -52,16 +50,14 @@ def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
             pass  # the same content, sent earlier
 
 
-def create(
-    client: Client, plan: Plan, options: Options, run: str, *, spent_s: float, sleep: Sleep
-) -> tuple[Job, Place]:
-    """The job, in the first place that has room for it."""
+def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Place]:
+    """The job, in the first place that has room for it. `plan` says what is left of the budget."""
     refused: list[str] = []
     wanted = of_job(plan.job, options)
     for place in wanted:
         last = place == wanted[-1]
         try:
-            job = _create_in(client, place, _body(plan, options, place, run, spent_s))
+            job = _create_in(client, place, _body(plan, options, place, run))
             if last or options.switch_after is None or _leaves_the_queue(client, job, options.switch_after, sleep):
                 return job, place
             client.cancel(job.name)
@@ -78,24 +74,14 @@ def expected_s(plan: Plan, options: Options) -> float:
     return rendering.timeout_s(plan, options) + (plan.limits.max_wait_s or 86_400.0) + 3600.0
 
 
-def spent_s(folder: RunFolder) -> float:
-    """Of the budget, by attempts before this submission."""
-    return max((float(event.get("spent_s", 0.0)) for event in folder.events()), default=0.0)
-
-
-def _body(plan: Plan, options: Options, place: Place, run: str, spent: float) -> dict[str, Any]:
-    """As rendered, with the run's name in it, and what is left of the budget for a limit."""
-    timeout = rendering.timeout_s(plan, options)
-    if plan.limits.budget_s is not None:
-        timeout = max(SHORTEST_S + rendering.ENDING_S, timeout - spent)
-    body: dict[str, Any] = spawn.named(rendering.custom_job(plan, options, place, timeout=timeout), run)
-    expires = str(int(time.time() + expected_s(plan, options)))
-    body["labels"] = {
-        **body["labels"],
-        rendering.EXPIRES_LABEL: expires,
+def _body(plan: Plan, options: Options, place: Place, run: str) -> dict[str, Any]:
+    """As rendered, with the run's name in it."""
+    body: dict[str, Any] = spawn.named(rendering.custom_job(plan, options, place), run)
+    own = {
+        rendering.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
         rendering.START_LABEL: secrets.token_hex(8),
     }
-    return body
+    return {**body, "labels": {**body["labels"], **own}}
 
 
 def _create_in(client: Client, place: Place, body: Mapping[str, Any]) -> Job:

@@ -14,9 +14,10 @@ from headway.image.engine import run as run_command
 from headway.logtail import tail
 from headway.planning.model import Limits
 from headway.runs import Evidence, Watch, evidence
+from headway.spent import remainder, spent_s
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
-from headway.targets.vertex import checks, cloud_logs, jobs, machines, removal, rendering, starting
+from headway.targets.vertex import checks, cloud_logs, doctor, jobs, machines, removal, rendering, starting
 from headway.targets.vertex.api import Client, Refused
 from headway.targets.vertex.jobs import UNDER_WAY, Job
 from headway.targets.vertex.options import Options
@@ -26,6 +27,7 @@ from headway.targets.vertex.rendering import KIND
 if TYPE_CHECKING:
     from headway.planning.model import Plan
     from headway.spec import Job as Wanted
+    from headway.targets.findings import Finding
 
 DEFAULTS = Options()
 LOOK_S = 2.0  # between looks into the folder while a log is followed …
@@ -47,6 +49,20 @@ class VertexTarget:
     def notes(self, job: Wanted, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
         return list(checks.notes(job, self.options, self.today()))
+
+    def online(self, job: Wanted) -> list[Problem]:
+        """What only Google can say: whether we may, in every region that a run may go to."""
+        return list(doctor.refusals(self._client(), regions(self.options)))
+
+    def doctor(self, job: Wanted) -> Iterator[Finding]:
+        """What works with this project and what does not, each with what to type."""
+        return doctor.findings(self._client(), self.options, job)
+
+    def links(self, handle: Handle) -> dict[str, str]:
+        """Where a run can be looked at. Asks nobody."""
+        name = str(handle.details.get("job", ""))
+        project = self.options.project or ""
+        return {"console": jobs.console_link(name, project), "logs": jobs.logs_link(name, project)} if name else {}
 
     def limits(self, job: Wanted) -> Limits:
         """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""
@@ -74,17 +90,13 @@ class VertexTarget:
             raise RunBusy(f"{run}: {live[-1]} is {live[-1].words}", fix=f"headway stop {run}")
         starting.lay_ready(plan, self.options, self.engine)
         try:
-            spent = starting.spent_s(folder_of(handle))
-            job, place = starting.create(self._client(), plan, self.options, run, spent_s=spent, sleep=self.sleep)
+            # Vertex AI's own limit counts each submission anew: it is given what is left of the budget.
+            left = remainder(plan, spent_s(folder_of(handle)))
+            job, place = starting.create(self._client(), left, self.options, run, self.sleep)
         except BaseException:  # Ctrl-C too: a job in the queue would run one day
             self._take_back(handle)
             raise
-        details = {
-            "job": job.name,
-            "place": str(place),
-            "console": jobs.console_link(job.name, self._client().project),
-        }
-        return Handle(target=plan.target, run=run, url=url, details=details)
+        return Handle(target=plan.target, run=run, url=url, details={"job": job.name, "place": str(place)})
 
     def status(self, handle: Handle) -> Status:
         # Asked before the folder is read: a job that has ended has written all it will ever write.
@@ -154,7 +166,7 @@ class VertexTarget:
 
     def _standing(self, job: Job, seen: Evidence) -> Status:
         """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
-        where = f"{job} is {job.words}: {jobs.console_link(job.name, self._client().project)}"
+        where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.farewell is None:
             return Status(state=State.RUNNING, reason=where)
         again = "; it goes on from its last checkpoint" if seen.started else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
 from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources
-from headway.recipes.captioning.score import Judge, evaluate, say, together
+from headway.recipes.captioning.score import SEARCHES, Judge, choose_search, evaluate, say, together
 from headway.spec.model import Data
 from tests.recipes.captioning.test_model import captioner
 from tests.recipes.folders import TINY
@@ -87,3 +88,11 @@ def test_sources_are_scored_apart_and_together_by_weight() -> None:
     )
     found = together(sources, [{"bleu_4": 0.4}, {"bleu_4": 0.2}])
     assert found == {"bleu_4": pytest.approx(0.25), "bleu_4_coco": 0.4, "bleu_4_viz": 0.2}
+
+
+def test_the_search_is_chosen_that_scores_best(test_pictures: Pictures) -> None:
+    model = captioner(words=vocabulary(CFG, [test_pictures])).eval()
+    chosen, found = choose_search(model, CFG, Data())
+    assert (chosen.beam, chosen.length_penalty) in SEARCHES
+    tried = [evaluate(model, replace(CFG, beam=b, length_penalty=p), Data(), "val").metrics for b, p in SEARCHES]
+    assert found["bleu_4"] == pytest.approx(max(metrics["bleu_4"] for metrics in tried))

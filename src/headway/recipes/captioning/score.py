@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ from headway.spec.model import Data
 if TYPE_CHECKING:
     from headway.runtime import Run
 
+SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.7), (5, 1.0))  # beam, length penalty
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")
@@ -95,8 +97,7 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluatio
     """The whole split with beam search: of each source, and apart what training showed and did not show."""
     sources = Sources(load(cfg, data, split))
     feed = EvaluationFeed(sources)
-    batches = (feed.batch(0, step, 0, 1) for step in range(len(feed)))
-    rows = say(model, cfg, len(sources), batches, beam=cfg.beam)
+    rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
     said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
     each = [Judge(pictures).scores(part, EVERY) for pictures, part in zip(sources.pictures, said, strict=True)]
     metrics, by_group, examples = together(sources, each), {}, []
@@ -116,6 +117,27 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluatio
         groups=by_group,
         examples=examples,
     )
+
+
+def choose_search(model: Captioner, cfg: Config, data: Data, *, split: str = "val") -> tuple[Config, dict[str, float]]:
+    """The beam and length penalty that score best on `split`, in the settings, and those scores."""
+    sources = Sources(load(cfg, data, split))
+    feed = EvaluationFeed(sources)
+    with torch.inference_mode():  # the pictures are seen once, whatever is tried
+        seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
+    judges = [Judge(pictures) for pictures in sources.pictures]
+    found: list[tuple[Config, dict[str, float]]] = []
+    for beam, penalty in SEARCHES:
+        tried = replace(cfg, beam=beam, length_penalty=penalty)
+        rows = say(model, tried, len(sources), (Batch(*batch) for batch in seen), beam=beam)
+        said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+        each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
+        found.append((tried, together(sources, each)))
+    return max(found, key=lambda one: one[1][cfg.best])
+
+
+def _all(feed: EvaluationFeed) -> Iterator[Batch]:
+    return (feed.batch(0, step, 0, 1) for step in range(len(feed)))
 
 
 def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -145,3 +148,27 @@ def test_the_fingerprint_changes_with_a_single_weight() -> None:
     with torch.no_grad():
         encoder.get_parameter("layer4.1.conv2.weight")[0, 0, 0, 0] += 1e-3
     assert fingerprint(encoder) != before
+
+
+def test_weights_at_a_url_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Server(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    (tmp_path / "web").mkdir()
+    given = encoders.build("resnet18")
+    torch.save(weights_of(given), tmp_path / "web" / "resnet18-abc.pth")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(tmp_path / "web"))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/resnet18-abc.pth"
+        found = [encoders.build("resnet18", weights=url) for _ in range(2)]
+        server.shutdown()
+    assert {fingerprint(one) for one in found} == {fingerprint(given)}
+    assert len(asked) == 1

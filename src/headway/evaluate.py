@@ -5,6 +5,7 @@ Needs torch. What is measured is the recipe's business; it hands back an `Evalua
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 from headway.errors import BadInput
 
 SPLITS = ("train", "val", "test")
+SAMPLES = "report_samples.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,29 +53,100 @@ class Evaluation:
     samples: Mapping[str, Any] = field(default_factory=dict)  # by metric, what each input adds to it: for intervals
 
 
+def evaluate(
+    ref: str, *, checkpoint: str = "best", split: str = "test", data: str | None = None, root: str | None = None
+) -> dict[str, Any]:
+    """Measure a run's model, or a bundle's, on its own data or on what `data` names (see `evaluate_data`).
+
+    A run gets both reports into its folder; a bundle is left as it is. Returns what report.json says, or would say.
+    """
+    if split not in SPLITS:
+        raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
+    if root is not None and data is None:
+        raise BadInput("--root says where the pictures of a splits.json are", fix="--data splits.json --root DIR")
+    if not _is_bundle(ref):
+        return _of_run(ref, checkpoint, split, data, root)
+    if checkpoint != "best":
+        raise BadInput(f"a bundle has one set of weights, and no checkpoint {checkpoint!r}", where=ref)
+    return _of_bundle(ref, split, data, root)
+
+
 def evaluate_run(run_url: str, *, checkpoint: str = "best", split: str = "test") -> dict[str, Any]:
-    """Measure, write the two reports into the run folder, and return what report.json says."""
+    """The same, for a run on its own data."""
+    return evaluate(run_url, checkpoint=checkpoint, split=split)
+
+
+def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: str | None) -> dict[str, Any]:
+    from headway.evaluate_data import named_data
     from headway.recipes.trained import open_trained
     from headway.report import write_report
 
-    if split not in SPLITS:
-        raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
     trained = open_trained(run_url, checkpoint)
     begun = time.monotonic()
-    found: Evaluation = trained.recipe.load("evaluate")(trained.model, trained.config, trained.job.data, split)
+    with named_data(data, root, split, trained.config, otherwise=trained.job.data) as read:
+        found: Evaluation = trained.recipe.load("evaluate")(trained.model, trained.config, read, split)
     record = {
         "run": run_url.rstrip("/").rsplit("/", 1)[-1],
-        "recipe": trained.recipe.name,
+        "checkpoint": trained.checkpoint,
+        "step": trained.step,
+        "validation": dict(trained.scores),
+        "environment": dict(trained.environment),
+        **_record(trained.recipe.name, split, found, time.monotonic() - begun),
+    }
+    write_samples(run_url, record, found.samples)
+    return write_report(run_url, record, found.examples, found.tables)
+
+
+def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict[str, Any]:
+    from headway.bundle import Bundle
+    from headway.evaluate_data import named_data
+    from headway.recipes.registry import RECIPES
+    from headway.spec.model import Data
+
+    bundle = Bundle.open(url)
+    if bundle.recipe not in RECIPES:
+        raise BadInput(f"this Headway has no recipe {bundle.recipe!r}", where=url, fix="use the one that exported it")
+    recipe = RECIPES[bundle.recipe]
+    predictor = recipe.load("predictor")(bundle)
+    begun = time.monotonic()
+    with named_data(data, root, split, predictor.config, otherwise=Data()) as read:
+        found: Evaluation = recipe.load("evaluate")(predictor.model, predictor.config, read, split)
+    return {
+        "bundle": url,
+        "validation": dict(bundle.metrics),
+        **_record(recipe.name, split, found, time.monotonic() - begun),
+    }
+
+
+def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[str, Any]:
+    return {
+        "recipe": recipe,
         "split": split,
         "data": found.data,
         "count": found.count,
-        "checkpoint": trained.checkpoint,
-        "step": trained.step,
         "metrics": dict(found.metrics),
         "groups": {name: dict(values) for name, values in found.groups.items()},
-        "validation": dict(trained.scores),
         **{table.name: [dict(zip(table.head, row, strict=True)) for row in table.rows] for table in found.tables},
-        "seconds": round(time.monotonic() - begun, 3),
-        "environment": dict(trained.environment),
+        "seconds": round(seconds, 3),
     }
-    return write_report(run_url, record, found.examples, found.tables)
+
+
+def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
+    """What each input adds to each metric, beside report.json: intervals and comparisons are drawn from it."""
+    from headway.storage import open_store
+
+    about = {name: record[name] for name in ("data", "split", "count", "step")}
+    body = json.dumps({**about, "samples": samples}, sort_keys=True, separators=(",", ":")) + "\n"
+    open_store(run_url).write(SAMPLES, body.encode())
+
+
+def _is_bundle(ref: str) -> bool:
+    from headway.bundle import RECORD
+    from headway.errors import NotThere
+    from headway.storage import open_store
+
+    try:
+        open_store(ref).stat(RECORD)
+    except NotThere:
+        return False
+    return True

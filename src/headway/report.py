@@ -28,6 +28,11 @@ _NOISY = ("grad_norm", "loss")  # drawn with their running mean
 _NOT_CURVES = ("step", "epoch", "time")
 _WORDS = {
     "bleu_4": "BLEU-4",
+    "ece": "calibration error",
+    "emd2": "squared earth mover's distance",
+    "mae": "mean error in grades",
+    "qwk": "QWK",
+    "within_one": "within one grade",
     "cider": "CIDEr",
     "exact": "right captions",
     "held_out": "new combinations",
@@ -296,7 +301,7 @@ def named(metric: str) -> str:
 def _shown(value: float | None, name: str) -> str:
     if value is None:
         return ""
-    return f"{100 * value:.1f} %" if name.startswith(("exact", "accuracy")) else f"{value:.3f}"
+    return f"{100 * value:.1f} %" if name.startswith(("exact", "accuracy", "within_one")) else f"{value:.3f}"
 
 
 def _time(seconds: float) -> str:

@@ -11,6 +11,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "compare": Verb("runs side by side: metrics with intervals, settings, curves", "headway.cli.compare"),
     "completion": Verb("print the shell completion script", "headway.cli.completion"),
     "data": Verb("prepare a data set, look into it, verify it", "headway.cli.data"),
     "doctor": Verb("check this machine, and say what to type for what is missing", "headway.cli.doctor"),
@@ -40,7 +41,7 @@ GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
     "Watch": ["ps", "status", "logs", "why"],
     "Stop and go on": ["stop", "resume", "down", "gc"],
-    "Use the model": ["eval", "export", "predict", "serve", "pull"],
+    "Use the model": ["eval", "compare", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],
     "This machine": ["doctor", "verify-resume", "completion"],
 }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts, to_json
 from headway.errors import BadInput
-from headway.recipes.captioning.predict import read_picture
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import CARDS
 from headway.recipes.grading.model import Grader, rebuild
+from headway.recipes.picture_files import open_picture
+from headway.recipes.state_files import as_pth
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
 
@@ -38,20 +39,13 @@ def bundle(model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) ->
     )
 
 
-def as_pth(state: Mapping[str, Any]) -> bytes:
-    """What `torch.load(path, weights_only=True)` reads: tensors on the CPU and plain containers."""
-    body = io.BytesIO()
-    torch.save({name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}, body)
-    return body.getvalue()
-
-
 class Predictor:
     """Grades picture files with the model of a bundle. A pair is one input: `front.png,back.png`."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._cfg = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
-        self._model = rebuild(self._cfg, bundle.weights())
-        self._model.eval()
+        self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
+        self.model = rebuild(self.config, bundle.weights())
+        self.model.eval()
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
@@ -61,9 +55,9 @@ class Predictor:
         for first in range(0, len(views), _AT_ONCE):
             some = views[first : first + _AT_ONCE]
             back = torch.stack([pair[-1] for pair in some])
-            front = torch.stack([pair[0] for pair in some]) if self._cfg.views == "both" else None
-            chances = self._model.probabilities(self._model(back, front))
-            named = self._model.named(chances).tolist()
+            front = torch.stack([pair[0] for pair in some]) if self.config.views == "both" else None
+            chances = self.model.probabilities(self.model(back, front))
+            named = self.model.named(chances).tolist()
             answers += [
                 self._answer(text, grade, row.tolist())
                 for text, grade, row in zip(inputs[first:], named, chances, strict=False)
@@ -71,7 +65,7 @@ class Predictor:
         return answers
 
     def _answer(self, text: str, grade: int, row: list[float]) -> dict[str, Any]:
-        grades = self._model.grades.tolist()
+        grades = self.model.grades.tolist()
         expected = sum(each * chance for each, chance in zip(grades, row, strict=True))
         likely = {str(each): round(chance, 4) for each, chance in zip(grades, row, strict=True)}
         return {
@@ -84,11 +78,19 @@ class Predictor:
 
     def _read(self, text: str) -> list[Tensor]:
         paths = text.split(SEPARATOR)
-        wanted = 2 if self._cfg.views == "both" else 1
+        wanted = 2 if self.config.views == "both" else 1
         if len(paths) != wanted:
             how = "FRONT,BACK: two files with a comma between them" if wanted == 2 else "one file"
             raise BadInput(f"{text!r} is {len(paths)} files, and this grader takes {wanted} of each thing", fix=how)
-        return [read_picture(path, self._cfg.side) for path in paths]
+        return [read_whole(path, self.config.side) for path in paths]
+
+
+def read_whole(path: str, side: int) -> Tensor:
+    """All of a picture, squashed to a square: what is cut off cannot be graded."""
+    from PIL import Image
+
+    upright = open_picture(path)
+    return torch.from_numpy(np.array(upright.resize((side, side), Image.Resampling.BICUBIC))).permute(2, 0, 1)
 
 
 def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:

@@ -17,6 +17,7 @@ from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import Batch, Graded, load, prepared
 from headway.recipes.grading.model import Grader
 from headway.score.ordinal import OrdinalScores
+from headway.score.samples import of_grades, of_values
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -103,15 +104,10 @@ def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[i
     """What each thing adds to each metric: from these, intervals are drawn and runs compared."""
     off = np.abs(labels - named)
     return {
-        "qwk": {
-            "kind": "kappa",
-            "labels": (labels - grades[0]).tolist(),
-            "predictions": (named - grades[0]).tolist(),
-            "classes": len(grades),
-        },
-        "mae": {"kind": "mean", "values": off.tolist()},
-        "accuracy": {"kind": "mean", "values": (off == 0).astype(int).tolist()},
-        "within_one": {"kind": "mean", "values": (off <= 1).astype(int).tolist()},
+        "qwk": of_grades(labels - grades[0], named - grades[0], len(grades)),
+        "mae": of_values(off),
+        "accuracy": of_values(off == 0),
+        "within_one": of_values(off <= 1),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.errors import BadInput
-from headway.recipes.captioning.train import BestScores
+from headway.recipes.best_scores import BestScores
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import augmentation, load, prepared
 from headway.recipes.grading.model import Grader
@@ -22,7 +22,7 @@ def train(run: Run, cfg: Config) -> None:
     graded, val = (load(cfg, run.job.data, split, cache=cache) for split in ("train", "val"))
     feed, augment = graded.feed(cfg, training=True, seed=run.seed), augmentation(cfg)
 
-    model = run.place(Grader(cfg, graded.grades, weights=cfg.weights))
+    model = run.place(channels_last(Grader(cfg, graded.grades, weights=cfg.weights)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr_phase1, weight_decay=cfg.weight_decay)
     schedule = Schedule(optimizer, "plateau", patience=cfg.plateau_patience, shrink=cfg.plateau_factor)
     best = BestScores()
@@ -45,6 +45,12 @@ def train(run: Run, cfg: Config) -> None:
             if run.score(scores, best=phase.best or "qwk"):
                 best.load_state_dict(scores)
     run.finish()
+
+
+def channels_last(model: Grader) -> Grader:
+    """Convolutions take a third less time with their weights laid out so."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+    return model
 
 
 def curriculum(cfg: Config) -> tuple[Phase, ...]:

@@ -1,0 +1,111 @@
+"""Batches: pure functions of the epoch and step, balanced by rarity, with true targets; from drawn cards or shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headway.data import cards
+from headway.data.prepare import Wishes, prepare
+from headway.errors import BadInput
+from headway.recipes.grading.data import augmentation, load, prepared
+from headway.runtime.feed import Filler
+from headway.spec import Data, Source
+from tests.recipes.grading.jobs import grading_config
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("pairs")
+    cards.write_pairs(folder / "cards", {"train": 20, "val": 6, "test": 6})
+    wishes = Wishes(fit="squash")
+    prepare(str(folder / "cards"), str(folder / "shards"), size=128, encoding="raw", workers=1, wishes=wishes)
+    return str(folder / "shards")
+
+
+def test_drawn_cards_come_with_what_is_true_of_them() -> None:
+    cfg = grading_config(train_cards=20)
+    batch = load(cfg, Data(), "train").feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
+    card = cards.compose("train", 4)
+    assert int(batch["label"][4]) == cards.grade(card)
+    edge, across, down = batch["targets"][4, 0].tolist()
+    assert edge == pytest.approx(card.back.whitened)
+    assert (across, down) == pytest.approx((abs(card.back.across), abs(card.back.down)))
+    assert len({round(float(value), 4) for value in batch["targets"][:, 1, 1]}) > 15  # no constants
+
+
+def test_a_batch_is_the_same_whatever_the_number_of_ranks() -> None:
+    cfg = grading_config(train_cards=40)
+    feed = load(cfg, Data(), "train").feed(cfg, training=True, seed=5)
+    whole = feed.batch(3, 1, 0, 1)
+    parts = [feed.batch(3, 1, part, 3) for part in range(3)]
+    assert torch.equal(torch.cat([part["row"] for part in parts]), whole["row"])
+    assert torch.equal(torch.cat([part["draws"] for part in parts]), whole["draws"])
+    assert isinstance(feed.batch(3, 1, 17, 18), Filler)
+
+
+def test_the_sampler_draws_rare_grades_more_often() -> None:
+    cfg = grading_config(train_cards=600, skewed=True, batch_size=600)
+    graded = load(cfg, Data(), "train")
+    counts = Counter(graded.labels().tolist())
+    feed = graded.feed(cfg, training=True, seed=1)
+    drawn = Counter(label for epoch in range(4) for label in feed.batch(epoch, 0, 0, 1)["label"].tolist())
+    for rare, common in ((5, 9), (6, 8)):
+        wanted = (counts[rare] / counts[common]) ** 0.5
+        assert drawn[rare] / drawn[common] == pytest.approx(wanted, rel=0.05)
+    plain = graded.feed(grading_config(batch_size=600, use_sampler=False), training=True, seed=1)
+    assert Counter(plain.batch(0, 0, 0, 1)["label"].tolist()) == counts
+
+
+def test_prepared_pairs_are_the_same_pictures_under_the_same_names(shards: str) -> None:
+    cfg = grading_config(picture=128, train_cards=20)
+    data = Data(train=(Source(source=shards),))
+    graded, drawn = load(cfg, data, "train"), load(cfg, Data(), "train")
+    mine = graded.feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
+    made = drawn.feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
+    assert Counter(mine["label"].tolist()) == Counter(made["label"].tolist())
+    assert torch.equal(mine["front"][0], made["front"][0])
+    assert torch.equal(mine["back"][0], made["back"][0])
+    assert "targets" not in mine
+    assert np.array_equal(graded.pictures(0)[0], drawn.pictures(0)[0])
+
+
+def test_validation_reads_the_training_source_where_none_is_named(shards: str) -> None:
+    assert len(load(grading_config(), Data(train=(Source(source=shards),)), "val")) == 6
+
+
+def test_whole_pictures_are_brought_to_the_models_size(shards: str) -> None:
+    cfg = grading_config(picture=96)
+    feed = load(cfg, Data(train=(Source(source=shards),)), "train").feed(cfg, training=True, seed=0)
+    back, front = prepared(feed.batch(0, 0, 0, 1), cfg, augmentation(cfg))
+    assert back.shape[1:] == (3, 96, 96)
+    assert front is not None
+    assert front.dtype == torch.uint8
+
+
+def test_one_picture_of_each_thing_needs_single_views(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "eyes").mkdir()
+    lines = ["file,grade"]
+    for number in range(12):
+        pixels = np.full((96, 96, 3), 20 * number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "eyes" / f"{number}.png")
+        lines.append(f"{number}.png,{number % 3}")
+    (tmp_path / "eyes" / "table.csv").write_text("\n".join(lines))
+    prepare(str(tmp_path / "eyes"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1)
+    data = Data(train=(Source(source=str(tmp_path / "shards")),))
+    with pytest.raises(BadInput, match="one picture of each thing"):
+        load(grading_config(), data, "train")
+    single = load(grading_config(views="single"), data, "train")
+    assert single.grades == (0, 1, 2)
+    assert "front" not in single.feed(grading_config(views="single"), training=False, seed=0).batch(0, 0, 0, 1)
+
+
+def test_drawn_cards_are_mixed_with_nothing(shards: str) -> None:
+    with pytest.raises(BadInput, match="mixes"):
+        load(grading_config(), Data(train=(Source(source="builtin:cards"), Source(source=shards))), "train")

@@ -27,11 +27,20 @@ def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
     secrets = [str(secret["ref"]) for secret in job.get("secrets", {}).values()]
     places = [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), *sources, *secrets]
     chosen = {_SCHEMES.get(place.partition("://")[0], "") for place in places if "://" in place}
+    if job.get("log_to"):
+        chosen.add("loggers")
     if job.get("recipe"):
-        chosen |= {"train"} | ({"data"} if any(not source.startswith("builtin:") for source in sources) else set())
+        chosen |= {"train", *_of_recipe(str(job["recipe"]))}
+        chosen |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
     elif not job.get("requirements"):
         chosen |= {"train"}
     return tuple(sorted(chosen - {""}))
+
+
+def _of_recipe(name: str) -> tuple[str, ...]:
+    from headway.recipes.registry import RECIPES
+
+    return RECIPES[name].extras if name in RECIPES else ()
 
 
 def needed(wheel: Path, wanted: Iterable[str]) -> str:

@@ -201,3 +201,18 @@ def test_threads_are_those_of_the_machine_there(tmp_path: Path) -> None:
     assert planned(tmp_path / "project").environment["threads"] == "8"
     resources = Resources(accelerator=Accelerator(kind="T4", count=4), machine="n1-standard-32")
     assert planned(tmp_path / "project", resources=resources).environment["threads"] == "8"
+
+
+def test_a_budget_in_dollars_holds_in_the_dearest_place_that_a_run_may_go_to(tmp_path: Path) -> None:
+    spot = Resources(accelerator=Accelerator(kind="T4"), machine="n1-standard-8", spot=True)
+    cheap = planned(tmp_path / "project", budget=Budget(usd=5.0), resources=spot)
+    fallback = [{"region": "us-central1"}, {"spot": False}]
+    safe = planned(tmp_path / "project", budget=Budget(usd=5.0), resources=spot, options={"fallback": fallback})
+    dear = planned(tmp_path / "project", budget=Budget(usd=5.0), resources=Resources(
+        accelerator=Accelerator(kind="T4"), machine="n1-standard-8"))  # fmt: skip
+    assert safe.limits.budget_s == dear.limits.budget_s
+    assert cheap.limits.budget_s is not None
+    assert dear.limits.budget_s is not None
+    assert dear.limits.budget_s < cheap.limits.budget_s
+    assert any("reckoned with the dearest place" in note and "n1-standard-8 with T4:1 in us-east1" in note
+               for note in safe.notes)  # fmt: skip

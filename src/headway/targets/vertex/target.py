@@ -17,7 +17,7 @@ from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
-from headway.targets.vertex import checks, cloud_logs, doctor, jobs, machines, removal, rendering, starting
+from headway.targets.vertex import checks, cloud_logs, doctor, jobs, machines, prices, removal, rendering, starting
 from headway.targets.vertex.api import Client, Refused
 from headway.targets.vertex.jobs import UNDER_WAY, Job
 from headway.targets.vertex.options import Options
@@ -48,7 +48,7 @@ class VertexTarget:
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
-        return list(checks.notes(job, self.options, self.today()))
+        return [*checks.notes(job, self.options, self.today()), *prices.notes(job, self.options)]
 
     def online(self, job: Wanted) -> list[Problem]:
         """What only Google can say: whether we may, in every region that a run may go to."""
@@ -66,7 +66,7 @@ class VertexTarget:
 
     def limits(self, job: Wanted) -> Limits:
         """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""
-        hours = job.budget.hours
+        hours = prices.hours(job, self.options)
         budget_s = None if hours is None else hours * 3600
         limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + rendering.ENDING_S
         second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"

@@ -29,6 +29,39 @@ class Cache(NamedTuple):
         return Cache(self.seen, said, None if self.looks is None else self.looks[rows])
 
 
+class Row(NamedTuple):
+    """The words of a batch without padding, and where each lies in one row a picture."""
+
+    words: Tensor  # (words,)
+    targets: Tensor
+    position: Tensor  # of each word in its caption
+    at: Tensor  # of each word in the rows, one behind the other
+    mask: Tensor  # (pictures, length, length): which places of its row each may attend to
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(words, width) to (pictures, length, width)."""
+        pictures, length, _ = self.mask.shape
+        return x.new_zeros(pictures * length, x.shape[1]).index_copy(0, self.at, x).view(pictures, length, -1)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """The way back."""
+        return x.flatten(0, 1)[self.at]
+
+
+def laid_out(words: Tensor, targets: Tensor) -> Row:
+    """Padding between the captions is squeezed out; what is left of it stands at the end of the rows."""
+    pictures, each, length = words.shape
+    said = (targets != PAD).flatten(1)
+    order = (~said).to(torch.int8).argsort(dim=1, stable=True)[:, : int(said.sum(dim=1).max())]
+    caption = torch.arange(each, device=words.device).repeat_interleave(length).expand(pictures, -1).gather(1, order)
+    position = torch.arange(length, device=words.device).repeat(each).expand(pictures, -1).gather(1, order)
+    same = caption[:, :, None] == caption[:, None, :]
+    mask = same & (position[:, :, None] >= position[:, None, :])
+    at = said.gather(1, order).flatten().nonzero()[:, 0]
+    given, wanted = (part.flatten(1).gather(1, order).flatten()[at] for part in (words, targets))
+    return Row(given, wanted, position.flatten()[at], at, mask)
+
+
 class Layer(nn.Module):
     """Attention over the words before, attention over the picture, and a feed-forward layer; normalised before each."""
 
@@ -49,14 +82,14 @@ class Layer(nn.Module):
         keys, values = self.picture(grid).chunk(2, dim=2)
         return self._by_head(keys), self._by_head(values)
 
-    def forward(self, x: Tensor, seen: Pair, mask: Tensor) -> Tensor:
-        """All words of a picture at once: x (pictures, words, width), mask (pictures, words, words)."""
-        asked, keys, values = (self._by_head(part) for part in self.words(self.norms[0](x)).chunk(3, dim=2))
-        found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask[:, None])
-        x = x + self.dropout(self.words_out(self._joined(found)))
-        asked = self._by_head(self.ask(self.norms[1](x)))
+    def forward(self, x: Tensor, seen: Pair, row: Row) -> Tensor:
+        """All words of all pictures at once: x (words, width). Padding is there in the two attentions alone."""
+        asked, keys, values = (self._by_head(part) for part in row.spread(self.words(self.norms[0](x))).chunk(3, dim=2))
+        found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=row.mask[:, None])
+        x = x + self.dropout(self.words_out(row.gathered(self._joined(found))))
+        asked = self._by_head(row.spread(self.ask(self.norms[1](x))))
         found = functional.scaled_dot_product_attention(asked, *seen)
-        x = x + self.dropout(self.picture_out(self._joined(found)))
+        x = x + self.dropout(self.picture_out(row.gathered(self._joined(found))))
         return self._think(x)
 
     def next(self, x: Tensor, seen: Pair, said: Pair | None) -> tuple[Tensor, Pair, Tensor]:
@@ -115,13 +148,11 @@ class TransformerDecoder(Decoder):
 
     def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
         """The captions of each picture lie one behind the other; a word sees those of its own caption before it."""
-        row = _laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
-        x = self._embed(row.words) + self.position[row.position]
-        x, seen = self.dropout(x), self._see(grid)
+        row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
+        x, seen = self.dropout(self._embed(row.words) + self.position[row.position]), self._see(grid)
         for layer in self._stack():
-            x = layer(x, layer.see(seen), row.mask)
-        said = row.targets != PAD
-        return Lesson(self.score(self.dropout(self.norm(x[said]))), row.targets[said])
+            x = layer(x, layer.see(seen), row)
+        return Lesson(self.score(self.dropout(self.norm(x))), row.targets)
 
     def _see(self, grid: Tensor) -> Tensor:
         seen: Tensor = self.dropout(self.look_norm(self.look(grid) + self.place))
@@ -142,22 +173,3 @@ class TransformerDecoder(Decoder):
 
     def _stack(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
-
-
-class _Laid(NamedTuple):
-    words: Tensor  # (pictures, words of all its captions)
-    targets: Tensor
-    position: Tensor  # of each word in its caption
-    mask: Tensor  # (pictures, words, words): what each may attend to
-
-
-def _laid_out(words: Tensor, targets: Tensor) -> _Laid:
-    """Padding between the captions is squeezed out; what is left of it stands at the end of the row."""
-    pictures, each, length = words.shape
-    said = (targets != PAD).flatten(1)
-    order = (~said).to(torch.int8).argsort(dim=1, stable=True)[:, : int(said.sum(dim=1).max())]
-    caption = torch.arange(each, device=words.device).repeat_interleave(length).expand(pictures, -1).gather(1, order)
-    position = torch.arange(length, device=words.device).repeat(each).expand(pictures, -1).gather(1, order)
-    same = caption[:, :, None] == caption[:, None, :]
-    mask = same & (position[:, :, None] >= position[:, None, :])
-    return _Laid(words.flatten(1).gather(1, order), targets.flatten(1).gather(1, order), position, mask)

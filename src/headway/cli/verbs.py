@@ -33,13 +33,14 @@ VERBS = {
     "serve": Verb("answer requests with a model, and try it in a browser", "headway.cli.serve"),
     "status": Verb("how a run is doing", "headway.cli.status"),
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
+    "ui": Verb("all runs in a browser: curves, logs, comparison", "headway.cli.ui"),
     "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify_resume"),
     "why": Verb("why a run failed, the line that shows it, and what to type", "headway.cli.why"),
 }
 
 GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
-    "Watch": ["ps", "status", "logs", "why"],
+    "Watch": ["ps", "status", "logs", "ui", "why"],
     "Stop and go on": ["stop", "resume", "down", "gc"],
     "Use the model": ["eval", "compare", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],

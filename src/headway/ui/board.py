@@ -1,0 +1,185 @@
+"""What the dashboard shows: runs of the index and of the places it was given, and everything in a run's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from threading import Lock
+from typing import Any
+
+from headway.errors import HeadwayError, UnknownRun
+from headway.ledger import Ledger, Row
+from headway.runfolder import RECEIPT, REPORT, RunFolder
+from headway.runs import find
+from headway.storage import open_store
+from headway.targets.base import State
+from headway.ui.series import Metrics
+
+_FRESH_S = 2.0  # how long a state of a run that goes on is believed
+
+
+def run_id(url: str) -> str:
+    """A short name for an address: what pages and requests call a run. Only runs that are listed have one."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was last seen of a run. That of an ended one is not read again."""
+
+    seen: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    ended: bool = False
+
+
+class Board:
+    """Reads; never changes a run, except by the two verbs that the pages offer."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
+        self._known: dict[str, _Known] = {}
+        self._urls: dict[str, str] = {}
+        self._metrics: dict[str, Metrics] = {}
+        self._lock = Lock()
+
+    def runs(self, *, query: str = "", offset: int = 0, limit: int = 100) -> dict[str, Any]:
+        """One page of runs, newest first. Only those of the page are looked at closely, however many there are."""
+        words = query.lower().split()
+        rows = [row for row in self._ledger.rows() if all(word in _said(row) for word in words)]
+        with self._lock:
+            self._urls.update((run_id(row.url), row.url) for row in rows)
+        shown = rows[offset : offset + limit]
+        return {"total": len(rows), "runs": [self._summary(row) for row in shown]}
+
+    def _summary(self, row: Row) -> dict[str, Any]:
+        base = {"id": run_id(row.url), "name": row.name, "url": row.url, "target": row.target, "job": row.job,
+                "created": row.created, "state": row.state}  # fmt: skip
+        known = self._known.setdefault(row.url, _Known())
+        if not known.ended and time.monotonic() - known.seen > _FRESH_S:
+            known.facts = self._looked_at(row)
+            known.seen, known.ended = time.monotonic(), known.facts.get("ended", False)
+        return {**base, **known.facts}
+
+    def _looked_at(self, row: Row) -> dict[str, Any]:
+        try:
+            folder = RunFolder(open_store(row.url))
+            state = _state(row)
+            progress = folder.read_json("progress.json") or {}
+            best = folder.read_json("checkpoints/best.json") or {}
+            score = self._score(folder, best.get("step"))
+        except (HeadwayError, ValueError, OSError) as error:
+            return {"state": "gone", "ended": False, "trouble": str(error).splitlines()[0]}
+        if state != row.state:
+            self._ledger.saw(row.url, state)
+        ended = State(state).ended and state != State.LOST.value
+        kept = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
+        told = {key: progress[key] for key in kept if key in progress}
+        return {"state": state, "ended": ended, "progress": told, "best": score}
+
+    def _score(self, folder: RunFolder, step: Any) -> Any:
+        if not isinstance(step, int):
+            return None
+        manifest = folder.read_json(f"checkpoints/{step:08d}/manifest.json") or {}
+        return manifest.get("score")
+
+    def url(self, id_: str) -> str:
+        """Of a listed run. UnknownRun for anything else: pages cannot name folders of their own."""
+        with self._lock:
+            found = self._urls.get(id_)
+        if found is None:
+            self.runs()
+            found = self._urls.get(id_)
+        if found is None:
+            raise UnknownRun("no such run is listed here")
+        return found
+
+    def folder(self, id_: str) -> RunFolder:
+        return find(self.url(id_)).open()
+
+    def details(self, id_: str) -> dict[str, Any]:
+        folder = self.folder(id_)
+        plan = folder.plan()
+        events = folder.events()
+        return {
+            "id": id_,
+            "name": folder.name,
+            "url": folder.url,
+            "target": plan.target,
+            "state": _state_of(folder),
+            "job": plan.job,
+            "plan": {
+                "hash": plan.hash,
+                "nodes": plan.nodes,
+                "processes": plan.processes,
+                "limits": asdict(plan.limits),
+                "price": dict(plan.price),
+                "code": plan.code.sha256,
+                "data": dict(plan.data),
+                "environment": dict(plan.environment),
+                "notes": list(plan.notes),
+            },
+            "progress": folder.read_json("progress.json") or {},
+            "checkpoints": [_checkpoint(event) for event in events if event["kind"] == "checkpoint"],
+            "events": [event for event in events if event["kind"] not in ("checkpoint", "score")][-200:],
+            "receipt": folder.read_json(RECEIPT),
+            "report": folder.read_json(REPORT),
+            "metrics": self.metrics(id_).names,
+        }
+
+    def metrics(self, id_: str) -> Metrics:
+        url = self.url(id_)
+        with self._lock:
+            found = self._metrics.setdefault(url, Metrics(RunFolder(open_store(url))))
+        found.refresh()
+        return found
+
+    def logs(self, id_: str, *, rank: int | None, query: str, last: int) -> dict[str, Any]:
+        """The newest lines that contain `query`, oldest first."""
+        wanted = query.lower()
+        lines = [
+            {"rank": line.rank, "time": line.time, "text": line.text}
+            for line in self.folder(id_).log_lines(rank)
+            if wanted in line.text.lower()
+        ]
+        return {"total": len(lines), "lines": lines[-last:]}
+
+    def configs(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Where the job files of these runs differ: one row a setting, one value a run."""
+        flat = [_flat(self.folder(id_).plan().job) for id_ in ids]
+        keys = sorted(set().union(*flat)) if flat else []
+        return [
+            {"key": key, "values": [each.get(key) for each in flat]}
+            for key in keys
+            if len({repr(each.get(key)) for each in flat}) > 1
+        ]
+
+
+def _said(row: Row) -> str:
+    return f"{row.name} {row.job} {row.target} {row.state}".lower()
+
+
+def _state(row: Row) -> str:
+    if State(row.state).ended and row.state != State.LOST.value:
+        return row.state
+    return _state_of(RunFolder(open_store(row.url)))
+
+
+def _state_of(folder: RunFolder) -> str:
+    from headway.runs import folder_status
+
+    return folder_status(folder).state.value
+
+
+def _checkpoint(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: event.get(key) for key in ("step", "names", "bytes", "seconds", "stall_ms", "attempt", "time")}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found.update(_flat(inner, f"{prefix}.{key}" if prefix else str(key)))
+    return found

@@ -1,0 +1,120 @@
+"""What the dashboard answers, to whom, and that nobody else's page can act through it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.ledger import Ledger, Row
+from headway.runfolder import RunFolder
+from headway.storage import open_store
+from headway.ui.board import Board, run_id
+from headway.ui.series import Metrics, thinned
+from tests.ui.conftest import write_curve
+
+Served = Callable[..., Any]
+
+
+def test_runs_are_listed_searched_and_opened(served: Served, runs: list[str]) -> None:
+    with served() as client:
+        found = client.get("/api/runs").json()
+        assert {run["name"]: run["state"] for run in found["runs"]} == {"first": "finished", "second": "finished"}
+        assert [run["name"] for run in client.get("/api/runs?q=fir+finished").json()["runs"]] == ["first"]
+        details = client.get(f"/api/runs/{run_id(runs[0])}").json()
+        assert (details["name"], details["state"], details["metrics"]) == ("first", "finished", ["loss"])
+        assert details["receipt"]["left"] == []
+        assert client.get("/api/runs/0000000000000000").status_code == 404
+
+
+def test_curves_logs_and_differences_are_answered(served: Served, runs: list[str]) -> None:
+    first, second = map(run_id, runs)
+    with served() as client:
+        curve = client.get(f"/api/runs/{first}/metrics?name=loss&points=50&high=200").json()["loss"]
+        assert curve["total"] == 200
+        assert len(curve["steps"]) <= 50
+        assert (curve["steps"][0], curve["values"][0], curve["steps"][-1]) == (1, 10.0, 200)
+        near = client.get(f"/api/runs/{first}/metrics?name=loss&low=10&high=20").json()["loss"]
+        assert near["steps"] == list(range(10, 21))
+        assert [line["text"] for line in client.get(f"/api/runs/{first}/logs?q=NEEDLE").json()["lines"]] == [
+            "needle in the log"
+        ]
+        assert client.get(f"/api/runs/{first}/logs?rank=7").json()["lines"] == []
+        assert {"key": "env.WHICH", "values": ["first", "second"]} in client.get(
+            "/api/compare", params=[("run", first), ("run", second)]
+        ).json()
+
+
+def test_what_happens_is_told_as_it_happens(served: Served, runs: list[str]) -> None:
+    with served() as client, client.stream("GET", f"/api/runs/{run_id(runs[1])}/live") as stream:
+        told = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+        assert next(told)["last"]["loss"] == pytest.approx(10 / 200)
+        write_curve(runs[1], [0.5, 0.25], first=201, attempt=2)
+        assert next(told)["last"]["loss"] == 0.25
+
+
+def test_only_a_page_of_this_server_can_act(served: Served, runs: list[str], acted: list[tuple[str, str]]) -> None:
+    path = f"/api/runs/{run_id(runs[0])}/stop"
+    with served() as client:
+        assert client.post(path).status_code == 403, "a form of another site sends no such header"
+        assert client.post(path, headers={"X-Headway-Ui": "1", "Origin": "http://evil.example"}).status_code == 403
+        assert client.post(path, headers={"X-Headway-Ui": "1", "Host": "evil.example:80"}).status_code == 421
+        assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
+        assert acted == []
+        own = str(client.base_url).rstrip("/")
+        assert client.post(path, headers={"X-Headway-Ui": "1", "Origin": own}).json() == {"state": "stopped"}
+        assert client.post(f"/api/runs/{run_id(runs[0])}/delete", headers={"X-Headway-Ui": "1"}).status_code == 404
+    assert acted == [("stop", runs[0])]
+
+
+def test_with_a_token_nothing_is_shown_without_it(served: Served, runs: list[str]) -> None:
+    with served(token="canary") as client:
+        assert client.get("/api/runs").status_code == 401
+        assert client.get("/?token=wrong").status_code == 401
+        answer = client.get("/?token=canary")
+        assert answer.status_code == 303
+        assert "canary" not in answer.headers["location"]
+        assert client.get("/api/runs").status_code == 200
+
+
+def test_no_file_outside_of_a_run_can_be_read(served: Served, runs: list[str]) -> None:
+    with served() as client:
+        for name in ("../plan.json", "..%2fplan.json", "%2e%2e/plan.png", "/etc/passwd", "plan.json"):
+            assert client.get(f"/api/runs/{run_id(runs[0])}/samples/{name}").status_code in (404, 405, 502)
+
+
+def test_a_spike_is_seen_however_far_one_zooms_out() -> None:
+    values = np.zeros(100_000)
+    values[12_345], values[77_777], values[5] = 9.0, -9.0, np.nan
+    kept = thinned(values, 200)
+    assert len(kept) <= 202
+    assert {0, 12_345, 77_777, 99_999} <= set(kept.tolist())
+
+
+def test_what_an_attempt_wrote_past_the_resume_is_not_drawn(tmp_path: Path) -> None:
+    write_curve(str(tmp_path), [5.0, 4.0, 3.0, 2.0])
+    metrics = Metrics(RunFolder(open_store(str(tmp_path))))
+    assert metrics.refresh()
+    write_curve(str(tmp_path), [3.5], first=3, attempt=2)
+    assert metrics.refresh()
+    assert not metrics.refresh()
+    assert metrics.curve("loss", points=10) == {"steps": [1, 2, 3], "values": [5.0, 4.0, 3.5], "total": 3}
+
+
+def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record(*(
+        Row(name=f"run-{n}", url=f"{tmp_path}/{n}", target="local", job="j", created=float(n), state="finished")
+        for n in range(10_000)
+    ))  # fmt: skip
+    looked: list[str] = []
+    monkeypatch.setattr(Board, "_looked_at", lambda self, row: looked.append(row.name) or {"ended": True})
+    board = Board(ledger)
+    found = board.runs(offset=100, limit=50)
+    assert (found["total"], found["runs"][0]["name"], len(looked)) == (10_000, "run-9899", 50)
+    board.runs(offset=100, limit=50)
+    assert len(looked) == 50, "an ended run is not looked at twice"

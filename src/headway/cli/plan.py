@@ -12,6 +12,7 @@ from headway.cli.show import as_json, duration, paint, size
 
 if TYPE_CHECKING:
     from headway.planning import Plan
+    from headway.spec import Job
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +20,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
     parser.add_argument("--out", metavar="FILE", help="save it, to review and to launch later with run --plan FILE")
     parser.add_argument("--online", action="store_true", help="ask the place itself too: what it would refuse")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="train a few steps of it here first, two minutes at most"
+    )
     parser.add_argument("--render", metavar="DIR", help="every request that `run` would make, as files in DIR")
 
 
 def main(args: argparse.Namespace) -> int:
     from headway.planning import plan
 
-    made = plan(load_job(args), on=args.on)
+    job = load_job(args)
+    made = plan(job, on=args.on)
+    if args.rehearse:
+        rehearsed(job)
+        made = plan(job, on=args.on)  # with what was learnt
     asked = online(made) if args.online else []
     if args.out:
         Path(args.out).write_text(made.to_json())
@@ -37,6 +45,17 @@ def main(args: argparse.Namespace) -> int:
     if args.out and not args.json:
         print(f"next: headway run --plan {args.out}")
     return 0
+
+
+def rehearsed(job: Job) -> None:
+    """Try it here, and say on the side what was tried. What fails is raised."""
+    import sys
+
+    from headway.cli.attached import say
+    from headway.planning.rehearse import describe as told
+    from headway.planning.rehearse import rehearse
+
+    print(told(rehearse(job, say=say)), file=sys.stderr)
 
 
 def online(plan: Plan) -> list[str]:

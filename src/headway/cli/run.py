@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.jobs import DEFAULT, LOCAL, add_job, load_job
-from headway.cli.plan import describe
+from headway.cli.plan import describe, rehearsed
 from headway.cli.runs import add_json
 from headway.cli.show import as_json
 from headway.errors import BadInput, BadPlan
@@ -34,11 +34,14 @@ def main(args: argparse.Namespace) -> int:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
     from headway.cli.attached import attach, say
-    from headway.cli.money import confirm
+    from headway.cli.money import confirm, paid
     from headway.launcher import launch
 
+    if paid(plan) and not args.no_rehearse and not args.plan:
+        job = load_job(args)
+        rehearsed(job)
+        plan = _plan(args)  # with what was learnt
     confirm(plan, yes=args.yes)
-
     launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
         from headway.cli.links import lines

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.errors import BadJob
 from headway.notify import WEBHOOK
+from headway.planning.checks import problems as static_problems
 from headway.planning.cost import Cost, cost_of, price_record
 from headway.planning.model import Code, Limits, Plan
 from headway.planning.package import Package, package
@@ -26,10 +27,11 @@ LOCAL_GRACE_S = 30.0
 
 def plan(job: Job, on: str = "local") -> Plan:
     """The plan of `job` on the target it calls `on`. Pure but for the code archive put in this machine's cache."""
-    job = _absolute(job)
     entry = registry.entry(job, on)
+    unfit = static_problems(job, entry.options)
+    job = _absolute(job)
     target = registry.make(job, on)
-    problems = [*target.check(job), *data_problems(job)]
+    problems = [*unfit, *target.check(job), *data_problems(job)]
     if problems:
         raise BadJob(problems)
     packed = package(job)

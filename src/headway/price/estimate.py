@@ -80,7 +80,7 @@ def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[Experience
     for one in reversed(same):
         ratio = _ratio(Device.of(one.device, one.nodes), device)
         if ratio is not None:
-            hours = one.seconds / one.length * length * ratio / 3600
+            hours = max(_floor(job), one.seconds / one.length * length * ratio / 3600)
             what = "a rehearsal" if one.basis == REHEARSAL else "a run"
             return Estimate(hours=hours, basis=ROUGH, how=f"{what} of this job on {one.device}, by the devices' speeds")
     return None
@@ -96,7 +96,7 @@ def _same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[Experien
             continue
         ratio = _ratio(Device.of(one.device, one.nodes), device)
         if ratio is not None:
-            hours = one.seconds / one.examples * total * ratio / 3600
+            hours = max(_floor(job), one.seconds / one.examples * total * ratio / 3600)
             return Estimate(hours=hours, basis=ROUGH, how=f"another {what_of(job)} run on {one.device}")
     return None
 
@@ -106,10 +106,16 @@ def _counted(job: Mapping[str, Any], device: Device) -> Estimate | None:
     each, total, speed = flops_per_example(config), _examples(job), device.tflops
     if not each or not total or not speed:
         return None
-    batch = config.get("batch") or config.get("batch_size")
-    steps = total / batch if isinstance(batch, int | float) and batch > 0 else 0.0
-    hours = (START_S + steps * STEP_S + each * total / (speed * 1e12)) / 3600
+    hours = _floor(job) + each * total / (speed * 1e12) / 3600
     return Estimate(hours=hours, basis=ROUGH, how="a count of the model's arithmetic")
+
+
+def _floor(job: Mapping[str, Any]) -> float:
+    """Hours that go by however fast the device is."""
+    config, total = dict(job.get("config") or {}), _examples(job)
+    batch = config.get("batch") or config.get("batch_size")
+    steps = total / batch if total and isinstance(batch, int | float) and batch > 0 else 0.0
+    return (START_S + steps * STEP_S) / 3600
 
 
 def _examples(job: Mapping[str, Any]) -> float | None:

@@ -1,0 +1,299 @@
+"""A rehearsal: a few real steps of the packaged code on this machine, before money is spent on the rest.
+
+Two examples a batch, a sample of the data, at most two minutes: train, die, restore, checkpoint, evaluate, export,
+predict. It runs in a scratch folder, with what `requirements` names installed into an environment that is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import RunFailed
+from headway.planning.scratch import environment, own_index, picture, scratch
+from headway.price.estimate import device_of
+from headway.price.experience import REHEARSAL, Experience, learn, length_of, what_of, work_of
+from headway.price.flops import examples_per_epoch
+from headway.spec import Cadence, Checkpoint, dump
+from headway.spec.model import Budget, Data, Export, Notify, Source
+
+if TYPE_CHECKING:
+    from headway.launcher import Launched
+    from headway.planning.model import Plan
+    from headway.spec import Job
+
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.runtime.stretch
+STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
+LONGEST_S = 120.0
+SCRIPT_S = 20.0  # a script that never heard of Headway and lives so long has started well
+Say = Callable[[str], None]
+# Settings that say how much is read or done at once, whatever a recipe calls them.
+_SMALL = {
+    "batch": BATCH,
+    "batch_size": BATCH,
+    "accumulate": 1,
+    "workers": 0,
+    **dict.fromkeys(("val_pictures", "test_pictures", "val_examples", "test_examples"), SAMPLE),
+    **dict.fromkeys(("train_pictures", "train_examples"), 4 * SAMPLE),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    """One thing that was tried."""
+
+    name: str
+    words: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    acts: tuple[Act, ...] = ()
+    skipped: str = ""  # why nothing was tried, in words
+    examples_per_s: float | None = None
+
+
+def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGEST_S) -> Rehearsal:
+    """Try it. What fails is raised, with its cause; what could not be tried here is said."""
+    acts = [*_secrets(job), *_places(job)]
+    on, reason = _where(job)
+    if reason:
+        return Rehearsal(acts=tuple(acts), skipped=reason)
+    from headway.planning.make import plan
+
+    ends = time.monotonic() + longest_s
+    with scratch() as folder, own_index(folder):
+        python = environment(job, say)
+        made = _amended(plan(_small(job, python), on=on), folder)
+        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed in between, {longest_s:.0f} s at most")
+        hold, trained = _train(made, ends)
+        acts += trained
+        rate = _rate(hold)
+        if job.recipe and _finished(hold):
+            acts += _use(hold, job, python, ends)
+    if rate is not None:
+        _remember(job, rate, made)
+    return Rehearsal(acts=tuple(acts), examples_per_s=rate)
+
+
+def _where(job: Job) -> tuple[str, str]:
+    """Which target to rehearse on: this machine where it can train, else the image; or why neither."""
+    if not job.recipe or find_spec("torch") is not None:
+        return "local", ""
+    if job.image.uri and shutil.which("docker"):
+        return "docker", ""
+    return "", "torch is not installed here, and there is no image to try it in (pip install 'headway[train]')"
+
+
+def _secrets(job: Job) -> Iterator[Act]:
+    """Every one must resolve from here, but those that only the cluster can read."""
+    from headway.secrets import resolve
+
+    for name, secret in job.secrets.items():
+        if secret.ref.startswith("k8s://"):
+            continue
+        resolve(secret.ref)
+        yield Act(name="secret", words=f"{name} resolves")
+
+
+def _places(job: Job) -> Iterator[Act]:
+    """Remote outputs can be written, remote data is there, and its bucket is where the job runs."""
+    from headway.storage import open_store, require_conditional_put
+
+    if "://" in job.outputs:
+        require_conditional_put(open_store(job.outputs))
+        yield Act(name="outputs", words=f"{job.outputs} can be written")
+    for source in {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}:
+        if source.startswith(("gs://", "s3://", "az://")):
+            if not any(True for _ in open_store(source).list()):
+                raise RunFailed(
+                    f"there is nothing at {source}", where="data", fix="mend the URL, or headway data prepare"
+                )
+            yield Act(name="data", words=f"{source} is there")
+
+
+def _small(job: Job, python: str | None) -> Job:
+    """The job with nothing that reaches beyond the scratch folder, and as little of everything as will do."""
+    config = {key: _SMALL.get(key, value) for key, value in job.config.items()}
+    few = {
+        name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
+        for name in ("train", "val", "test")
+    }
+    own = (
+        {"local": replace(job.targets["local"], options={"python": python})}
+        if python and "local" in job.targets
+        else {}
+    )
+    return replace(
+        job,
+        config=config,
+        data=Data(**_absolute(few, Path(job.root))),
+        export=Export(),
+        notify=Notify(),
+        log_to=(),
+        budget=Budget(),
+        max_wait=None,
+        retries=1,
+        checkpoint=Checkpoint(every=Cadence(steps=DIES_AFTER)),
+        resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
+        targets={**job.targets, **own},
+    )
+
+
+def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, tuple[Source, ...]]:
+    def place(path: str) -> str:
+        return path if "://" in path or path.startswith("builtin:") else os.path.normpath(root / path)
+
+    return {name: tuple(replace(one, source=place(one.source)) for one in part) for name, part in parts.items()}
+
+
+def _amended(made: Plan, folder: Path) -> Plan:
+    from headway.targets import registry
+
+    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER), "HEADWAY_RESTART_PAUSE_S": "0"}
+    amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
+    return replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
+
+
+def _train(made: Plan, ends: float) -> tuple[Launched, list[Act]]:
+    """Run it to its end, or to the end of its time. A failure is raised with its cause."""
+    from headway.launcher import launch
+
+    began = time.monotonic()
+    hold = launch(made, name="rehearsal", detach=True)
+    try:
+        while not hold.target.status(hold.handle).state.ended and time.monotonic() < ends and not _alive(hold, began):
+            time.sleep(0.2)
+        status = hold.target.status(hold.handle)
+    finally:
+        hold.down()  # Ctrl-C too: it would go on by itself
+    took = round(time.monotonic() - began, 1)
+    if status.state.value == "failed":
+        raise _failure(hold)
+    if not status.state.ended:
+        words = (
+            "it started and did not fail" if not made.job.get("recipe") else "no failure, but few steps in that time"
+        )
+        return hold, [Act(name="train", words=f"{words}; ended after {took:.0f} s", seconds=took)]
+    return hold, [Act(name=name, words=words, seconds=took) for name, words in _acts(hold)]
+
+
+def _alive(hold: Launched, began: float) -> bool:
+    """A script without steps of ours is let go once it has lived for a while."""
+    if hold.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_S:
+        return False
+    return not any(event["kind"] in ("checkpoint", "restored") for event in hold.folder.events())
+
+
+def _acts(hold: Launched) -> Iterator[tuple[str, str]]:
+    events = hold.folder.events()
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    restored = [event for event in events if event["kind"] == "restored"]
+    yield "train", f"{max((int(event['step']) for event in saved), default=0) or 'some'} steps"
+    if saved:
+        megabytes = max(float(event.get("bytes", 0)) for event in saved) / 1e6
+        yield "checkpoint", f"{megabytes:.1f} MB in {max(float(event.get('seconds', 0)) for event in saved):.2f} s"
+    if restored:
+        yield "restore", f"killed, and resumed from step {restored[-1]['step']}"
+
+
+def _failure(hold: Launched) -> RunFailed:
+    from headway.explain.why import why
+
+    found = why(hold, hold.target.status(hold.handle))
+    words = "".join(f"\n    {line}" for line in found.lines[-8:])
+    if found.name:
+        return RunFailed(f"the rehearsal failed: {found.cause}{words}", fix=found.fix)
+    return RunFailed(f"the rehearsal failed{words}", fix="headway run --on local, until it runs here")
+
+
+def _finished(hold: Launched) -> bool:
+    return hold.target.status(hold.handle).state.value == "finished"
+
+
+def _use(hold: Launched, job: Job, python: str | None, ends: float) -> list[Act]:
+    """What is done with a trained model, by the very verbs that people type."""
+    from headway.recipes.registry import RECIPES
+
+    assert job.recipe is not None
+    takes = getattr(RECIPES[job.recipe], "takes", "pictures")
+    with tempfile.TemporaryDirectory(prefix="headway-predict-") as folder:
+        given = [picture(Path(folder))] if takes == "pictures" else ["a small test"]
+        steps = (
+            ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
+            ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
+            ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
+        )
+        return [_typed(name, words, said, python, ends) for name, words, said in steps]
+
+
+def _typed(name: str, words: list[str], said: str, python: str | None, ends: float) -> Act:
+    began = time.monotonic()
+    left = ends - began
+    if left < 5:
+        return Act(name=name, words="not tried: the time was up")
+    try:
+        done = subprocess.run(
+            [python or sys.executable, "-m", "headway", *words],
+            capture_output=True,
+            text=True,
+            timeout=left,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Act(name=name, words="no failure, but not done in time")
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-4:]
+        raise RunFailed(f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="mend it before it is paid for")
+    return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
+
+
+def _rate(hold: Launched) -> float | None:
+    """Examples a second, by the quickest step: the others start, save, or are killed."""
+    times = [(int(record["step"]), float(record["time"])) for record in hold.folder.metrics() if "time" in record]
+    steps = [later - before for (one, before), (two, later) in pairwise(times) if two == one + 1]
+    quickest = min((seconds for seconds in steps if seconds > 0), default=None)
+    return None if quickest is None else BATCH / quickest
+
+
+def _remember(job: Job, rate: float, made: Plan) -> None:
+    """The rate becomes an estimate of the whole, where it is known how much the whole is."""
+    dumped = dump(job)
+    epoch = examples_per_epoch(dumped)
+    if epoch is None:
+        return
+    device = device_of(dump(replace(job, resources=replace(job.resources, accelerator=None))), "local",
+                       int(made.environment["threads"]))  # fmt: skip
+    total = epoch * length_of(dumped)
+    learn(
+        Experience(url=f"rehearsal:{work_of(dumped)}", what=what_of(dumped), work=work_of(dumped), device=device.label,
+                   nodes=1, length=length_of(dumped), seconds=round(total / rate, 3), examples=total, basis=REHEARSAL)
+    )  # fmt: skip
+
+
+def describe(found: Rehearsal) -> str:
+    lines = [f"  {act.name:<10} {act.words}" for act in found.acts]
+    if found.skipped:
+        lines.append(f"  rehearsal skipped: {found.skipped}")
+    if found.examples_per_s is not None:
+        lines.append(f"  {'rate':<10} {found.examples_per_s:.3g} examples/s on this machine, by twos")
+    return "\n".join(lines)
+
+
+def as_dict(found: Rehearsal) -> dict[str, Any]:
+    return {
+        "acts": [{"name": act.name, "words": act.words, "seconds": act.seconds} for act in found.acts],
+        "skipped": found.skipped,
+        "examples_per_s": found.examples_per_s,
+    }

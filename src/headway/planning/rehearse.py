@@ -25,7 +25,7 @@ from headway.price.estimate import device_of
 from headway.price.experience import REHEARSAL, Experience, learn, length_of, what_of, work_of
 from headway.price.flops import examples_per_epoch
 from headway.spec import Cadence, Checkpoint, dump
-from headway.spec.model import Budget, Data, Export, Notify, Source
+from headway.spec.model import Budget, Data, Export, Notify, Source, TargetEntry
 
 if TYPE_CHECKING:
     from headway.launcher import Launched
@@ -130,11 +130,7 @@ def _small(job: Job, python: str | None) -> Job:
         name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
         for name in ("train", "val", "test")
     }
-    own = (
-        {"local": replace(job.targets["local"], options={"python": python})}
-        if python and "local" in job.targets
-        else {}
-    )
+    own = {"local": TargetEntry(kind="local", options={"python": python})} if python else {}
     return replace(
         job,
         config=config,

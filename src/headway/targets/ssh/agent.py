@@ -132,6 +132,13 @@ def driver() -> str:
         return ""
 
 
+def torch(request: Request, body: bytes) -> Answer:
+    """Which torch an interpreter has, and for which CUDA it was built."""
+    code = "import json, torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda}))"
+    done = subprocess.run([request["python"], "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return (json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else {"torch": ""}), b""
+
+
 def mounted(request: Request, body: bytes) -> Answer:
     """For each path: whether it is there, and what it is: for a share, the same file must be seen from both sides."""
     found: list[Any] = []
@@ -348,6 +355,7 @@ def found(request: Request, body: bytes) -> Answer:
 VERBS: dict[str, Callable[[Request, bytes], Answer]] = {
     "hello": hello,
     "mounted": mounted,
+    "torch": torch,
     "sizes": sizes,
     "listing": listing,
     "read": read,

@@ -21,7 +21,7 @@ export DEBIAN_FRONTEND=noninteractive
 . /etc/os-release 2> /dev/null || fail "this is neither Debian nor Ubuntu"
 case " ${ID:-} ${ID_LIKE:-} " in *" debian "* | *" ubuntu "*) ;; *) fail "this is ${PRETTY_NAME:-no Debian}, and not Debian or Ubuntu" ;; esac
 if [ "$(id -u)" = 0 ]; then root() { "$@"; }; else
-  command -v sudo > /dev/null && sudo -n true 2> /dev/null || fail "needs root, or sudo without a password"
+  if ! sudo -n true 2> /dev/null; then fail "needs root, or sudo without a password"; fi
   root() { sudo -n env DEBIAN_FRONTEND=noninteractive "$@"; }
 fi
 

@@ -95,7 +95,7 @@ class _Meter:
         self._about, self._total, self._say = about, total, say
         self._done, self._began = 0, time.monotonic()
         self._told, self._lock = self._began, threading.Lock()
-        say(f"{about}: {_amount(total)} to send")
+        say(f"{about}: {amount(total)} to send")
 
     def add(self, count: int) -> None:
         with self._lock:
@@ -103,16 +103,16 @@ class _Meter:
             now = time.monotonic()
             if now - self._told > TOLD_S:
                 self._told = now
-                self._say(f"{self._about}: {_amount(self._done)} of {_amount(self._total)}, {self._rate(now)}")
+                self._say(f"{self._about}: {amount(self._done)} of {amount(self._total)}, {self._rate(now)}")
 
     def end(self) -> None:
-        self._say(f"{self._about}: {_amount(self._done)} sent, {self._rate(time.monotonic())}")
+        self._say(f"{self._about}: {amount(self._done)} sent, {self._rate(time.monotonic())}")
 
     def _rate(self, now: float) -> str:
-        return f"{_amount(int(self._done / max(1e-3, now - self._began)))}/s"
+        return f"{amount(int(self._done / max(1e-3, now - self._began)))}/s"
 
 
-def _amount(count: float) -> str:
+def amount(count: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

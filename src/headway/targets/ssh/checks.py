@@ -46,7 +46,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"outputs: {job.outputs} is mirrored from the host while this machine is up; a bucket needs nobody"
     for source in to_bring(dump(job), options):
         parcel = bringing.parcel(source)
-        size = bringing._amount(parcel.bytes)
+        size = bringing.amount(parcel.bytes)
         yield f"data: {source} is sent to each host once: {len(parcel.files)} files, {size}; ssh itself costs nothing"
 
 

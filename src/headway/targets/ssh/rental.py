@@ -71,6 +71,10 @@ class Records:
 
         shutil.rmtree(self.place(url), ignore_errors=True)
 
+    def untouched(self, url: str) -> Path:
+        """A mark that stands while nothing has been sent to any host: then there is nothing to take down there."""
+        return self.place(url) / "untouched"
+
     def all(self) -> list[Rental]:
         found = (self._read(path) for path in sorted(self._folder.glob("*/rental.json")))
         return [rental for rental in found if rental is not None]

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from headway.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.logtail import tail
 from headway.planning.model import RUN, Limits
-from headway.runs import Evidence, Watch, evidence
+from headway.runs import Watch, evidence
+from headway.spent import remainder, spent_s
 from headway.targets import spawn
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
-from headway.targets.ssh import bootstrap, checks, guardian, openssh, removal, rental, script, starting
+from headway.targets.ssh import bootstrap, checks, doctor, ending, guardian, openssh, removal, rental, script, starting
 from headway.targets.ssh.host import Host
 from headway.targets.ssh.layout import KIND, SCRIPT, layout, to_bring
 from headway.targets.ssh.link import Link, locked, machines_of, named
@@ -29,6 +30,7 @@ from headway.targets.ssh.rental import Provider, Records, Rental
 if TYPE_CHECKING:
     from headway.planning.model import Plan
     from headway.spec import Job
+    from headway.targets.findings import Finding
 
 DEFAULTS = Options()
 LOOK_S = 1.0  # between looks at the hosts while a log is followed
@@ -52,6 +54,10 @@ class SshTarget:
     def notes(self, job: Job, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
         return list(checks.notes(job, ranks, self.options))
+
+    def doctor(self, job: Job) -> Iterator[Finding]:
+        """What works on the machines and what does not. Changes nothing but for our own program there."""
+        return doctor.findings(self.options, job)
 
     def limits(self, job: Job) -> Limits:
         """Behind the budget stands the watchdog on the machine, and behind that, if there is one, `self_down`."""
@@ -93,6 +99,7 @@ class SshTarget:
         url = run_url(str(plan.job["outputs"]), run)
         place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
         with spawn.exclusively(place):
+            self._mark_untouched(url)
             try:
                 machines = self._rented(plan, run, url) if self.options.up else named(self.options)[: plan.nodes]
                 with ExitStack() as stack:
@@ -111,8 +118,9 @@ class SshTarget:
 
     def status(self, handle: Handle) -> Status:
         seen = evidence(folder_of(handle))
-        if seen.farewell is not None:
-            return seen.farewell
+        known = seen.farewell or ending.kept(handle)
+        if known is not None:
+            return known
         with Link(self.options, handle, self._machines(handle)) as link:
             return self._status(handle, link)
 
@@ -204,9 +212,12 @@ class SshTarget:
             if host.ask("state", place=where.place(node), url=where.folder)["processes"]:
                 raise RunBusy(f"{handle.run} is running on {host}", fix=f"headway stop {handle.run}")
         place = place_of(handle.url, KIND)
-        self._require_share(hosts, place)
+        self._require_share(hosts)
+        Records().untouched(handle.url).unlink(missing_ok=True)
+        (place / ending.ENDING).unlink(missing_ok=True)
         starting.lay_ready(plan, hosts, where, self.options, place, self.say)
-        starting.start(plan, hosts, where, self.options)
+        # The watchdog counts each start anew: it is given what is left of the budget.
+        starting.start(remainder(plan, spent_s(folder_of(handle))), hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
         return {
             "machines": [rental.as_plain(host.machine) for host in hosts],
@@ -215,7 +226,7 @@ class SshTarget:
             "keys": "".join(path.read_text() for path in keys if path is not None and path.exists()),
         }
 
-    def _require_share(self, hosts: list[Host], place: Path) -> None:
+    def _require_share(self, hosts: list[Host]) -> None:
         """What is written here must be read there: a folder of the same name proves nothing."""
         if self.options.share is None:
             return
@@ -229,6 +240,11 @@ class SshTarget:
         finally:
             proof.unlink(missing_ok=True)
 
+    def _mark_untouched(self, url: str) -> None:
+        mark = Records().untouched(url)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
     def _mark_started(self, url: str) -> None:
         records = Records()
         known = records.read(url)
@@ -236,6 +252,8 @@ class SshTarget:
             records.write(replace(known, state=rental.STARTED))
 
     def _take_back(self, handle: Handle) -> None:
+        if not self.options.up and Records().untouched(handle.url).exists():
+            return  # nobody was reached, and nobody need be reached again
         try:
             self.down(handle)
         except HeadwayError as error:  # the caller must see why the start failed; this is said besides
@@ -266,7 +284,7 @@ class SshTarget:
             return Status(state=state, reason=f"on {', '.join(live)}{doing}")
         if starting_now:
             return Status(state=State.PENDING, reason="is being started")
-        return _without_a_farewell(seen, states)
+        return ending.without_a_farewell(seen, states)
 
     def _over(self, handle: Handle, link: Link) -> Callable[[], bool]:
         """Whether the run has ended. Every look also brings over what is new."""
@@ -304,9 +322,10 @@ class SshTarget:
             where = link.where
             seen, stayed = removal.end(link.hosts, where, handle, ended=said_farewell(handle))
             created = seen or [f"{handle.run} on {host}" for host in link.hosts]
-            link.refresh()
+            states = link.refresh()
             if stayed:
                 return created, stayed
+            ending.keep(handle, link, states)
             left: list[str] = []
             for node, host in enumerate(link.hosts):
                 if self.options.self_down and not self.options.up:
@@ -316,9 +335,10 @@ class SshTarget:
             return created, left
 
     def _never_started(self, handle: Handle) -> bool:
-        """A rented machine on which nothing was begun goes as it is: nothing need be fetched from it."""
+        """Nothing was sent; or a rented machine on which nothing was begun, which goes as it is."""
         known = Records().read(handle.url)
-        return known is not None and known.state != rental.STARTED
+        untouched = Records().untouched(handle.url).exists()
+        return untouched or (known is not None and known.state != rental.STARTED)
 
     def _listed_gone(self, handle: Handle) -> bool:
         known = Records().read(handle.url)
@@ -352,22 +372,6 @@ def _unasked(handle: Handle, trouble: Refusal) -> Status:
     status = Watch(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
-
-
-def _without_a_farewell(seen: Evidence, states: list[dict[str, object]]) -> Status:
-    """Nothing runs, and the run has not said how it ended: the watchdog's word, or none."""
-    ended = next((state["exit"] for state in states if state["exit"]), None)
-    last = str(states[0]["last"])
-    said = f"; it last said: {last}" if last else ""
-    if not isinstance(ended, dict):
-        what = "the machine was restarted, or everything there was killed" if seen.started else "was never started"
-        return Status(state=State.LOST, reason=what + said)
-    code, why = int(ended["code"]), str(ended["why"])
-    if not seen.started and code != 143:
-        reason = f"ended with {code} before its first attempt{said}"
-        return Status(state=State.FAILED, reason=reason, exit_code=code)
-    state = State.LOST if seen.started else State.STOPPED
-    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{said}")
 
 
 def _keys(machine: Machine) -> str:

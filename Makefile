@@ -1,7 +1,7 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
 
-.PHONY: help demo test test-3.10 test-docker test-slurm test-chaos check bench results clean
+.PHONY: help demo test test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos check bench results clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
@@ -29,8 +29,15 @@ test-3.10:
 test-docker: .venv/.ready-test
 	@scripts/test-docker
 
+test-kubernetes: .venv/.ready-test
+	@scripts/test-kubernetes
+
 test-slurm: .venv/.ready-test
 	@scripts/test-slurm
+
+# Several hosts and containers need root; the rest runs in `make test` as well, where sshd is installed.
+test-ssh: .venv/.ready-test
+	@scripts/test-ssh
 
 # Kills at random moments, the long form: HEADWAY_CHAOS is how many.
 test-chaos: .venv/.ready-test

@@ -12,10 +12,23 @@ import pytest
 # What needs root and a daemon has a command of its own, which starts the daemon and sets this.
 DAEMONS = {
     "docker": ("test_docker.py", "test_docker_image.py", "test_docker_in_a_bucket.py", "test_docker_training.py"),
+    "kubernetes": (
+        "test_cluster_contract.py",
+        "test_cluster_operators.py",
+        "test_cluster_training.py",
+        "test_cluster_trouble.py",
+    ),
     "podman": ("test_podman.py",),
     "slurm": ("test_slurm.py",),
+    "ssh": ("test_ssh_nodes.py", "test_ssh_container.py", "test_moving_around.py"),
 }
-COMMANDS = {"docker": "make test-docker", "podman": "make test-docker", "slurm": "make test-slurm"}
+COMMANDS = {
+    "docker": "make test-docker",
+    "kubernetes": "make test-kubernetes",
+    "podman": "make test-docker",
+    "slurm": "make test-slurm",
+    "ssh": "make test-ssh",
+}
 
 # These import nothing heavy themselves, but start something that trains.
 TRAINING = (

@@ -12,6 +12,7 @@ from headway.errors import BadInput, Denied, Transient
 from headway.secrets import parse, redact, resolve
 from tests.servers import processes
 from tests.servers.google_auth import EMAIL, GoogleAuthServer
+from tests.servers.kube_secrets import KubeSecretsServer
 from tests.servers.loopback import Fault
 from tests.servers.secret_manager import SecretManagerServer
 
@@ -77,8 +78,47 @@ def test_a_file_that_cannot_be_the_secret_is_refused(tmp_path: Path) -> None:
             resolve(f"file:{tmp_path}/{name}")
 
 
-def test_a_secret_of_a_cluster_is_not_to_be_had_here() -> None:
-    with pytest.raises(BadInput, match="lies in a cluster"):
+# ── Kubernetes ───────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[KubeSecretsServer]:
+    with KubeSecretsServer() as server:
+        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.delenv("HEADWAY_NAMESPACE", raising=False)
+        yield server
+
+
+def test_a_secret_of_a_cluster_is_read_by_its_key(kube: KubeSecretsServer) -> None:
+    kube.secrets["default", "wandb"] = {"key": b"value-of-wandb", "other": b"x"}
+    assert resolve("k8s://wandb/key") == "value-of-wandb"
+
+
+def test_the_namespace_is_the_one_that_was_chosen(kube: KubeSecretsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    kube.secrets["ml", "wandb"] = {"key": b"of-ml"}
+    with pytest.raises(BadInput, match="create secret generic wandb --from-literal=key="):
+        resolve("k8s://wandb/key")
+    monkeypatch.setenv("HEADWAY_NAMESPACE", "ml")
+    assert resolve("k8s://wandb/key") == "of-ml"
+
+
+def test_a_key_that_is_not_there_names_those_that_are(kube: KubeSecretsServer) -> None:
+    kube.secrets["default", "wandb"] = {"api-key": b"hidden-value"}
+    with pytest.raises(BadInput, match="one of: api-key") as caught:
+        resolve("k8s://wandb/key")
+    assert "hidden-value" not in str(caught.value)
+
+
+def test_a_secret_that_may_not_be_read_says_which_grant_is_missing(kube: KubeSecretsServer) -> None:
+    kube.forbidden = True
+    with pytest.raises(Denied, match="--verb=get --resource=secrets"):
+        resolve("k8s://wandb/key")
+
+
+def test_without_a_cluster_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with pytest.raises(BadInput, match="no cluster is known here"):
         resolve("k8s://wandb/key")
 
 

@@ -51,10 +51,13 @@ def parse(text: str) -> Reference:
 def resolve(reference: str) -> str:
     """The value, fetched now. BadInput where there is none, Denied where it may not be read."""
     where = parse(reference)
-    resolvers = {"env": _from_environment, "file": _from_file, "gcp-sm": _from_google, "aws-sm": _from_amazon}
-    if where.kind not in resolvers:
-        what = f"{where} lies in a cluster, and nothing has brought it to this process"
-        raise BadInput(what, fix=f"use env:NAME, file:PATH, gcp-sm:// or aws-sm:// in place of {where}")
+    resolvers = {
+        "env": _from_environment,
+        "file": _from_file,
+        "gcp-sm": _from_google,
+        "aws-sm": _from_amazon,
+        "k8s": _from_cluster,
+    }
     value = resolvers[where.kind](where)
     if not value:
         raise BadInput(f"the secret {where} is empty")
@@ -204,3 +207,42 @@ def _picked(value: str, key: str, where: Reference) -> str:
     if not isinstance(fields, dict) or key not in fields:
         raise BadInput(f"the secret {where} has no field of that name", fix=f"write {where.kind}://NAME#FIELD")
     return str(fields[key])
+
+
+# ── A Kubernetes cluster ─────────────────────────────────────────────────────
+
+
+def _from_cluster(where: Reference) -> str:
+    """By the kubeconfig's current context, or the pod's own account. In pods of a run the cluster brings it instead."""
+    cluster: Any = import_module("headway.targets.kubernetes.api")
+    name, _, key = where.name.partition("/")
+    namespace = _namespace()
+    try:
+        answer = cluster.Client()("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+    except cluster.Gone:
+        fix = f"kubectl -n {namespace} create secret generic {name} --from-literal={key}=…"
+        raise BadInput(f"there is no secret {where} in namespace {namespace}", fix=fix) from None
+    except cluster.Forbidden:
+        fix = f"kubectl -n {namespace} create role {name} --verb=get --resource=secrets --resource-name={name}"
+        raise Denied(f"may not read the secret {where} in namespace {namespace}", fix=fix) from None
+    except cluster.Unreachable as error:
+        raise Transient(f"no cluster answers for {where}: {error.problem.what}", fix=error.problem.fix) from error
+    data = answer.get("data") or {}
+    if key not in data:
+        known = ", ".join(sorted(data)) or "no key at all"
+        raise BadInput(f"the secret {name} has no key {key}", fix=f"write k8s://{name}/KEY with one of: {known}")
+    try:
+        return base64.b64decode(data[key], validate=True).decode()
+    except ValueError:
+        raise BadInput(f"the secret {where} is not text") from None
+
+
+def _namespace() -> str:
+    """$HEADWAY_NAMESPACE, the pod's own, or `default`."""
+    chosen = os.environ.get("HEADWAY_NAMESPACE")
+    if chosen:
+        return chosen
+    try:
+        return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip() or "default"
+    except OSError:
+        return "default"

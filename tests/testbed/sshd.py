@@ -26,7 +26,7 @@ PermitRootLogin yes
 MaxStartups 200
 PrintMotd no
 AcceptEnv none
-SetEnv PYTHONDONTWRITEBYTECODE=1
+SetEnv PYTHONDONTWRITEBYTECODE=1 {variables}
 """
 CLIENT = """\
 Host {name}
@@ -62,6 +62,7 @@ class Server:
     address: str = "127.0.0.1"
     namespace: str = ""
     port: int = 0
+    variables: str = ""  # of every session there: NAME=VALUE
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -81,7 +82,7 @@ class Server:
         shutil.copy(self.folder / "user_key.pub", self.folder / "authorized_keys")
         self.port = self.port or (22 if self.namespace else _free_port())
         (self.folder / "sshd_config").write_text(
-            CONFIG.format(folder=self.folder, address=self.address, port=self.port)
+            CONFIG.format(folder=self.folder, address=self.address, port=self.port, variables=self.variables)
         )
         user = getpass.getuser()
         self.config.write_text(

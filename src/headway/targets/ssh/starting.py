@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headway.planning.model import Plan
 
 BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
-INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "PIP_FIND_LINKS")
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
 SETTING_UP_S = 3600.0  # beyond the budget, for environments that are made there
 LEAVING_S = 120.0  # before self_down, where the outputs are safe already
 Say = Callable[[str], None]

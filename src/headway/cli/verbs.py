@@ -20,6 +20,7 @@ VERBS = {
     "export": Verb("make a bundle: all that is needed to use the model", "headway.cli.export"),
     "gc": Verb("find and remove what runs left behind, everywhere", "headway.cli.gc"),
     "image": Verb("print, build or push the container image of a job", "headway.cli.image"),
+    "infra": Verb("print the Terraform that sets up a cloud project", "headway.cli.infra"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.init"),
     "logs": Verb("what a run printed", "headway.cli.logs"),
     "plan": Verb("what `run` would do, without doing it", "headway.cli.plan"),
@@ -44,5 +45,6 @@ GROUPS = {
     "Stop and go on": ["stop", "resume", "down", "gc"],
     "Use the model": ["eval", "compare", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],
+    "Set up": ["infra"],
     "This machine": ["doctor", "verify-resume", "completion"],
 }

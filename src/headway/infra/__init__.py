@@ -1,0 +1,1 @@
+"""Terraform for what the targets need in a cloud. Printed, never applied."""

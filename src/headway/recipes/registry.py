@@ -50,6 +50,17 @@ RECIPES: Final[dict[str, Recipe]] = {
         predictor="headway.recipes.captioning.predict:Predictor",
         data_default="builtin:scenes",
     ),
+    "classification": Recipe(
+        name="classification",
+        summary="say to which class a picture belongs",
+        config="headway.recipes.classification.config:Config",
+        train="headway.recipes.classification.train:train",
+        rebuild="headway.recipes.classification.model:rebuild",
+        bundle="headway.recipes.classification.predict:bundle",
+        evaluate="headway.recipes.classification.score:evaluate",
+        predictor="headway.recipes.classification.predict:Predictor",
+        data_default="builtin:leaves",
+    ),
     "grading": Recipe(
         name="grading",
         summary="grade a thing by pictures of its front and back, or by one",

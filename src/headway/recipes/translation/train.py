@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headway.recipes.best_scores import BestScores
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import load
 from headway.recipes.translation.model import Translator
@@ -60,14 +61,3 @@ def schedule_options(cfg: Config, steps_an_epoch: int) -> dict[str, int]:
     if cfg.schedule == "inverse_sqrt":
         return {"warmup": cfg.warmup}
     return {"steps": steps_an_epoch * cfg.epochs, "warmup": cfg.warmup}
-
-
-class BestScores(dict[str, float]):
-    """The validation scores of the best weights so far, kept in every checkpoint beside the weights."""
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(self)
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.clear()
-        self.update(state)

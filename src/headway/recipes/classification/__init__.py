@@ -1,0 +1,1 @@
+"""Classification: a picture in, the name of its class out."""

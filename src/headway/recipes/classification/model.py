@@ -1,0 +1,109 @@
+"""The classifier: a network that turns a picture into features, and one layer that turns features into classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway import encoders
+from headway.errors import BadInput
+from headway.recipes.classification.config import Config
+
+# Channels of the five convolutions. With 61 classes: 134,557, 527,365 and 2,072,541 weights.
+SIZES: Final[dict[str, tuple[int, ...]]] = {
+    "small": (16, 32, 64, 80, 80),
+    "base": (32, 72, 152, 152, 136),
+    "large": (64, 128, 304, 288, 320),
+}
+
+
+class AlexNet(nn.Module):
+    """Five convolutions in AlexNet's manner, each with batch normalisation, and the mean over the picture."""
+
+    def __init__(self, size: str) -> None:
+        super().__init__()
+        first, second, *rest = SIZES[size]
+        self.channels = rest[-1]
+        self.layers = nn.Sequential(
+            *_convolution(3, first, 7, stride=2),
+            nn.MaxPool2d(3, 2, 1),
+            *_convolution(first, second, 3),
+            nn.MaxPool2d(3, 2, 1),
+            *_convolution(second, rest[0], 3),
+            *_convolution(rest[0], rest[1], 3),
+            *_convolution(rest[1], rest[2], 3),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def normalised(self, pictures: Tensor) -> Tensor:
+        return ((pictures.float() - 128) / 64).contiguous(memory_format=torch.channels_last)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        grid: Tensor = self.layers(pictures)
+        return grid
+
+
+def _convolution(given: int, out: int, size: int, *, stride: int = 1) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(given, out, size, stride, size // 2, bias=False)
+    return convolution, nn.BatchNorm2d(out), nn.ReLU(inplace=True)
+
+
+class Classifier(nn.Module):
+    """Its state holds the names of the classes too: numbers are worth nothing without them."""
+
+    def __init__(self, cfg: Config, classes: Sequence[str], *, published: bool = True) -> None:
+        super().__init__()
+        self.classes, self.side = tuple(classes), cfg.image_size
+        self.encoder: Any
+        if cfg.model == "alexnet":
+            self.encoder = AlexNet(cfg.model_size)
+        else:
+            chosen = cfg.weights if published and cfg.weights != "none" else None
+            self.encoder = encoders.build(cfg.model, weights=chosen)
+            self.encoder.freeze(cfg.freeze if cfg.weights != "none" else "nothing")
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.head = nn.Linear(self.encoder.channels, len(classes))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Scores of each class, of bytes (n, 3, height, width) of any size."""
+        fitted = self.encoder.normalised(resized(pictures, self.side))
+        features = self.encoder(fitted).mean(dim=(2, 3))
+        scores: Tensor = self.head(self.dropout(features))
+        return scores
+
+    def parameter_groups(self, lr: float, encoder_share: float) -> Iterator[dict[str, Any]]:
+        """What begins at random learns faster than what was published."""
+        yield {"params": list(self.head.parameters()), "lr": lr}
+        learning = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
+        if learning:
+            yield {"params": learning, "lr": lr * encoder_share}
+
+    def get_extra_state(self) -> list[str]:
+        return list(self.classes)
+
+    def set_extra_state(self, state: Sequence[str]) -> None:
+        if list(state) != list(self.classes):
+            raise BadInput(
+                f"these weights know {len(state)} classes, and they are not the {len(self.classes)} of this data",
+                fix="bring back the training data that they were made from, or start a new run",
+            )
+
+
+def resized(pictures: Tensor, side: int) -> Tensor:
+    """Bytes in, bytes or floats of the same range out."""
+    if pictures.shape[-2:] == (side, side):
+        return pictures
+    return functional.interpolate(pictures.float(), (side, side), mode="bilinear", antialias=True, align_corners=False)
+
+
+def rebuild(cfg: Config, state: Mapping[str, Any]) -> Classifier:
+    """The classifier that `state` was taken from, ready to be asked."""
+    model = Classifier(cfg, state["_extra_state"], published=False)
+    model.load_state_dict(dict(state))
+    return model.eval()

@@ -1,0 +1,55 @@
+"""Classes for the pictures that a server was sent, and which parts of a picture spoke for the class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.nn import functional
+
+from headway.bundle import Bundle
+from headway.recipes.classification.predict import Predictor
+from headway.serve.service import Answer, Field, Instance
+
+_CELLS = 8  # a side of the saliency map
+
+
+class ClassService:
+    fields = (Field(name="image", kind="picture", summary="a picture"),)
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._predictor = Predictor(bundle)
+
+    def prepare(self, instance: Instance) -> Tensor:
+        side = self._predictor.side
+        square = ImageOps.fit(Image.fromarray(instance["image"]), (side, side), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+    def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
+        found = self._predictor.probabilities(list(prepared))
+        answers = [self._predictor.answer(row) for row in found]
+        if explain:
+            for picture, row, answer in zip(prepared, found, answers, strict=True):
+                answer["top"] = [
+                    {"label": each["class"], "probability": each["probability"]} for each in answer["classes"]
+                ]
+                answer["saliency"] = self._saliency(picture, int(row.argmax()), float(row.max()))
+        return answers
+
+    def _saliency(self, picture: Tensor, number: int, whole: float) -> list[list[float]]:
+        """How much less sure the model is where each part is greyed out: true of any model, and easy to explain."""
+        side = picture.shape[-1]
+        cell = -(-side // _CELLS)
+        hidden = []
+        for top in range(0, side, cell):
+            for left in range(0, side, cell):
+                masked = picture.clone()
+                masked[:, top : top + cell, left : left + cell] = 128
+                hidden.append(masked)
+        sure = torch.stack([row[number] for row in self._predictor.probabilities(hidden)])
+        lost = functional.relu(whole - sure).reshape(-(-side // cell), -1)
+        return [[round(value, 4) for value in line] for line in lost.tolist()]

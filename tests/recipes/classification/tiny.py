@@ -1,0 +1,47 @@
+"""A classifier for tests, and a run trained once for all tests that look at what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.recipes.classification.config import Config
+from headway.recipes.registry import RECIPES
+from headway.spec import Data, Job, to_plain
+from tests.recipes.folders import run_folder
+from tests.recipes.translation.tiny import train_in
+
+SMALLEST: dict[str, Any] = {
+    "model_size": "small",
+    "image_size": 32,
+    "train_pictures": 64,
+    "val_pictures": 32,
+    "test_pictures": 32,
+    "epochs": 1,
+    "batch": 16,
+}
+# About ten seconds of one core, and yet it tells most leaves apart.
+LEARNS: dict[str, Any] = {"image_size": 32, "train_pictures": 512, "val_pictures": 64, "test_pictures": 64, "epochs": 7}
+
+
+def settings(**changes: Any) -> Config:
+    return Config(**{**SMALLEST, **changes})
+
+
+def job(data: Data | None = None, **changes: Any) -> Job:
+    config = RECIPES["classification"].load_config()(**{**SMALLEST, **changes})
+    return Job(name="leaves", recipe="classification", config=to_plain(config), seed=3, data=data or Data())
+
+
+_TRAINED: list[Path] = []
+
+
+def trained_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, trained once for the whole session."""
+    if not _TRAINED:
+        without = ("Aster___healthy",)
+        folder = run_folder(factory.mktemp("runs") / "leaves-1", job(**LEARNS, without=without))
+        _TRAINED.append(train_in(folder))
+    return _TRAINED[0]

@@ -102,6 +102,20 @@ def test_metrics_of_a_repeated_stretch_replace_the_earlier_ones(store: Store) ->
     assert [(record["step"], record["loss"]) for record in history] == [(1, 5), (2, 4), (3, 3)]
 
 
+def test_a_checkpoint_that_came_late_brings_the_metrics_of_its_own_attempt_along(store: Store) -> None:
+    """Attempt 2 did not see attempt 1's commit of step 3, and got to step 2; attempt 3 sees it and goes on from it."""
+    for attempt, records in {
+        1: ['{"resume_step": 0}', '{"step": 1, "loss": 5}', '{"step": 2, "loss": 4}', '{"step": 3, "loss": 3}'],
+        2: ['{"resume_step": 1, "resume_attempt": 1}', '{"step": 2, "loss": 4.5}'],
+        3: ['{"resume_step": 3, "resume_attempt": 1}', '{"step": 4, "loss": 2}'],
+    }.items():
+        writer = SegmentWriter(store, "metrics", attempt)
+        for record in records:
+            writer.add(record)
+        writer.flush()
+    assert [(one["step"], one["loss"]) for one in RunFolder(store).metrics()] == [(1, 5), (2, 4), (3, 3), (4, 2)]
+
+
 def test_a_step_whose_numbers_came_in_pieces_has_one_record(store: Store) -> None:
     """The loss is written while an evaluation runs; a kill after the score has it scored again."""
     for attempt, records in {

@@ -80,11 +80,14 @@ class RunFolder:
         A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be done again.
         """
         history: dict[int, dict[str, Any]] = {}
+        past: dict[int, dict[int, dict[str, Any]]] = {}  # what each attempt had come to, with all before it
         for segment in segments(self.store, "metrics"):
             for record in _records(self.store, segment):
                 if "resume_step" in record:
                     start = record["resume_step"]
-                    history = {step: kept for step, kept in history.items() if step <= start}
+                    before = past.get(record.get("resume_attempt", -1), history)
+                    history = {step: dict(kept) for step, kept in before.items() if step <= start}
+                    past[segment.attempt] = history
                 elif "step" in record:
                     history.setdefault(record["step"], {}).update(record)
         return list(history.values())

@@ -74,6 +74,19 @@ def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path, straigh
     assert_same(case, straight[1])
 
 
+@pytest.mark.parametrize("asked", [0, 1])
+def test_one_rank_that_is_asked_to_stop_in_an_evaluation_takes_the_others_along(
+    tmp_path: Path, straight: dict[int, Case], asked: int
+) -> None:
+    case = Case(tmp_path, ranks=2, checkpoint=Checkpoint(every=Cadence(steps=1000)))
+    stop = options(term_in_evaluation=12, term_rank=asked)
+    assert case.train(TEST_OPTIONS=stop) == [143, 143], case.log()
+    assert "stopped at step 12; start again" in case.log()
+    assert case.train() == [0, 0], case.log()
+    assert "going on from step 12" in case.log()
+    assert_same(case, straight[2])
+
+
 def test_killed_with_loader_workers_it_is_still_the_same(tmp_path: Path, straight: dict[int, Case]) -> None:
     case = Case(tmp_path, ranks=2, config={"workers": 2})
     assert -9 in case.train(TEST_OPTIONS=options(die_at=8))
@@ -141,7 +154,7 @@ def test_signals_that_come_together_are_one_request(tmp_path: Path, straight: di
 
 
 def test_a_stop_that_cannot_finish_its_checkpoint_still_ends_in_time(tmp_path: Path, straight: dict[int, Case]) -> None:
-    case = Case(tmp_path, grace_s=3.0)
+    case = Case(tmp_path, grace_s=6.0)
     assert case.train(TEST_OPTIONS=options(term_at=7, slow_store_from=7)) == [143]
     assert "without its checkpoint" in case.log()
     assert case.train() == [0], case.log()

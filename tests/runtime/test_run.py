@@ -17,7 +17,6 @@ from headway.errors import BadInput, RunFailed
 from headway.runfolder import RunFolder
 from headway.runtime import Loader
 from headway.runtime.averaging import Average
-from headway.runtime.farewell import memory_hint
 from headway.runtime.run import Run
 from headway.runtime.schedules import KINDS, Schedule
 from headway.runtime.stopping import Stop
@@ -390,11 +389,6 @@ def test_half_precision_trains_and_gives_full_precision_back(start: Start, preci
     assert weights(model).dtype is torch.float32
     assert not torch.equal(weights(model), before)
     run.finish()
-
-
-def test_running_out_of_memory_says_what_to_change() -> None:
-    assert "accumulate" in memory_hint(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert memory_hint(RuntimeError("shape mismatch")) == ""
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------

@@ -53,6 +53,31 @@ def test_pauses_grow_to_a_minute() -> None:
     assert [again.pause_s for again in found if isinstance(again, Again)] == [1, 2, 4, 32, 60, 60]
 
 
+def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
+    found = judge(Ending(exits=exits(1), crash=crash(step=1, seconds=99)), Past(restarts=9_999), retries=10_000)
+    assert isinstance(found, Again)
+    assert found.pause_s == 60
+
+
+def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> None:
+    ending = Ending(exits=exits(1), crash=crash(step=0), cut_to=2)
+    again = judge(ending, Past(restarts=3), retries=3)
+    assert isinstance(again, Again)
+    assert (again.count, again.pause_s, again.free) == (3, 0.0, True)
+    assert "2 parts" in again.reason
+    assert Past().with_ending(ending) == Past(crashes=(None,), parts=2)  # no crash that repeats itself
+    assert outcome(ending, Past(parts=2), retries=0).state == "failed"  # it was cut as fine already
+
+
+def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
+    events: list[dict[str, Any]] = [
+        {"kind": "failed", "cut_to": 4},
+        {"kind": "restart", "count": 0, "free": True},
+        {"kind": "failed"},
+    ]
+    assert past(events, None) == Past(parts=4)
+
+
 def test_a_node_that_is_gone_counts_as_a_crash() -> None:
     ending = Ending(exits=exits(0), lost="node 1 of 2 is gone")
     assert isinstance(judge(ending, Past(), retries=1), Again)

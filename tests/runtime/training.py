@@ -58,6 +58,8 @@ def main(options: dict[str, Any]) -> None:
     run = headway.start()
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
         _die_at_write(run._session.store, options["die_at_write"])
+    if "stale_for_s" in options:
+        run._keeping._archive._stale_for_s = options["stale_for_s"]
     config = run.config
     feed = Loader(Points(), config.get("batch", 8), workers=config.get("workers", 0))
     model = run.place(Net(config.get("dropout", 0.2), config.get("norm", True)))
@@ -72,6 +74,8 @@ def main(options: dict[str, Any]) -> None:
             if options.get("slow_store_from") == run.global_step:
                 run._keeping.saver.drain()
                 run._session.store.write = lambda *args, **more: threading.Event().wait(600)
+            if options.get("clock_back_at") == run.global_step:
+                _set_clock_back(86_400)
             _maybe_die(options, run.global_step, run.world.rank)
             loss = ((model(x) - y) ** 2).sum()
             run.step(loss, optimizer, weight=len(x), clip=1.0, scheduler=schedule)
@@ -88,7 +92,7 @@ def evaluate(run: headway.Run, model: nn.Module, options: dict[str, Any]) -> flo
         for x, y in run.evaluating(Loader(Points(20), 4, shuffle=False)):
             if options.get("die_in_evaluation") == run.global_step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if options.get("term_in_evaluation") == run.global_step:
+            if options.get("term_in_evaluation") == run.global_step and run.world.rank == options.get("term_rank", 0):
                 os.kill(os.getpid(), signal.SIGTERM)
             total += float(((model(x) - y) ** 2).sum())
             count += len(x)
@@ -118,6 +122,11 @@ def _maybe_die(options: dict[str, Any], step: int, rank: int) -> None:
             threading.Event().wait(options["again_after_s"])
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(60)
+
+
+def _set_clock_back(seconds: int) -> None:
+    wall, wall_ns = time.time, time.time_ns
+    time.time, time.time_ns = lambda: wall() - seconds, lambda: wall_ns() - seconds * 10**9
 
 
 def _die_at_write(store: Any, number: int) -> None:

@@ -19,7 +19,8 @@ from headway.runtime.stretch import Stretch, stretch
 from headway.runtime.tail import Agreed
 
 TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
-EXPORT_S = 30.0  # of the budget, besides three times the last checkpoint; never more than a fifth of what there is
+EXPORT_S = 30.0  # what an export takes, besides twice the last checkpoint; never more than a fifth of what there is
+RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and the export
 
 
 class Boundary:
@@ -33,6 +34,8 @@ class Boundary:
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
         self._stretch = stretch(os.environ, session.identity.attempt)
+        self._alone = session.gang.world.size == 1
+        self._limited = session.identity.deadline_s is not None
 
     # With several ranks: what this one would like, and what all do
 
@@ -49,23 +52,26 @@ class Boundary:
         )
 
     def after_step(self, *, stepped: bool) -> None:
+        """Between two steps: a checkpoint where one is due, or the end where all agreed on it."""
+        keeping = self._keeping
         if self._stretch is not None:
-            self._stretch.before_checkpoint(self._keeping.position.step)
-        self._decide(stepped=stepped)
-        if self._stretch is not None:
-            self._end_of_stretch(self._stretch)
-
-    def _decide(self, *, stepped: bool) -> None:
-        self._check_fence()
-        if self._gang.world.size == 1:
-            stop, budget = self._stopping.asked, self._over_budget()
-            save = stepped and self._keeping.due(self._keeping.position.step)
+            self._stretch.before_checkpoint(keeping.position.step)
+        if keeping.saver.fenced is not None:
+            self._check_fence()
+        if self._alone:
+            stop, budget = self._stopping.asked, self._limited and self._over_budget()
+            save = stepped and keeping.due(keeping.position.step)
         elif self.agreed is not None:
             stop, budget, save = self.agreed.stop, self.agreed.budget, self.agreed.save
         else:
-            return
-        if not (stop or budget or save):
-            return
+            stop = budget = save = False
+        if stop or budget or save:
+            self._act(stop=stop, budget=budget)
+        if self._stretch is not None:
+            self._end_of_stretch(self._stretch)
+
+    def _act(self, *, stop: bool, budget: bool) -> None:
+        """A checkpoint, and then perhaps the end."""
         self._settle()
         if self._stepper.spoiled():
             raise RunFailed(
@@ -86,6 +92,7 @@ class Boundary:
 
     def after_epoch(self, to: int, *, last: bool) -> None:
         self.heed()
+        self.leave_together(self._gang.sums([self.wants_to_leave])[0])
         position = self._keeping.position
         self._keeping.saver.release()
         position.epoch, position.batch, position.passed = to, 0, position.passed + 1
@@ -98,14 +105,25 @@ class Boundary:
     def heed(self) -> None:
         """During an evaluation: give it up when asked to stop. It is done again from the epoch's last step."""
         self._check_fence()
-        if self.inside:
+        if self.inside or not self._alone:
             return
-        if self._stopping.asked and not self._stopping.interruptible:
-            self._keeping.saver.write_held()
-            self._leave()
-        if self._gang.world.size == 1 and self._over_budget():
+        if self.wants_to_leave:
+            self.leave_together(1.0)
+        if self._over_budget():
             self._keeping.saver.write_held()
             self._end_by_budget()
+
+    @property
+    def wants_to_leave(self) -> float:
+        """1 where this rank was asked to stop, outside a step. With several ranks it rides on what they add up anyway:
+        a rank that left by itself would leave the others waiting, and its checkpoint without their parts."""
+        return float(self._stopping.asked and not self._stopping.interruptible and not self.inside)
+
+    def leave_together(self, wishes: float) -> None:
+        """All ranks know of each other's wishes here: one is enough."""
+        if wishes > 0:
+            self._keeping.saver.write_held()
+            self._leave()
 
     def finish(self, bundle: Bundle | None) -> None:
         keeping = self._keeping
@@ -151,7 +169,7 @@ class Boundary:
         total = self._session.identity.deadline_s
         if total is None:
             return False
-        margin = min(total / 5, EXPORT_S + 3 * self._keeping.saver.last_seconds)
+        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._keeping.saver.last_seconds + EXPORT_S))
         return self._stopping.over_budget(margin)
 
     def _leave(self) -> NoReturn:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 from headway.errors import HeadwayError
+from headway.runtime import memory
 from headway.runtime.control import say
 
-_told: list[Callable[[], object]] = []  # who wants to know, before the process is gone
+_told: list[Callable[[BaseException], object]] = []  # who wants to know, before the process is gone
 
 
 def install() -> None:
@@ -18,29 +19,18 @@ def install() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for tell in _told:
-            tell()
+            tell(error)
         if isinstance(error, HeadwayError):
             say(str(error))
             raise SystemExit(error.exit_code)  # 2, bad input, is not tried again
         before(kind, error, trace)
-        hint = memory_hint(error)
+        hint = memory.hint(error)
         if hint:
             say(hint)
 
     sys.excepthook = hook
 
 
-def tell(whom: Callable[[], object]) -> None:
-    """Have it called when the process is about to die of an error."""
+def tell(whom: Callable[[BaseException], object]) -> None:
+    """Have it called with the error that the process is about to die of."""
     _told.append(whom)
-
-
-def memory_hint(error: BaseException) -> str:
-    """What to type when memory ran out; empty for any other error."""
-    text = str(error)
-    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
-        return (
-            "memory ran out. fix: --set config.accumulate=2 cuts each batch in two and changes nothing else "
-            "(4, 8, … if that is not enough); or lower config.batch, or use config.precision=bf16"
-        )
-    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from headway.errors import TargetError
 from headway.runtime import tail
 from headway.runtime.identity import World
+from headway.runtime.network import port_taken
 from headway.runtime.tail import Agreed
 
 TIMEOUT = timedelta(minutes=5)  # torch's half hour is half an hour of paying for a rank that died
@@ -32,6 +34,10 @@ class Gang:
             try:
                 dist.init_process_group(backend, timeout=TIMEOUT)
             except (RuntimeError, ValueError) as error:
+                if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+                    raise port_taken(
+                        os.environ.get("MASTER_PORT", "?"), "Address already in use", "MASTER_PORT"
+                    ) from error
                 raise TargetError(
                     f"rank {self.world.rank} of {self.world.size} could not meet the others: {error}",
                     fix="look at the other ranks' logs: one of them did not start, or cannot be reached",

@@ -34,11 +34,18 @@ class Journal:
         self._epoch = 0
         self.latest: dict[str, Any] = {}
 
-    def begin(self, step: int, look: Any) -> None:
+    def begin(self, step: int, look: Any, resumed_attempt: int | None = None) -> None:
         """The attempt's first record: everything after `step` that was logged before is void."""
         if self._metrics is None and self._session.first:
-            self._loggers = open_loggers(self._session, step)
-            self._metrics = Metrics(self._session.store, self._session.identity.attempt, step, also=self._loggers.feed)
+            session = self._session
+            self._loggers = open_loggers(session, step)
+            self._metrics = Metrics(
+                session.store,
+                session.identity.attempt,
+                step,
+                resume_attempt=resumed_attempt,
+                also=self._loggers.feed,
+            )
             self._reporter = Reporter(look, self._session.outside, self._metrics.flush)
 
     def note(self, values: Mapping[str, Any]) -> None:

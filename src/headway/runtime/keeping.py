@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headway.errors import BadInput, HeadwayError, NoCheckpoint
-from headway.runtime import machine
+from headway.runtime import leftovers, machine
 from headway.runtime.averaging import Average
 from headway.runtime.catalogue import Catalogue
 from headway.runtime.checkpoint import Moment, Saver, Seat, lease_is_ours
@@ -45,12 +45,13 @@ class Keeping:
             still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
             pin=session.device.type == "cuda",
         )
+        self.resumed_attempt: int | None = None  # which attempt wrote the checkpoint that this one goes on from
         self._turns: dict[int, int] = {}  # how often the newest step was taken
         self._names: list[str] = []  # pointers that the next checkpoint is to get
         self._score: float | None = None
         self._taken: tuple[int, ...] | None = None  # where the newest snapshot was taken
         self._began = self._here
-        self._prepared = False
+        self.prepared = False  # whether memory for a snapshot was asked for
 
     # Coming back
 
@@ -63,6 +64,7 @@ class Keeping:
             return None
         self._load(loaded)
         self._catalogue.protected = loaded.step
+        self.resumed_attempt = int(loaded.manifest.get("attempt", 0))
         return loaded
 
     def _choose(self) -> Loaded | None:
@@ -89,6 +91,7 @@ class Keeping:
             raise trouble
         if session.first and lease_is_ours(session.store, session.identity.attempt):
             self._archive.ask(self._catalogue.settle)
+            leftovers.sweep(session.store)
         if choice == -2:
             raise NoCheckpoint("rank 0 could not choose a checkpoint: see its log")
         if choice >= 0 and loaded is None:
@@ -185,9 +188,9 @@ class Keeping:
 
     def prepare(self) -> None:
         """Once the optimizer has its state: have the memory ready, and find out early what cannot be kept."""
-        if self._prepared or not self.objects:
+        self.prepared = True
+        if not self.objects:
             return
-        self._prepared = True
         _, tensors = flatten(self._state())
         self.saver.prepare(tensors, self._spread(tensors))
 

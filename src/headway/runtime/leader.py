@@ -16,7 +16,7 @@ from headway.runtime import verdict
 from headway.runtime.commands import threads
 from headway.runtime.duties import Advanced, Heartbeat, StoreBack, StoreDown, now_text
 from headway.runtime.meeting import Connection, Gone, Joined, Meeting, Said
-from headway.runtime.network import free_ports
+from headway.runtime.network import free_ports, require_free
 from headway.runtime.node import Node
 from headway.runtime.ranks import RankExit, Record, step_of
 from headway.runtime.verdict import Again, Ending, Outcome, Past
@@ -40,6 +40,7 @@ class Leader:
         self._concluded = False
         self._ending = False  # the ranks are being ended: what fails now is no cause
         self._budget_said = False
+        self._cut_to = 0  # memory ran out in this attempt: the parts that a rank would try next
         self._why = "first start" if attempt == 1 else "started again"
         node.heard, node.heed = self._heard, self._heed
         node.scribe.open_events(attempt)
@@ -64,7 +65,7 @@ class Leader:
             )
             if isinstance(found, Outcome):
                 return found
-            self._past = self._past.with_crash(ending.crash)
+            self._past = self._past.with_ending(ending)
             if not self._prepare_next(found):
                 return verdict.stopped(self.node.stop)
 
@@ -112,6 +113,7 @@ class Leader:
 
     def _run_once(self) -> Ending:
         self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
+        self._cut_to = 0
         if self._left_s() == 0.0:
             return Ending(overdue=True)
         self.node.prepare_files()
@@ -131,6 +133,7 @@ class Leader:
             killed=killed,
             lost=self._lost,
             crash=self._crash,
+            cut_to=self._cut_to,
         )
 
     def _left_s(self) -> float | None:
@@ -152,13 +155,16 @@ class Leader:
     def _start(self) -> None:
         world = self._world_now()
         left = self._left_s()
-        order = {"do": "start", "attempt": self.attempt, "workers": list(world.workers), "left_s": left}
+        told = {"left_s": left, "spent_s": self.spent_s, "parts": self._past.parts}
+        order = {"do": "start", "attempt": self.attempt, "workers": list(world.workers), **told}
         for peer in self._peers.values():
             peer.connection.tell(order)
-        self.node.start_ranks(world, self.attempt, left)
+        self.node.start_ranks(world, self.attempt, told)
 
     def _world_now(self) -> NodeWorld:
         world = self.node.world
+        if world.master_port:
+            require_free(world.master_port)
         if world.nodes == 1:
             return alone(world)
         hosts = {0: world.master_addr} | {n: peer.connection.peer_address for n, peer in self._peers.items()}
@@ -227,7 +233,8 @@ class Leader:
         if first:
             self._crash = end
         if end.code != 0:
-            place: dict[str, Any] = {"first": True, "place": verdict.place_of(end)} if first else {}
+            where = None if self._cut_to > self._past.parts else verdict.place_of(end)
+            place: dict[str, Any] = {"first": True, "place": where} if first else {}
             self.event("rank_exit", **{**asdict(end), "lines": list(end.lines)}, **place)
             self.node.say(str(end))
 
@@ -246,6 +253,8 @@ class Leader:
         }
         if record["event"] == "budget":
             self._budget_said = True
+        if record["event"] == "failed" and isinstance(record.get("cut_to"), int):
+            self._cut_to = max(self._cut_to, record["cut_to"])
         self.event(record["event"], soon=False, **{"rank": rank, **details})
 
     def _heed(self, message: Any) -> None:
@@ -303,8 +312,9 @@ class Leader:
         """Pause, then raise the attempt number; False when somebody asked for a stop meanwhile."""
         node = self.node
         self._past = verdict.restarted(self._past, again)
-        self.event("restart", count=again.count, pause_s=again.pause_s, reason=again.reason)
-        node.say(f"{again.reason}; restart {again.count} in {again.pause_s:g} s")
+        free = {"free": True} if again.free else {}
+        self.event("restart", count=again.count, pause_s=again.pause_s, reason=again.reason, **free)
+        node.say(f"{again.reason}; restart {'' if again.free else f'{again.count} '}in {again.pause_s:g} s")
         self._lost = ""
         if node.until(lambda: bool(node.stop), again.pause_s):
             return False

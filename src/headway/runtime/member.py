@@ -155,7 +155,7 @@ class Member:
             for rank in world.ranks:
                 self._report(RankExit(rank=rank, code=WORKER_AGAIN))
         else:
-            node.start_ranks(world, self._attempt, order["left_s"])
+            node.start_ranks(world, self._attempt, order)
 
     def _heard(self, rank: int, record: Record) -> None:
         if isinstance(record.get("event"), str):

@@ -26,15 +26,21 @@ class Metrics:
         attempt: int,
         resume_step: int,
         *,
+        resume_attempt: int | None = None,
         also: Callable[[Sequence[dict[str, Any]]], None] = lambda records: None,
     ) -> None:
-        """`also` is called with records once they are in the store."""
+        """`also` is called with records once they are in the store.
+
+        `resume_attempt` wrote the checkpoint that we go on from: what it logged is our past. Mostly it is the attempt
+        before; a manifest that came late to the store may belong to an older one.
+        """
         self._also = also
         self._untold: list[dict[str, Any]] = []
         self._writer = SegmentWriter(store, "metrics", attempt)
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._records: list[dict[str, Any]] = []
-        self._writer.add(json.dumps({"resume_step": resume_step}))
+        past = {} if resume_attempt is None else {"resume_attempt": resume_attempt}
+        self._writer.add(json.dumps({"resume_step": resume_step, **past}))
 
     def log(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         with self._lock:
@@ -42,7 +48,7 @@ class Metrics:
             if records and records[-1]["step"] == step:
                 records[-1].update(values)
             else:
-                records.append({"step": step, "epoch": epoch, "time": round(time.time(), 3), **values})
+                records.append({"step": step, "epoch": epoch, "time": time.time(), **values})
 
     def flush(self, through: int | None = None) -> None:
         """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
@@ -89,6 +95,7 @@ def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for (record, name), value in zip(waiting, values, strict=True):
             record[name] = value
     for record in records:
+        record["time"] = round(record["time"], 3)
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
                 record[name] = repr(value)  # JSON has no nan; readers see "nan" rather than a broken line

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from headway.errors import BadInput
+
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: 16 of name, 24 of address
 
@@ -21,6 +23,22 @@ def free_ports(count: int, host: str = "") -> list[int]:
         for each in sockets:
             each.bind((host, 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def require_free(port: int) -> None:
+    """BadInput where somebody listens on a port that was asked for by number: trying again would not help."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise port_taken(port, error.strerror or str(error), "HEADWAY_MASTER_PORT") from None
+
+
+def port_taken(port: int | str, why: str, where: str) -> BadInput:
+    return BadInput(
+        f"port {port}, where the ranks meet, cannot be had: {why}",
+        where=where,
+        fix=f"end what listens there (ss -ltnp 'sport = :{port}'), or choose another port",
+    )
 
 
 def interface_of(address: str) -> str | None:

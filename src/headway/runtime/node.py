@@ -122,8 +122,8 @@ class Node:
         if found:
             self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
-    def start_ranks(self, world: NodeWorld, attempt: int, left_s: float | None) -> None:
-        """On the main thread: the kernel ends a rank with the thread that started it."""
+    def start_ranks(self, world: NodeWorld, attempt: int, facts: Mapping[str, Any]) -> None:
+        """On the main thread: the kernel ends a rank with the thread that started it. `facts` hold on all nodes."""
         run = {
             "HEADWAY_RUN_URL": self.folder.url,
             "HEADWAY_RUN": self.folder.name,
@@ -131,8 +131,9 @@ class Node:
             "HEADWAY_PLAN": str(self.places.work / "plan.json"),
             "HEADWAY_GRACE_S": f"{self.grace_s:g}",
         }
-        if left_s is not None:
-            run["HEADWAY_DEADLINE_S"] = f"{max(0.0, left_s):.3f}"
+        run |= {"HEADWAY_SPENT_S": f"{facts['spent_s']:.3f}", "HEADWAY_PARTS": str(facts["parts"])}
+        if facts["left_s"] is not None:
+            run["HEADWAY_DEADLINE_S"] = f"{max(0.0, facts['left_s']):.3f}"
         for local_rank, rank in enumerate(world.ranks):
             told = command(
                 self.plan, world, local_rank, base=self.base, run=run, places=self.places, secrets=self.secrets

@@ -5,6 +5,7 @@ A thread of rank 0 looks at the run once a second and writes what has gathered: 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.errors import StoreError
+from headway.runtime import bill
 from headway.runtime.control import Outside, say
 from headway.segments import interval_s
 
@@ -25,6 +27,7 @@ class Reporter:
     def __init__(
         self, look: Callable[[], dict[str, Any]], outside: Outside, flush: Callable[[], None], *, shown: bool = True
     ) -> None:
+        self._bill = bill.Bill(os.environ)
         self._look, self._outside, self._flush, self._shown = look, outside, flush, shown
         self._live = shown and sys.stderr.isatty()
         self._over = threading.Event()
@@ -65,6 +68,7 @@ class Reporter:
         now = time.monotonic()
         self._seen.append((now, numbers["step"]))
         self._add_speed(numbers)
+        numbers |= self._bill.numbers
         self._outside.progress(**numbers)
         if self._live:
             sys.stderr.write(f"\r\033[K{line(numbers)}")
@@ -83,7 +87,7 @@ class Reporter:
 
 
 def line(numbers: dict[str, Any]) -> str:
-    """epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left"""
+    """epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left  $0.12 of $5.00"""
     parts = []
     if "epoch" in numbers:
         parts.append(f"epoch {numbers['epoch'] + 1}" + (f"/{numbers['epochs']}" if numbers.get("epochs") else ""))
@@ -96,6 +100,8 @@ def line(numbers: dict[str, Any]) -> str:
         parts.append(f"{numbers['rate']:.3g} steps/s")
     if numbers.get("eta_s") is not None:
         parts.append(f"{_duration(numbers['eta_s'])} left")
+    if bill.words(numbers):
+        parts.append(bill.words(numbers))
     return "  ".join(parts)
 
 

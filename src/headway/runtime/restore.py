@@ -99,6 +99,8 @@ class Archive:
         folder = checkpoint_folder(step)
         manifest = unsealed(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
         try:
+            if manifest["step"] != step:
+                raise Damaged(f"{folder}/manifest.json is that of step {manifest['step']}")
             state_file, files = manifest["state"], manifest["files"]
             record = decode_record(self._verified(folder, state_file["name"], state_file), state_file["name"])
             tensors: dict[str, Tensor] = {}

@@ -14,6 +14,7 @@ run.finish(bundle)
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,16 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import BadInput
-from headway.runtime import farewell
+from headway.runtime import farewell, memory
 from headway.runtime.averaging import Average
 from headway.runtime.boundary import Boundary
 from headway.runtime.exporting import Bundle
-from headway.runtime.feed import Filler, batch_names
+from headway.runtime.feed import Feed, Filler, batch_names
 from headway.runtime.guard import NanGuard
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping
 from headway.runtime.phases import freeze, set_rate
 from headway.runtime.precision import Precision
+from headway.runtime.profiling import profiling
 from headway.runtime.randomness import EVALUATION, MODEL, SETUP, Dice
 from headway.runtime.session import Session
 from headway.runtime.stepping import Alone, Optimizers, Request, Together, Wishes
@@ -52,7 +54,9 @@ class Run:
         self.name, self.job, self.world = identity.name, identity.job, identity.world
         self.config: Mapping[str, Any] = identity.job.config
         self.seed, self.device = identity.job.seed, session.device
-        self.accumulate = int(self.config.get("accumulate", 1))
+        self._cuts = memory.Cuts(self.config, os.environ)
+        self.accumulate = self._cuts.parts
+        self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
         self._dice = Dice(self.seed, self.world.rank, cuda=self.device.type == "cuda")
         self._supply = Supply(self.world, self.device, self._dice)
         self._journal = Journal(session)
@@ -77,7 +81,7 @@ class Run:
         self._restored = False
         Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._close)
-        farewell.tell(lambda: session.outside.event("failed", step=self.global_step))
+        farewell.tell(self._failed)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
 
     # What a script may ask
@@ -181,7 +185,7 @@ class Run:
         if stage > position.stage:
             position.stage, position.epoch, position.batch = stage, 0, 0
         self._epochs, self._enough = count, False
-        self._journal.begin(self.global_step, self._look)
+        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
         while position.epoch < count:
             yield position.epoch
             to = count if self._enough else position.epoch + 1
@@ -190,22 +194,26 @@ class Run:
     def steps(self, feed: Any) -> Iterator[Any]:
         """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
         self._prepare(feed)
-        position, boundary = self._keeping.position, self._boundary
+        position, boundary, supply = self._keeping.position, self._boundary, self._supply
         self._steps = self._expected()
-        for batch in self._supply.training(feed, position, self.accumulate):
-            self._counts = type(batch) is not Filler
-            self._weight = 1.0 if self._counts else 0.0
+        for batch in supply.training(feed, position, self.accumulate):
+            counts = self._counts = type(batch) is not Filler
+            self._weight = 1.0 if counts else 0.0
             boundary.inside, boundary.agreed = True, None
             before = position.step
             if self._guard.skips:
                 self._guard.before_step()
+            if self._profiling is not None:
+                self._profiling.before_step(before + 1)
             self._dice.roll(MODEL, before, self._micro)
-            yield self._supply.placed(batch)
+            yield batch if counts and supply.on_cpu else supply.placed(batch)
             boundary.inside = False
             if self._skipped:
                 self._skipped = self._journal.forget_body()
             self._journal.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
             if self._micro == 0:
+                if self._profiling is not None:
+                    self._profiling.after_step(position.step)
                 position.batch += 1
                 boundary.after_step(stepped=position.step > before)
         boundary.after_steps()
@@ -239,15 +247,18 @@ class Run:
         if not outcome.finite:
             self._leave_out()
             return False
-        self._guard.good()
-        self._keeping.position.step += 1
+        if self._guard.skips:
+            self._guard.good()
+        keeping = self._keeping
+        keeping.position.step += 1
         for average in self._averages:
             average.update()
         if outcome.norm is not None:
             self._journal.note({"grad_norm": outcome.norm})
         if scheduler is not None:
             scheduler.step()
-        self._keeping.prepare()
+        if not keeping.prepared:
+            keeping.prepare()
         return True
 
     def log(self, **values: Any) -> None:
@@ -270,9 +281,10 @@ class Run:
         With `patience`, that many scores in a row without a new best end these epochs.
         """
         self._boundary.heed()
-        names = sorted(values)
-        numbers = self._session.gang.from_first([float(values[name]) for name in names])
-        record = dict(zip(names, numbers, strict=True))
+        names, gang = sorted(values), self._session.gang
+        wishes, *_ = gang.sums([self._boundary.wants_to_leave])
+        self._boundary.leave_together(wishes)
+        record = dict(zip(names, gang.from_first([float(values[name]) for name in names]), strict=True))
         self._journal.record(self.global_step, self._keeping.position.passed, record)
         self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
         self._session.event("score", step=self.global_step, **record)
@@ -290,21 +302,28 @@ class Run:
         return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
-        """This rank's share of an evaluation: whole batches, in turn. Given up when the run is asked to stop."""
+        """This rank's share of an evaluation: whole batches, in turn. Given up when the run is asked to stop.
+
+        With several ranks, one that is asked skips all but the first; all leave at the next `total` or `score`.
+        """
         self._dice.roll(EVALUATION, self.global_step)
-        for batch in self._supply.evaluation(feed):
+        for number, batch in enumerate(self._supply.evaluation(feed)):
             self._boundary.heed()
+            if number and self._boundary.wants_to_leave:
+                return
             yield self._supply.placed(batch)
 
     def total(self, value: Any) -> Any:
         """The sum over ranks of a number, a tensor or a dictionary: add up sums and counts, not means."""
-        self._boundary.heed()
-        gang = self._session.gang
+        boundary, gang = self._boundary, self._session.gang
+        boundary.heed()
         if isinstance(value, Tensor):
+            boundary.leave_together(gang.sums([boundary.wants_to_leave])[0])
             return gang.sum_tensor(value)
-        if isinstance(value, Mapping):
-            return dict(zip(value, gang.sums([float(each) for each in value.values()]), strict=True))
-        return gang.sums([float(value)])[0]
+        numbers = list(value.values()) if isinstance(value, Mapping) else [value]
+        wishes, *sums = gang.sums([boundary.wants_to_leave, *map(float, numbers)])
+        boundary.leave_together(wishes)
+        return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
 
     def sample(self, name: str, body: bytes) -> None:
         """A picture, or anything else to look at, for the run's folder. Rank 0's only."""
@@ -329,7 +348,12 @@ class Run:
 
     def _prepare(self, feed: Any) -> None:
         self._session.stopping.interruptible = False
-        self._journal.begin(self.global_step, self._look)
+        if self._cuts.automatic and not isinstance(feed, Feed):
+            raise BadInput(
+                f"accumulate: auto cannot cut the batches of a {type(feed).__name__}",
+                fix="use headway.runtime.Loader, or say how many batches make a step (accumulate: 2)",
+            )
+        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
         self._feed = feed
         if isinstance(self._stepper, Together):
             self._stepper.relayout()
@@ -337,7 +361,15 @@ class Run:
             self._restored = True
             self._session.say("no checkpoints will be written: run.restore was not called")
 
+    def _failed(self, error: BaseException) -> None:
+        """The process dies of this: the supervisor is told where, and whether a finer cut might save the run."""
+        finer = self._cuts.finer(error)
+        details = {} if finer is None else {"cut_to": finer}
+        self._session.outside.event("failed", step=self.global_step, **details)
+
     def _close(self) -> None:
+        if self._profiling is not None:
+            self._profiling.close(self.global_step)
         self._boundary.close()
         self._supply.close()
 
@@ -362,8 +394,8 @@ class Run:
         """For the progress line; called from a thread."""
         position = self._keeping.position
         numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
-        if self._epochs is not None:
-            numbers["epochs"] = self._epochs
+        if self._epochs is not None:  # after the last one, the position is beyond it
+            numbers |= {"epochs": self._epochs, "epoch": min(position.epoch, max(0, self._epochs - 1))}
         if self._steps:
             numbers["steps"] = max(self._steps, position.step)
         loss = self._journal.latest.get("loss")

@@ -107,7 +107,8 @@ class Stopping:
         self._gone_by = self._clock() + allowed
         self.asked = True
         self._say(f"{name}: stopping after this step (within {allowed:.0f} s)")
-        self._timer = threading.Timer(max(allowed, self._grace_s - RESERVE_S / 2), self._give_up)
+        # Later than the checkpoint's own limit, so that it is given up cleanly; sooner than the kill.
+        self._timer = threading.Timer(allowed + (self._grace_s - allowed) / 2, self._give_up)
         self._timer.daemon = True
         self._timer.start()
 

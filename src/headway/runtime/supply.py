@@ -21,7 +21,7 @@ class Supply:
 
     def __init__(self, world: World, device: torch.device, dice: Dice) -> None:
         self._world, self._device, self._dice = world, device, dice
-        self._on_cpu = device.type == "cpu"
+        self.on_cpu = device.type == "cpu"
         self._prefetchers: dict[int, Prefetcher] = {}
 
     def adopt(self, feed: Any) -> None:
@@ -55,7 +55,7 @@ class Supply:
     def placed(self, batch: Any) -> Any:
         """The batch itself, on this rank's device."""
         inner = batch.batch if type(batch) is Filler else batch
-        return inner if self._on_cpu else moved(inner, self._device)
+        return inner if self.on_cpu else moved(inner, self._device)
 
     def close(self) -> None:
         for prefetcher in self._prefetchers.values():

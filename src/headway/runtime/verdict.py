@@ -13,6 +13,7 @@ from headway.runtime.ranks import RankExit
 SAME_PLACE = 3  # crashes at one step before it is called hopeless
 QUICK_S = 60.0  # a crash this soon after the start, by a rank that never spoke of steps, counts as one at the start
 LONGEST_PAUSE_S = 60.0
+_MOST_DOUBLINGS = 30  # a run of thousands of restarts must not compute a pause that no float can hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,7 @@ class Again:
     reason: str
     count: int  # of restarts, over all attempts
     pause_s: float
+    free: bool = False  # not one of the retries: something is done otherwise this time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,7 @@ class Ending:
     lost: str = ""  # a node that is gone, in words
     absent: str = ""  # nodes that never came, in words
     crash: RankExit | None = None  # the first rank that failed by itself
+    cut_to: int = 0  # memory ran out, and a rank would try again with batches cut into so many parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +58,11 @@ class Past:
     spent_s: float = 0.0
     restarts: int = 0
     crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: nobody knows
+    parts: int = 1  # into which batches were cut in the end, where memory was short
 
-    def with_crash(self, crash: RankExit | None) -> Past:
-        return replace(self, crashes=(*self.crashes, place_of(crash)))
+    def with_ending(self, ending: Ending) -> Past:
+        place = None if ending.cut_to > self.parts else place_of(ending.crash)
+        return replace(self, crashes=(*self.crashes, place), parts=max(self.parts, ending.cut_to))
 
 
 def past(events: Sequence[Mapping[str, Any]], former: Record | None, *, renew_s: float = RENEW_S) -> Past:
@@ -68,10 +73,11 @@ def past(events: Sequence[Mapping[str, Any]], former: Record | None, *, renew_s:
         spent = max(spent, float(starts[-1].get("held_from_s", 0.0)) + former.beat * renew_s)
     return Past(
         spent_s=spent,
-        restarts=sum(event.get("kind") == "restart" for event in events),
+        restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
         crashes=tuple(
             event.get("place") for event in events if event.get("kind") == "rank_exit" and event.get("first")
         ),
+        parts=max((int(event.get("cut_to", 1)) for event in events if event.get("kind") == "failed"), default=1),
     )
 
 
@@ -102,13 +108,16 @@ def judge(
     if crash is not None and crash.code == BAD_INPUT:
         reason = f"{reason}: bad input, which trying again does not mend"
         return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
-    hopeless = _hopeless(before.with_crash(crash), same_place)
+    if ending.cut_to > before.parts:
+        reason = f"memory ran out: from now on each batch is computed in {ending.cut_to} parts"
+        return Again(reason=reason, count=before.restarts, pause_s=0.0, free=True)
+    hopeless = _hopeless(before.with_ending(ending), same_place)
     if hopeless:
         return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
     if before.restarts >= retries:
         used = "no retries were asked for" if retries == 0 else f"all {retries} retries are used up"
         return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
-    pause = min(LONGEST_PAUSE_S, first_pause_s * 2**before.restarts)
+    pause = min(LONGEST_PAUSE_S, first_pause_s * 2 ** min(before.restarts, _MOST_DOUBLINGS))
     return Again(reason=reason, count=before.restarts + 1, pause_s=pause)
 
 

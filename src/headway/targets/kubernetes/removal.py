@@ -18,7 +18,7 @@ from headway.targets.kubernetes.options import Options
 
 LOOK_S = 0.5
 FORCE_S = 60.0  # for what was deleted by force to be gone from the listing
-SETTLE_S = 30.0  # for the cluster's garbage collector
+SETTLE_S = 60.0  # for the cluster's garbage collector
 _TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
 
 
@@ -48,7 +48,8 @@ def remove(api: Api, options: Options, run: str, url: str) -> None:
     """By force: pods that have had their time are not asked again."""
     chosen = selector(run, url)
     for item in kinds.everything(api, options.namespace, chosen, needed=kinds.KINDS_OF[options.engine]):
-        kinds.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
+        by_force = 0 if item["kind"] == "Pod" else None
+        kinds.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=by_force)
     for pod in seen.workers(api, options, run, url):
         kinds.delete(api, "Pod", options.namespace, pod.name, grace_s=0)
     _await(lambda: not seen.workers(api, options, run, url), FORCE_S)

@@ -165,6 +165,7 @@ def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
         "restartPolicy": "OnFailure",
         "securityContext": pod.security(options),
         "serviceAccountName": _who(options),
+        "terminationGracePeriodSeconds": 5,  # it has nothing to save
         "containers": [container],
         "volumes": pod.volumes(plan, options),
     }

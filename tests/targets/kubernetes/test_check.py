@@ -1,0 +1,205 @@
+"""What is said before anything is spent: by the plan, without a cluster, and by the doctor, with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
+from headway.targets.base import Handle
+from headway.targets.kubernetes import checks, seen, trainjob
+from headway.targets.kubernetes.api import Forbidden
+from headway.targets.kubernetes.options import Options
+from headway.targets.kubernetes.target import KubernetesTarget
+from tests.targets.kubernetes.answering import Answering
+from tests.targets.kubernetes.plans import job_of
+
+T4 = Resources(accelerator=Accelerator(kind="T4", count=2))
+NAMESPACE = "/api/v1/namespaces/default"
+
+
+def complaints(job: Job, **options: Any) -> list[str]:
+    return [str(problem) for problem in KubernetesTarget(Options(**options)).check(job)]
+
+
+def test_a_job_that_would_run_is_not_complained_about() -> None:
+    assert complaints(job_of(resources=T4)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"image": Image()}, {}, "headway image --push"),
+        ({"outputs": "/home/me/runs"}, {}, "outputs: gs://BUCKET"),
+        ({"outputs": "memory://x"}, {}, "pods cannot see"),
+        ({"data": Data(train=(Source(source="/data/coco"),))}, {}, "headway data prepare"),
+        ({"mounts": (Mount(pvc="a", at="/tmp"),)}, {}, "/tmp is used by Headway"),
+        ({"mounts": (Mount(pvc="A b", at="/data"),)}, {}, "kubectl get pvc"),
+        ({"secrets": {"TOKEN": Secret(ref="k8s://Not_A_Name/key")}}, {}, "kubectl get secrets"),
+        ({"resources": Resources(accelerator=Accelerator(kind="RTX4090"))}, {}, "platform: plain"),
+        ({}, {"namespace": "Mine"}, "cannot be a namespace"),
+        ({}, {"labels": {"team": "not a value"}}, "value of the label"),
+        ({}, {"labels": {"headway.run": "x"}}, "is set by Headway"),
+        ({}, {"service_account": "Nobody!"}, "mend `service_account`"),
+        ({}, {"tolerations": ({"kee": "x"},)}, "a toleration has no 'kee'"),
+    ],
+)
+def test_what_would_stop_it_is_said_with_what_to_write(
+    changes: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    (complaint,) = complaints(job_of(**changes), **options)
+    assert words in complaint
+
+
+def test_folders_below_a_mount_can_be_seen_from_pods(tmp_path: Any) -> None:
+    job = job_of(
+        outputs=f"{tmp_path}/runs",
+        data=Data(train=(Source(source=f"{tmp_path}/coco"),)),
+        mounts=(Mount(nfs="server:/export", at=str(tmp_path)),),
+    )
+    assert complaints(job) == []
+
+
+def test_the_plan_says_what_a_release_of_trainjob_has_no_words_for() -> None:
+    options = Options(engine="trainjob", trainer="2.0", pull_secrets=("r",), priority="p")
+    assert len(trainjob.unsaid(options, "2.0")) == 4
+    notes = list(checks.notes(job_of(), 1, options))
+    assert any("non-root" in note for note in notes)
+    assert not trainjob.unsaid(Options(engine="trainjob"), "2.3")
+
+
+def test_the_plan_says_that_waiting_counts() -> None:
+    notes = list(checks.notes(job_of(budget=Budget(hours=1)), 1, Options()))
+    assert any("max_wait is not given" in note for note in notes)
+
+
+# The doctor.
+
+
+def ready() -> dict[str, Any]:
+    return {
+        "/version": {"gitVersion": "v1.33.1"},
+        NAMESPACE: {},
+        "/api/v1/nodes": {"items": [node("gpu-1", 2)]},
+        f"{NAMESPACE}/serviceaccounts/gcs-access": {"metadata": {"annotations": {}}},
+    }
+
+
+def node(name: str, gpus: int, label: str = "nvidia-tesla-t4") -> dict[str, Any]:
+    labels = {"cloud.google.com/gke-accelerator": label}
+    return {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
+
+
+def examined(api: Answering, job: Job | None = None, **options: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"ok": [], "note": [], "bad": []}
+    chosen = Options(**{"context": "gke_my-project_us-east1-c_training", **options})
+    for finding in KubernetesTarget(chosen, api=api).doctor(job or job_of(resources=T4)):
+        found[finding.mark].append(f"{finding.what}; {finding.fix}")
+    return found
+
+
+def test_a_cluster_that_is_ready_is_all_right() -> None:
+    found = examined(Answering(answers=ready()))
+    assert found["bad"] == []
+    assert any("v1.33.1" in line for line in found["ok"])
+
+
+def test_a_labelled_node_without_allocatable_gpus_lacks_its_driver() -> None:
+    api = Answering(answers={**ready(), "/api/v1/nodes": {"items": [node("gpu-1", 0)]}})
+    (line,) = examined(api)["bad"]
+    assert "0 allocatable" in line
+    assert "daemonset-preloaded.yaml" in line
+
+
+def test_a_cluster_without_that_gpu_is_told_how_to_make_a_pool() -> None:
+    api = Answering(answers={**ready(), "/api/v1/nodes": {"items": [node("gpu-1", 2, "nvidia-l4")]}})
+    (line,) = examined(api)["bad"]
+    assert "gcloud container node-pools create" in line
+    assert "type=nvidia-tesla-t4,count=2" in line
+
+
+def test_missing_permissions_are_named_with_the_command_that_gives_them() -> None:
+    (line,) = examined(Answering(answers=ready(), refused={"create roles"}))["bad"]
+    assert "may not create roles" in line
+    assert "--clusterrole=admin" in line
+
+
+def test_a_missing_namespace_is_all_that_is_said() -> None:
+    answers = {**ready()}
+    del answers[NAMESPACE]
+    assert "kubectl create namespace default" in examined(Answering(answers=answers))["bad"][0]
+
+
+def test_an_operator_that_is_missing_or_asleep_is_said() -> None:
+    (line,) = examined(Answering(answers=ready()), engine="pytorchjob")["bad"]
+    assert "manifests/overlays/standalone?ref=v1.8.1" in line
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pytorchjobs.kubeflow.org"
+    spec = {"template": {"spec": {"containers": [{"image": "kubeflow/training-operator:v1-855e096"}]}}}
+    deployment = {"metadata": {"name": "training-operator", "namespace": "kubeflow"}, "spec": spec}
+    there = {**ready(), crd: {}, "/apis/apps/v1/deployments": {"items": [deployment]}}
+    (line,) = examined(Answering(answers=there), engine="pytorchjob")["bad"]
+    assert "is not ready" in line
+    deployment["status"] = {"readyReplicas": 1}
+    found = examined(Answering(answers=there), engine="pytorchjob")
+    assert found["bad"] == []
+    assert any("v1-855e096" in line for line in found["ok"])
+
+
+def test_the_accounts_binding_is_printed_with_the_values_filled_in() -> None:
+    found = examined(Answering(answers=ready()), service_account="gcs-access")
+    (line,) = found["note"]
+    assert "my-project.svc.id.goog/subject/ns/default/sa/gcs-access" in line
+    answers = ready()
+    annotations = {"iam.gke.io/gcp-service-account": "trainer@my-project.iam.gserviceaccount.com"}
+    answers[f"{NAMESPACE}/serviceaccounts/gcs-access"]["metadata"]["annotations"] = annotations
+    (line,) = examined(Answering(answers=answers), service_account="gcs-access")["note"]
+    assert "serviceAccount:my-project.svc.id.goog[default/gcs-access]" in line
+    (line,) = examined(Answering(answers=ready()), service_account="nobody")["bad"]
+    assert "kubectl -n default create serviceaccount nobody" in line
+
+
+def test_what_the_job_refers_to_is_looked_for() -> None:
+    job = job_of(secrets={"TOKEN": Secret(ref="k8s://hub/token")}, mounts=(Mount(pvc="scratch", at="/scratch"),))
+    found = examined(Answering(answers=ready()), job, pull_secrets=("registry",))
+    assert len(found["bad"]) == 3
+    assert any("--from-literal=token=" in line for line in found["bad"])
+    there = {
+        **ready(),
+        f"{NAMESPACE}/secrets/hub": {"metadata": {}, "data": {"token": "eA=="}},
+        f"{NAMESPACE}/secrets/registry": {"metadata": {}},
+        f"{NAMESPACE}/persistentvolumeclaims/scratch": {},
+    }
+    assert examined(Answering(answers=there), job, pull_secrets=("registry",))["bad"] == []
+
+
+def test_what_may_not_be_looked_at_is_a_note() -> None:
+    found = examined(Answering(answers={**ready(), "/api/v1/nodes": Forbidden}))
+    assert found["bad"] == []
+    assert any("nodes" in line for line in found["note"])
+
+
+# Links, and words for what keeps a pod waiting.
+
+
+def test_links_lead_to_the_logs_of_this_run() -> None:
+    target = KubernetesTarget(Options(context="gke_my-project_us-east1-c_training"), api=Answering())
+    links = target.links(Handle(target="gke", run="r1", url="gs://b/r1"))
+    assert "project=my-project" in links["logs"]
+    assert "headway_run" in links["logs"]
+    assert "us-east1-c/training/default/r1" in links["workload"]
+    assert KubernetesTarget(Options(context="kind"), api=Answering()).links(Handle(target="x", run="r", url="u")) == {}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "advice"),
+    [
+        ("Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "headway doctor"),
+        ("Unschedulable: 0/1 nodes are available: 1 node(s) didn't match node selector.", "no node has these labels"),
+        ("ErrImagePull: rpc error: not found", "headway image --push"),
+        ("FailedCreate: pods is forbidden: exceeded quota: compute", "kubectl describe resourcequota"),
+        ('CreateContainerConfigError: secret "hub" not found', "k8s://"),
+    ],
+)
+def test_what_keeps_a_pod_waiting_is_said_with_what_to_do(trouble: str, advice: str) -> None:
+    assert advice in seen.explained(trouble)

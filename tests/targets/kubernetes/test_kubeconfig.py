@@ -1,0 +1,143 @@
+"""Reading kubeconfigs as kubectl does, and asking credential plugins, which here are real programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import BadInput, TargetError
+from headway.targets.kubernetes import kubeconfig
+from headway.targets.kubernetes.api import Client, Forbidden, Gone, Taken, Unreachable, refusal
+from headway.targets.kubernetes.options import Options
+from headway.targets.kubernetes.target import KubernetesTarget
+
+
+def written(path: Path, *, context: str = "one", user: dict[str, Any] | None = None, **cluster: Any) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "contexts": [{"name": context, "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", **cluster}}],
+        "users": [{"name": "u", "user": user or {}}],
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_several_files_are_one_and_the_first_to_name_something_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = written(tmp_path / "first", context="one", server="https://first")
+    second = written(tmp_path / "second", context="two", server="https://second")
+    monkeypatch.setenv("KUBECONFIG", f"{first}{os.pathsep}{tmp_path / 'missing'}{os.pathsep}{second}")
+    assert kubeconfig.load().context == "one"
+    assert kubeconfig.load("two").server == "https://first", "both call their cluster c"
+
+
+def test_files_are_found_beside_the_kubeconfig_and_inline_data_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.crt").write_text("the authority")
+    inline = base64.b64encode(b"inline").decode()
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", **{"certificate-authority": "ca.crt"})))
+    assert kubeconfig.load().ca == b"the authority"
+    both = {"certificate-authority": "ca.crt", "certificate-authority-data": inline}
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", **both)))
+    assert kubeconfig.load().ca == b"inline"
+
+
+def test_no_kubeconfig_and_no_such_context_say_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    target = KubernetesTarget(Options(project="p", cluster="k", location="us-east1-c"))
+    with pytest.raises(BadInput, match="gcloud container clusters get-credentials k --location us-east1-c --project p"):
+        target.found()
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c")))
+    with pytest.raises(BadInput, match="context: one of one"):
+        kubeconfig.load("two")
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "- a\n- b", "contexts: [{}]"])
+def test_a_damaged_kubeconfig_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "c").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "c"))
+    with pytest.raises(BadInput, match="not a kubeconfig"):
+        kubeconfig.load()
+
+
+PLUGIN = """
+import json, os, sys, pathlib
+told = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+assert told["kind"] == "ExecCredential"
+count = pathlib.Path(sys.argv[1])
+count.write_text(str(int(count.read_text() or 0) + 1) if count.exists() else "1")
+status = {"token": "token-" + count.read_text(), "expirationTimestamp": sys.argv[2]}
+print(json.dumps({"apiVersion": told["apiVersion"], "kind": "ExecCredential", "status": status}))
+"""
+
+
+def plugin(tmp_path: Path, expires: str) -> dict[str, Any]:
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    return {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": sys.executable,
+        "args": [str(tmp_path / "plugin.py"), str(tmp_path / "count"), expires],
+    }
+
+
+def test_a_plugins_token_is_used_until_it_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 10))
+    for expires, tokens in (("2099-01-01T00:00:00Z", ["token-1", "token-1"]), (soon, ["token-1", "token-2"])):
+        (tmp_path / "count").unlink(missing_ok=True)
+        user = {"exec": plugin(tmp_path, expires)}
+        monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user=user)))
+        client = Client()
+        assert [client._token(), client._token()] == tokens
+
+
+def test_a_plugin_that_is_missing_or_fails_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="gcloud components install gke-gcloud-auth-plugin"):
+        kubeconfig.ask_plugin({"command": "/nowhere/gke-gcloud-auth-plugin"}, "https://x")
+    with pytest.raises(TargetError, match="gave no credential: no login"):
+        kubeconfig.ask_plugin(
+            {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no login')"]}, "https://x"
+        )
+    with pytest.raises(TargetError, match="is no credential") as caught:
+        kubeconfig.ask_plugin({"command": sys.executable, "args": ["-c", "print('half a sec')"]}, "https://x")
+    assert "half a sec" not in str(caught.value), "it may be half a token"
+
+
+def test_tokens_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user={"token": "canary"})))
+    client = Client()
+    assert client._token() == "canary"
+    assert "canary" not in repr(client) + repr(client.access)
+
+
+def test_a_cluster_that_does_not_answer_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c")))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(Unreachable, match="kubectl cluster-info"):
+        Client()("GET", "/version")
+
+
+def test_what_a_cluster_refuses_is_told_apart() -> None:
+    def answered(code: int, **status: str) -> Exception:
+        return refusal(code, json.dumps({"kind": "Status", **status}).encode(), "POST /x", "here")
+
+    assert isinstance(answered(404, reason="NotFound", message="jobs x not found"), Gone)
+    assert isinstance(answered(409, reason="AlreadyExists", message="there"), Taken)
+    assert not isinstance(answered(409, reason="Conflict", message="changed"), Taken)
+    quota = answered(403, reason="Forbidden", message="exceeded quota: compute")
+    assert isinstance(quota, Forbidden)
+    assert "resourcequota" in str(quota)
+    assert "headway doctor" in str(answered(403, reason="Forbidden", message="cannot create pods"))
+    assert "gcloud auth login" in str(answered(401))
+    assert "proxy" in str(refusal(502, b"<html>a proxy", "GET /x", "here"))

@@ -32,7 +32,8 @@ Answer = dict[str, Any]  # plain JSON
 class Service(Protocol):
     """A model that answers. `answer` runs in one thread at a time; `prepare` may run in several."""
 
-    fields: tuple[Field, ...]
+    @property
+    def fields(self) -> tuple[Field, ...]: ...
 
     def prepare(self, instance: Instance) -> Any:
         """Everything that can be done for one input alone: resizing, splitting into subwords."""
@@ -46,6 +47,9 @@ class Service(Protocol):
 # Recipe -> "module:Class", made from a Bundle. Sorted; each is imported only when it serves.
 SERVICES: Final[dict[str, str]] = {
     "captioning": "headway.recipes.captioning.service:CaptionService",
+    "classification": "headway.recipes.classification.service:ClassService",
+    "grading": "headway.recipes.grading.service:GradeService",
+    "translation": "headway.recipes.translation.service:TranslationService",
 }
 
 

@@ -13,7 +13,7 @@ from headway.bundle import Bundle, BundleParts
 from headway.errors import BadBundle
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
-from headway.recipes.captioning.decode import caption
+from headway.recipes.captioning.decode import Said, describe
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import Vocabulary
 from headway.recipes.picture_files import open_picture
@@ -67,15 +67,20 @@ class Predictor:
         """What is said of each picture, given as the encoder takes it."""
         said: list[str] = []
         for first in range(0, len(pictures), _AT_ONCE):
-            rows = caption(
-                self._model,
-                torch.stack(list(pictures[first : first + _AT_ONCE])),
-                max_length=self._cfg.max_length,
-                beam=self._cfg.beam,
-                length_penalty=self._cfg.length_penalty,
-            )
+            rows = self.described(pictures[first : first + _AT_ONCE]).words
             said += [self._model.vocabulary.decode(row) for row in rows.tolist()]
         return said
+
+    def described(self, pictures: Sequence[Tensor]) -> Said:
+        """The same as numbers, with how sure it is and where it looked."""
+        cfg = self._cfg
+        together = torch.stack(list(pictures))
+        return describe(
+            self._model, together, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty
+        )
+
+    def word(self, number: int) -> str:
+        return self._model.vocabulary.words[number]
 
 
 def read_picture(path: str, side: int) -> Tensor:

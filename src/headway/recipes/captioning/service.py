@@ -1,7 +1,8 @@
-"""Captions for pictures that a server was sent."""
+"""Captions for pictures that a server was sent, and where the model looked for each word."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from headway.bundle import Bundle
+from headway.recipes.captioning.decode import Said
 from headway.recipes.captioning.predict import Predictor
+from headway.recipes.captioning.words import END, PAD
 from headway.serve.service import Answer, Field, Instance
 
 
@@ -27,4 +30,25 @@ class CaptionService:
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
-        return [{"text": text} for text in self._predictor.captions(list(prepared))]
+        if not explain:
+            return [{"text": text} for text in self._predictor.captions(list(prepared))]
+        said = self._predictor.described(list(prepared))
+        return [self._explained(said, row) for row in range(len(prepared))]
+
+    def _explained(self, said: Said, row: int) -> Answer:
+        numbers = [number for number in said.words[row].tolist() if number not in (PAD, END)]
+        words = [self._predictor.word(number) for number in numbers]
+        looks = [None] * len(words) if said.looks is None else [_grid(cells) for cells in said.looks[row]]
+        return {
+            "text": " ".join(words),
+            "log_probability": round(float(said.log_probability[row]), 4),
+            "words": [{"word": word, "attention": grid} for word, grid in zip(words, looks, strict=False)],
+        }
+
+
+def _grid(cells: Tensor) -> list[list[float]] | None:
+    """Cells as rows of a square; None for a decoder whose memory is no square."""
+    side = math.isqrt(len(cells))
+    if side * side != len(cells):
+        return None
+    return [[round(value, 4) for value in line] for line in cells.reshape(side, side).tolist()]

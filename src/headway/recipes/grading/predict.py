@@ -59,17 +59,17 @@ class Predictor:
             chances = self.model.probabilities(self.model(back, front))
             named = self.model.named(chances).tolist()
             answers += [
-                self._answer(text, grade, row.tolist())
+                {"input": text, **self.told(grade, row.tolist())}
                 for text, grade, row in zip(inputs[first:], named, chances, strict=False)
             ]
         return answers
 
-    def _answer(self, text: str, grade: int, row: list[float]) -> dict[str, Any]:
+    def told(self, grade: int, row: list[float]) -> dict[str, Any]:
+        """A grade and the probabilities of all of them, for people and programs."""
         grades = self.model.grades.tolist()
         expected = sum(each * chance for each, chance in zip(grades, row, strict=True))
         likely = {str(each): round(chance, 4) for each, chance in zip(grades, row, strict=True)}
         return {
-            "input": text,
             "text": f"grade {grade} (expected {expected:.1f})",
             "grade": grade,
             "expected": round(expected, 3),

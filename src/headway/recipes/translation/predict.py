@@ -52,7 +52,7 @@ class Predictor:
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """One answer a text, in order: {"input", "text"}. An empty text is its own translation."""
         for text in inputs:
-            self._check(text)
+            self.check(text)
         asked = [text for text in inputs if text.strip()]
         cfg = self.config
         said = translate_all(
@@ -61,7 +61,8 @@ class Predictor:
         answers = iter(said)
         return [{"input": text, "text": next(answers) if text.strip() else ""} for text in inputs]
 
-    def _check(self, text: str) -> None:
+    def check(self, text: str) -> None:
+        """BadInput for a text that is longer than any it has learnt from."""
         tokens = len(self.model.tokenizer.encode(text))
         if tokens > self.config.max_length:
             raise BadInput(

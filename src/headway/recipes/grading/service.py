@@ -1,0 +1,57 @@
+"""Grades for the pictures that a server was sent: a front and a back, or one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from headway.bundle import Bundle
+from headway.recipes.grading.model import DAMAGE
+from headway.recipes.grading.predict import Predictor
+from headway.serve.service import Answer, Field, Instance
+
+
+class GradeService:
+    def __init__(self, bundle: Bundle) -> None:
+        self._predictor = Predictor(bundle)
+        both = self._predictor.config.views == "both"
+        named = (("front", "its front"), ("back", "its back")) if both else (("image", "a picture"),)
+        self.fields = tuple(Field(name=name, kind="picture", summary=told) for name, told in named)
+
+    def prepare(self, instance: Instance) -> list[Tensor]:
+        return [self._square(instance[field.name]) for field in self.fields]
+
+    def _square(self, pixels: Any) -> Tensor:
+        """All of it, squashed, as `headway predict` reads a file."""
+        side = self._predictor.config.side
+        small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+    @torch.no_grad()
+    def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
+        model = self._predictor.model
+        back = torch.stack([views[-1] for views in prepared])
+        front = torch.stack([views[0] for views in prepared]) if len(self.fields) == 2 else None
+        seen = model(back, front)
+        chances = model.probabilities(seen)
+        answers = [
+            self._predictor.told(grade, row.tolist())
+            for grade, row in zip(model.named(chances).tolist(), chances, strict=True)
+        ]
+        if explain:
+            for number, answer in enumerate(answers):
+                answer["distribution"] = answer["probabilities"]
+                answer["evidence"] = _evidence("back", seen.back[number]) | (
+                    _evidence("front", seen.front[number]) if seen.front is not None else {}
+                )
+        return answers
+
+
+def _evidence(side: str, found: Tensor) -> dict[str, float]:
+    words = {"edge": "edge damage", "across": "off centre, across", "down": "off centre, down"}
+    return {f"{side}: {words[name]}": round(value, 3) for name, value in zip(DAMAGE, found.tolist(), strict=True)}

@@ -1,0 +1,116 @@
+"""Every recipe is served from its bundle alone, and a server says what `headway predict` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+from PIL import Image  # noqa: E402
+
+from headway.bundle import Bundle  # noqa: E402
+from headway.predict import predict  # noqa: E402
+from headway.recipes.classification.model import Classifier  # noqa: E402
+from headway.recipes.classification.predict import bundle as class_bundle  # noqa: E402
+from headway.recipes.grading.model import Grader  # noqa: E402
+from headway.recipes.grading.predict import bundle as grade_bundle  # noqa: E402
+from headway.recipes.registry import RECIPES  # noqa: E402
+from headway.recipes.translation.predict import bundle as translation_bundle  # noqa: E402
+from headway.serve.problems import Refusal  # noqa: E402
+from headway.serve.service import SERVICES, Service, service_of  # noqa: E402
+from tests.recipes.captioning.test_predict import exported  # noqa: E402
+from tests.recipes.classification import tiny as classes  # noqa: E402
+from tests.recipes.grading import jobs as grades  # noqa: E402
+from tests.recipes.translation import tiny as translations  # noqa: E402
+
+
+def picture(path: Path, seed: int) -> str:
+    pixels = np.random.default_rng(seed).integers(0, 255, (48, 48, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return str(path)
+
+
+def pixels(path: str) -> Any:
+    return np.asarray(Image.open(path))
+
+
+def _captions(folder: Path) -> Path:
+    return exported(folder)
+
+
+def _classes(folder: Path) -> Path:
+    cfg = classes.settings()
+    torch.manual_seed(0)
+    class_bundle(Classifier(cfg, ["healthy", "rust", "scab"], published=False), cfg, classes.job(), {}).write(folder)
+    return folder
+
+
+def _translations(folder: Path) -> Path:
+    model = translations.translator()
+    translation_bundle(model, translations.settings(), translations.job(), {}).write(folder)
+    return folder
+
+
+def _grades(folder: Path) -> Path:
+    cfg = grades.grading_config()
+    torch.manual_seed(0)
+    grade_bundle(Grader(cfg, range(1, 11)), cfg, grades.grading_job(), {}).write(folder)
+    return folder
+
+
+MADE: dict[str, Callable[[Path], Path]] = {
+    "captioning": _captions,
+    "classification": _classes,
+    "grading": _grades,
+    "translation": _translations,
+}
+
+
+@pytest.fixture(params=sorted(MADE))
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Service]:
+    folder = MADE[request.param](tmp_path / "bundle")
+    return request.param, folder, service_of(Bundle.open(str(folder)))
+
+
+def inputs(recipe: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What is typed after `headway predict`, and the same as instances."""
+    if recipe == "translation":
+        return [(text, {"text": text}) for text in ("one small sentence", "and another")]
+    files = [picture(folder / f"{seed}.png", seed) for seed in range(4)]
+    if recipe == "grading":
+        pairs = zip(files[::2], files[1::2], strict=True)
+        return [(f"{front},{back}", {"front": pixels(front), "back": pixels(back)}) for front, back in pairs]
+    return [(path, {"image": pixels(path)}) for path in files[:2]]
+
+
+def test_every_recipe_is_served() -> None:
+    assert list(SERVICES) == sorted(RECIPES)
+
+
+def test_a_server_says_what_predict_says(served: tuple[str, Path, Service], tmp_path: Path) -> None:
+    recipe, folder, service = served
+    typed = inputs(recipe, tmp_path)
+    answers = service.answer([service.prepare(instance) for _, instance in typed], explain=False)
+    told = predict(str(folder), [text for text, _ in typed])
+    assert [answer["text"] for answer in answers] == [each["text"] for each in told]
+
+
+def test_an_explanation_changes_no_answer(served: tuple[str, Path, Service], tmp_path: Path) -> None:
+    recipe, _, service = served
+    prepared = [service.prepare(instance) for _, instance in inputs(recipe, tmp_path)]
+    plain, rich = (service.answer(prepared, explain=explain) for explain in (False, True))
+    assert [each["text"] for each in plain] == [each["text"] for each in rich]
+    shown = {"captioning": "words", "classification": "saliency", "grading": "evidence", "translation": "text"}
+    assert all(shown[recipe] in each for each in rich)
+
+
+def test_a_sentence_longer_than_any_it_learnt_is_refused(tmp_path: Path) -> None:
+    service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
+    with pytest.raises(Refusal, match="subwords"):
+        service.prepare({"text": "word " * 500})

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.servers import vertex_messages, vertex_rules
@@ -60,10 +60,6 @@ class VertexServer(LoopbackServer):
         for machines in self.machines.values():
             machines.thread.join(60)
         super().__exit__(*failure)
-
-    @property
-    def logging_url(self) -> str:
-        return self.url
 
     def live(self) -> list[str]:
         return [name for name, machines in self.machines.items() if machines.thread.is_alive()]
@@ -255,10 +251,6 @@ def _matches(text: str, entry: Mapping[str, Any]) -> bool:
         if not truth[op]:
             return False
     return True
-
-
-def pages(server: VertexServer) -> Iterator[Request]:
-    return (request for request in server.requests if request.method == "GET" and "filter" in request.query)
 
 
 def _json(content: Any, status: int = 200) -> Answer:

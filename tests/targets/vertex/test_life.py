@@ -195,3 +195,11 @@ def test_limits_say_which_second_limit_stands_behind_the_budget(lab: Lab) -> Non
     plan = lab.plan(Play(), budget=Budget(hours=8), resources=resources)
     second = "Vertex AI's own timeout of 8.169 h, each submission"
     assert plan.limits == Limits(budget_s=28800.0, max_wait_s=None, grace_s=10.0, second=second)
+
+
+def test_the_job_of_a_finished_run_is_left_to_succeed(lab: Lab) -> None:
+    hold = lab.start(Play(lines=("hello",)))
+    assert hold.wait().status.state is State.FINISHED
+    assert lab.server.jobs[hold.handle.details["job"]]["state"] == "JOB_STATE_SUCCEEDED"
+    assert not any(request.path.endswith(":cancel") for request in lab.server.requests)
+    assert hold.folder.read_json("stop.json") is None, "nobody has asked it to stop"

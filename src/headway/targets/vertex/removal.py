@@ -15,12 +15,13 @@ from headway.intent import now, who
 from headway.runfolder import STOP
 from headway.runs import evidence
 from headway.storage import ABSENT
-from headway.targets.base import Handle, Receipt
+from headway.targets.base import Handle, Receipt, State
 from headway.targets.here import FAREWELL_S, folder_of, grace_s
 from headway.targets.vertex import jobs
 from headway.targets.vertex.api import Client, Gone, Refused
 from headway.targets.vertex.jobs import UNDER_WAY, Job
 
+LEAVING_S = 60.0  # for the job of a run that is done: Vertex AI tidies up after it
 FORCE_S = 300.0  # for a cancelled job to go: Vertex AI takes its machines down
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 5.0
 Listing = Callable[[], list[Job]]
@@ -38,9 +39,13 @@ def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) ->
         return [job for job in found if job.live]
 
     if any(job.state in UNDER_WAY for job in remaining()):
-        _ask(handle)
-        for _ in _looks(lambda: _trains(handle) and remaining(), _patience_s(handle), sleep):
-            pass
+        if _trains(handle):
+            _ask(handle)
+            for _ in _looks(lambda: _trains(handle) and remaining(), _patience_s(handle), sleep):
+                pass
+        if _is_done(handle):  # then the job is about to succeed by itself, and should be seen to have
+            for _ in _looks(remaining, LEAVING_S, sleep):
+                pass
     for left in _looks(remaining, FORCE_S, sleep):
         for job in left:
             if job.name not in cancelled and job.state != "JOB_STATE_CANCELLING":
@@ -86,6 +91,15 @@ def _trains(handle: Handle) -> bool:
     except HeadwayError:  # no folder, or no way to it
         return False
     return seen.started and seen.farewell is None and seen.lease is not None and seen.lease.holder is not None
+
+
+def _is_done(handle: Handle) -> bool:
+    """Whether its supervisor has said that nothing is left to do, and exits with 0. A failed one would be restarted."""
+    try:
+        farewell = evidence(folder_of(handle)).farewell
+    except HeadwayError:  # no folder, or no way to it
+        return False
+    return farewell is not None and farewell.state in (State.FINISHED, State.BUDGET)
 
 
 def _patience_s(handle: Handle) -> float:

@@ -24,6 +24,7 @@ from headway.targets.base import State
 from headway.targets.fake import Play
 from headway.targets.ssh import agent, bootstrap, bringing, doctor, openssh, starting
 from headway.targets.ssh.host import Host
+from headway.targets.ssh.layout import layout
 from headway.targets.ssh.mirror import Mirror
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
@@ -307,6 +308,23 @@ def test_a_second_machine_of_the_same_user_sees_only_its_own_runs(
     other = SshTarget(Options(**{**entry, "dir": str(tmp_path / "another")}), say=lambda text: None)
     assert other.found() == []
     hold.down()
+
+
+def test_a_machine_of_ones_own_with_self_down_is_told_when_the_outputs_are_safe(
+    entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
+) -> None:
+    told = tmp_path / "went-down"
+    made = plan_of(Play(lines=("done",)), {**entry, "self_down": f"touch {told}"})
+    hold = launcher.launch(made, name="mine", target=target_of(made))
+    assert hold.outcome().status.state is State.FINISHED
+    assert texts(hold) == ["done"]
+    eventually(told.exists, "self_down runs, long before it would by itself")
+    assert hold.target.found() == []
+
+
+def test_one_spelling_of_outputs_gives_one_place() -> None:
+    one = layout(Options(host="a"), "gs://bucket/runs/", "r")
+    assert one.place(0) == layout(Options(host="a"), "gs://bucket/runs", "r").place(0)
 
 
 # Refusals, the script, the agent, the doctor.

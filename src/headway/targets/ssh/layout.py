@@ -48,6 +48,9 @@ class Layout:
 
 def layout(options: Options, outputs: str, run: str, *, dir: str | None = None) -> Layout:
     mirrored = is_mirrored(options, outputs)
+    outputs = run_url(outputs, run).rpartition("/")[
+        0
+    ]  # in one spelling: the key below must be found again from the URL
     # A path means something on one machine only; a bucket or a share means the same on all.
     named = f"{socket.gethostname()}:{outputs}" if mirrored else outputs
     key = hashlib.sha256(named.encode()).hexdigest()[:8]

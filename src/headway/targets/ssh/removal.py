@@ -63,6 +63,7 @@ def release(host: Host, where: Layout, node: int) -> None:
         limit = time.monotonic() + FORCE_S
         while time.monotonic() < limit and host.ask("state", place=where.place(node), url=where.folder)["watched"]:
             time.sleep(FIRST_LOOK_S)
+        clear(host, where, node)  # a `self_down` that leaves the machine up leaves nothing of the run on it
     except Unreachable:
         pass
 

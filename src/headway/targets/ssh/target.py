@@ -59,6 +59,10 @@ class SshTarget:
         """What works on the machines and what does not. Changes nothing but for our own program there."""
         return doctor.findings(self.options, job)
 
+    def online_notes(self, job: Job) -> list[str]:
+        """For `plan --online`: what the machines themselves say."""
+        return [f"{finding.mark}: {finding.what}" for finding in self.doctor(job)]
+
     def limits(self, job: Job) -> Limits:
         """Behind the budget stands the watchdog on the machine, and behind that, if there is one, `self_down`."""
         hours = job.budget.hours
@@ -328,10 +332,10 @@ class SshTarget:
             ending.keep(handle, link, states)
             left: list[str] = []
             for node, host in enumerate(link.hosts):
-                if self.options.self_down and not self.options.up:
+                if not self.options.self_down:
+                    left += removal.clear(host, where, node)
+                elif not self.options.up:
                     removal.release(host, where, node)
-                    continue
-                left += removal.clear(host, where, node)
             return created, left
 
     def _never_started(self, handle: Handle) -> bool:

@@ -11,6 +11,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "ci": Verb("write the pipeline that trains when a commit says !train!", "headway.cli.ci"),
     "compare": Verb("runs side by side: metrics with intervals, settings, curves", "headway.cli.compare"),
     "completion": Verb("print the shell completion script", "headway.cli.completion"),
     "data": Verb("prepare a data set, look into it, verify it", "headway.cli.data"),
@@ -45,6 +46,6 @@ GROUPS = {
     "Stop and go on": ["stop", "resume", "down", "gc"],
     "Use the model": ["eval", "compare", "export", "predict", "serve", "pull"],
     "Data and scores": ["data", "score"],
-    "Set up": ["infra"],
+    "Set up": ["infra", "ci"],
     "This machine": ["doctor", "verify-resume", "completion"],
 }

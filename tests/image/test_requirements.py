@@ -61,6 +61,9 @@ def test_headways_own_needs_are_read_from_its_wheel_for_the_extras_that_are_used
         ({"recipe": "captioning", "outputs": "az://c/r", "data": {"train": [{"source": "s3://b/coco"}]}},
          ("aws", "azure", "data", "train")),
         ({"recipe": "captioning", "outputs": "runs", "secrets": {"T": {"ref": "gcp-sm://t"}}}, ("gcp", "train")),
+        ({"recipe": "classification", "outputs": "runs"}, ("data", "train")),
+        ({"recipe": "captioning", "outputs": "runs", "config": {"encoder": "efficientnet_lite0"}}, ("efficientnet", "train")),
+        ({"recipe": "translation", "outputs": "runs"}, ("train", "translation")),
     ],
 )  # fmt: skip
 def test_a_job_gets_the_parts_of_headway_that_it_uses(job: dict[str, object], wanted: tuple[str, ...]) -> None:

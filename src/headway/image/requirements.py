@@ -32,6 +32,7 @@ def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
     if job.get("recipe"):
         chosen |= {"train", *_of_recipe(str(job["recipe"]))}
         chosen |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
+        chosen |= {"efficientnet"} if "efficientnet_lite0" in job.get("config", {}).values() else set()
     elif not job.get("requirements"):
         chosen |= {"train"}
     return tuple(sorted(chosen - {""}))

@@ -62,7 +62,8 @@ def test_headways_own_needs_are_read_from_its_wheel_for_the_extras_that_are_used
          ("aws", "azure", "data", "train")),
         ({"recipe": "captioning", "outputs": "runs", "secrets": {"T": {"ref": "gcp-sm://t"}}}, ("gcp", "train")),
         ({"recipe": "classification", "outputs": "runs"}, ("data", "train")),
-        ({"recipe": "captioning", "outputs": "runs", "config": {"encoder": "efficientnet_lite0"}}, ("efficientnet", "train")),
+        ({"recipe": "captioning", "outputs": "runs", "config": {"encoder": "efficientnet_lite0"}},
+         ("efficientnet", "train")),
         ({"recipe": "translation", "outputs": "runs"}, ("train", "translation")),
     ],
 )  # fmt: skip

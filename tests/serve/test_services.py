@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 from PIL import Image  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 from headway.bundle import Bundle  # noqa: E402
+from headway.errors import BadBundle  # noqa: E402
 from headway.predict import predict  # noqa: E402
 from headway.recipes.classification.model import Classifier  # noqa: E402
 from headway.recipes.classification.predict import bundle as class_bundle  # noqa: E402
@@ -114,3 +116,14 @@ def test_a_sentence_longer_than_any_it_learnt_is_refused(tmp_path: Path) -> None
     service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
     with pytest.raises(Refusal, match="subwords"):
         service.prepare({"text": "word " * 500})
+
+
+def test_weights_of_another_size_are_a_damaged_bundle(served: tuple[str, Path, Service]) -> None:
+    recipe, folder, _ = served
+    weights = load_file(folder / "model.safetensors")
+    name = max(weights, key=lambda each: weights[each].numel())
+    weights[name] = torch.cat([weights[name], weights[name]])
+    opened = Bundle.open(str(folder))
+    opened.weights = lambda: weights  # type: ignore[method-assign]
+    with pytest.raises(BadBundle, match="do not fit its settings"):
+        RECIPES[recipe].load("predictor")(opened)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts
-from headway.errors import BadBundle
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.decode import Said, describe
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import Vocabulary
+from headway.recipes.fitting import fill
 from headway.recipes.picture_files import open_picture
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
@@ -44,14 +44,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self._cfg = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self._model = Captioner(self._cfg, Vocabulary.from_file(bundle.read("vocabulary.json")), fresh=False)
-        missing, extra = self._model.load_state_dict(bundle.weights(), strict=False)
-        if set(missing) - {"_extra_state"} or extra:
-            raise BadBundle(
-                f"its weights do not fit its settings: {', '.join([*missing, *extra][:3])}",
-                where=bundle.url,
-                fix="export it again: headway export RUN",
-            )
-        self._model.eval()
+        fill(self._model, bundle)
 
     @property
     def side(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts, to_json
 from headway.errors import BadInput
+from headway.recipes.fitting import fitting
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import CARDS
 from headway.recipes.grading.model import Grader, rebuild
@@ -44,7 +45,8 @@ class Predictor:
 
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
-        self.model = rebuild(self.config, bundle.weights())
+        with fitting(bundle):
+            self.model = rebuild(self.config, bundle.weights())
         self.model.eval()
 
     @torch.no_grad()

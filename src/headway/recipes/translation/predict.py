@@ -8,7 +8,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts
-from headway.errors import BadBundle, BadInput
+from headway.errors import BadInput
+from headway.recipes.fitting import fill
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import PHRASES
 from headway.recipes.translation.decode import translate_all
@@ -40,14 +41,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self.model = Translator(self.config, tokenizer_from(bundle.read(TOKENIZER), where=f"{bundle.url}/{TOKENIZER}"))
-        missing, extra = self.model.load_state_dict(bundle.weights(), strict=False)
-        if set(missing) - {"_extra_state"} or extra:
-            raise BadBundle(
-                f"its weights do not fit its settings: {', '.join([*missing, *extra][:3])}",
-                where=bundle.url,
-                fix="export it again: headway export RUN",
-            )
-        self.model.eval()
+        fill(self.model, bundle)
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """One answer a text, in order: {"input", "text"}. An empty text is its own translation."""

@@ -15,6 +15,7 @@ from headway.recipes.captioning.predict import read_picture
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import LEAVES
 from headway.recipes.classification.model import Classifier
+from headway.recipes.fitting import fill
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
 
@@ -43,14 +44,7 @@ class Predictor:
     def __init__(self, bundle: Bundle) -> None:
         self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
         self.model = Classifier(self.config, _classes(bundle), published=False)
-        missing, extra = self.model.load_state_dict(bundle.weights(), strict=False)
-        if set(missing) - {"_extra_state"} or extra:
-            raise BadBundle(
-                f"its weights do not fit its settings: {', '.join([*missing, *extra][:3])}",
-                where=bundle.url,
-                fix="export it again: headway export RUN",
-            )
-        self.model.eval()
+        fill(self.model, bundle)
 
     @property
     def side(self) -> int:

@@ -64,7 +64,7 @@ def evaluate(
         raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
     if root is not None and data is None:
         raise BadInput("--root says where the pictures of a splits.json are", fix="--data splits.json --root DIR")
-    if not _is_bundle(ref):
+    if not is_bundle(ref):
         return _of_run(ref, checkpoint, split, data, root)
     if checkpoint != "best":
         raise BadInput(f"a bundle has one set of weights, and no checkpoint {checkpoint!r}", where=ref)
@@ -140,7 +140,8 @@ def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str,
     open_store(run_url).write(SAMPLES, body.encode())
 
 
-def _is_bundle(ref: str) -> bool:
+def is_bundle(ref: str) -> bool:
+    """Whether a bundle lies there, and not a run."""
     from headway.bundle import RECORD
     from headway.errors import NotThere
     from headway.storage import open_store

@@ -16,6 +16,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_json(parser)
     parser.add_argument("--to", metavar="DIR", help="default: a folder with the run's name, here")
+    parser.add_argument("--as", dest="form", choices=("pth",),
+                        help="its named checkpoints and best weights as torch's own files instead")  # fmt: skip
     parser.add_argument("--only", action="append", choices=PARTS, help="this part alone; may be given several times")
 
 
@@ -27,6 +29,8 @@ def main(args: argparse.Namespace) -> int:
     to = Path(args.to or url.rstrip("/").rsplit("/", 1)[-1]).resolve()
     if local_path(url) == to:
         raise BadInput(f"{to} is the run's own folder: it is here already", fix="headway pull RUN --to DIR")
+    if args.form:
+        return _as_pth(args, url, str(to))
     store = open_store(url)
     wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _chosen(e.key, args.only)]
     if not wanted:
@@ -39,6 +43,17 @@ def main(args: argparse.Namespace) -> int:
     said = {"to": str(to), "files": len(wanted), "bytes": total}
     print(as_json(said) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
     return 0
+
+
+def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
+    from headway.cli.export import told
+    from headway.extras import needs
+
+    if args.only:
+        raise BadInput("--as pth says already what is copied", fix="leave out --only")
+    with needs("train", "pull --as pth"):
+        from headway.formats import write_pth
+    return told({"to": to, "files": write_pth(url, to)}, args.json)
 
 
 def _chosen(key: str, only: list[str] | None) -> bool:

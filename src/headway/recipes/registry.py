@@ -23,6 +23,7 @@ class Recipe:
     evaluate: str  # (model, config, data, split) -> Evaluation
     predictor: str  # (bundle) -> something that turns a list of inputs into a list of answers
     data_default: str  # what is trained on when the job names no data
+    graphs: str = ""  # (model, config) -> the graphs that ONNX and torch.export get; none where there are none yet
     takes: Literal["pictures", "text"] = "pictures"  # what `headway predict` is given: files, or what is typed
     extras: tuple[str, ...] = ()  # parts of Headway it needs besides `train`
 
@@ -70,6 +71,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         bundle="headway.recipes.grading.predict:bundle",
         evaluate="headway.recipes.grading.score:evaluate",
         predictor="headway.recipes.grading.predict:Predictor",
+        graphs="headway.recipes.grading.graphs:graphs",
         data_default="builtin:cards",
     ),
     "translation": Recipe(

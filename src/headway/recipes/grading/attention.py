@@ -38,7 +38,7 @@ class Cbam(nn.Module):
         """The same grid, weighed."""
         said = self.channel(grid.mean(dim=(2, 3))) + self.channel(grid.amax(dim=(2, 3)))
         grid = grid * said.sigmoid()[:, :, None, None]
-        rim = self.rim.expand(len(grid), -1, -1, -1)
+        rim = self.rim.expand(grid.shape[0], -1, -1, -1)
         seen = torch.cat([grid.mean(dim=1, keepdim=True), grid.amax(dim=1, keepdim=True), rim], dim=1)
         weighed: Tensor = grid * self.place(seen).sigmoid()
         return weighed

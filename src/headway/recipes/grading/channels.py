@@ -60,7 +60,7 @@ def _tile(size: int, device: torch.device) -> Tensor:
 
 def _tables(level: Tensor, tile: Tensor, area: int) -> Tensor:
     """For each tile the new level of every old one: (n, tiles × levels)."""
-    count, tiles = len(level), _TILES**2
+    count, tiles = level.shape[0], _TILES**2
     place = (tile[None] * _LEVELS + level).view(count, -1)
     seen = torch.zeros(count, tiles * _LEVELS, device=level.device)
     seen = seen.scatter_add(1, place, torch.ones_like(place, dtype=seen.dtype)).view(count, tiles, _LEVELS)
@@ -84,11 +84,11 @@ def _between(level: Tensor, table: Tensor, height: int, width: int) -> Tensor:
     """Each pixel's new level: that of the four nearest tiles, by how near they are."""
     (top, bottom, down), (left, right, along) = (_neighbours(size, level.device) for size in (height, width))
     down, along = down[:, None], along[None, :]
-    flat = level.view(len(level), -1)
+    flat = level.view(level.shape[0], -1)
 
     def at(row: Tensor, column: Tensor) -> Tensor:
         place = ((row[:, None] * _TILES + column[None, :]) * _LEVELS).view(1, -1) + flat
-        return table.gather(1, place).view(len(level), height, width)
+        return table.gather(1, place).view(level.shape[0], height, width)
 
     upper = at(top, left) * (1 - along) + at(top, right) * along
     lower = at(bottom, left) * (1 - along) + at(bottom, right) * along

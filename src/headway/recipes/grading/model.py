@@ -69,7 +69,7 @@ class Grader(nn.Module):
             return Answer(self.head(self.dropout(seen)), damage, None)
         share = self.cfg.lambda_fusion
         if not self._both:
-            nothing = seen.new_zeros(len(seen), self.front.channels)
+            nothing = seen.new_zeros(seen.shape[0], self.front.channels)
             return Answer(self.head(self.dropout(torch.cat([share * seen, nothing], dim=1))), damage, None)
         assert front is not None, "the data's check that there are two pictures"
         other = self.front(self._channels(front)).mean(dim=(2, 3))

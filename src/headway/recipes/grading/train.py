@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from headway.encoders.base import Freeze
 from headway.errors import BadInput
 from headway.recipes.best_scores import BestScores
 from headway.recipes.grading.config import Config
@@ -68,6 +71,11 @@ def focus(model: Grader) -> None:
     """What does not learn in this phase holds still altogether; the front is looked at only where it learns."""
     for encoder in (model.back, model.front):
         if encoder is not None:
-            encoder.frozen = "nothing" if any(p.requires_grad for p in encoder.parameters()) else "all"
-    model.look(both=model.front is not None and model.front.frozen == "nothing")
+            encoder.frozen = _hold([parameter.requires_grad for parameter in encoder.parameters()])
+    model.look(both=model.front is not None and model.front.frozen != "all")
     model.train()
+
+
+def _hold(learns: Sequence[bool]) -> Freeze:
+    """Where only some layers learn, batch normalisation keeps the statistics that the others were trained with."""
+    return "nothing" if all(learns) else "norms" if any(learns) else "all"

@@ -11,16 +11,22 @@ import pytest
 
 from headway.launcher import Launched
 from headway.planning import Plan
+from headway.spec import TargetEntry
 from headway.targets.base import Target
 from headway.targets.kubernetes.api import Client, Object, Refusal
+from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract
+from tests.contract.suite import TargetContract, eventually
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster
 
 __all__ = ["cluster"]
 pytestmark = pytest.mark.slow
+
+
+NAMESPACE = "contract"
+ENTRY = TargetEntry(kind="kubernetes", options={"namespace": NAMESPACE})
 
 
 class Refusing(Client):
@@ -42,12 +48,15 @@ class TestStatefulSet(TargetContract):
     @pytest.fixture(autouse=True)
     def _shared(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with bucket(cluster, monkeypatch) as shared:
+            cluster.kubectl("create", "namespace", NAMESPACE, check=False)
+            account = ("get", "serviceaccount", "default", "-n", NAMESPACE, "-o", "name")
+            eventually(lambda: "default" in cluster.kubectl(*account, check=False), "the namespace is ready")
             self.shared, self.cluster = shared, cluster
             yield
 
     @pytest.fixture
     def target(self, _shared: None) -> Iterator[Target]:
-        target = KubernetesTarget(api=Refusing())
+        target = KubernetesTarget(Options(namespace=NAMESPACE), api=Refusing())
         yield target
         assert target.found() == []
 
@@ -60,7 +69,13 @@ class TestStatefulSet(TargetContract):
         project = write_project(tmp_path / "project")
 
         def made(play: Any, **more: Any) -> Plan:
-            asked = {"on": self.kind, "outputs": outputs, **self.shared, **more}
+            asked = {
+                "on": self.kind,
+                "outputs": outputs,
+                "targets": {self.kind: ENTRY},
+                **self.shared,
+                **more,
+            }
             for name in ("env", "secrets"):
                 asked[name] = {**self.shared[name], **(more.get(name) or {})}
             asked["outputs"] = str(asked["outputs"]).replace(f"{tmp_path}/", f"{BUCKET}/")
@@ -69,8 +84,8 @@ class TestStatefulSet(TargetContract):
         return made
 
     def half_gone(self, hold: Launched) -> None:
-        self.cluster.kubectl("delete", "statefulset", hold.run, "--cascade=orphan")
-        self.cluster.kubectl("delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
+        self.cluster.kubectl("-n", NAMESPACE, "delete", "statefulset", hold.run, "--cascade=orphan")
+        self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:

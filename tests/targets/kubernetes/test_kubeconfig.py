@@ -19,7 +19,7 @@ from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 
 
-def written(path: Path, *, context: str = "one", user: dict[str, Any] | None = None, **cluster: Any) -> Path:
+def written(path: Path, *, context: str = "one", user: Any = None, **cluster: Any) -> Path:
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -47,9 +47,10 @@ def test_files_are_found_beside_the_kubeconfig_and_inline_data_comes_first(
 ) -> None:
     (tmp_path / "ca.crt").write_text("the authority")
     inline = base64.b64encode(b"inline").decode()
-    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", **{"certificate-authority": "ca.crt"})))
+    beside: dict[str, Any] = {"certificate-authority": "ca.crt"}
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", **beside)))
     assert kubeconfig.load().ca == b"the authority"
-    both = {"certificate-authority": "ca.crt", "certificate-authority-data": inline}
+    both: dict[str, Any] = {**beside, "certificate-authority-data": inline}
     monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", **both)))
     assert kubeconfig.load().ca == b"inline"
 

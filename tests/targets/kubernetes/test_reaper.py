@@ -43,7 +43,8 @@ def watch(
     max_wait_s: float | None = None,
 ) -> tuple[int, list[str], Answering]:
     """Guard it; before each further look something happens. After the last one the reaper is asked to leave."""
-    api, said, coming = Answering(answers={SET: STATEFUL}, clock=BORN + 10), [], iter(looks)
+    api, coming = Answering(answers={SET: STATEFUL}, clock=BORN + 10), iter(looks)
+    said: list[str] = []
 
     def wait() -> bool:
         happens = next(coming, None)

@@ -33,6 +33,7 @@ NODE = "vm"
 START_S = 120.0
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "pause")
 TOOLS = ("etcd", "containerd", "runc", "ctr", "kubectl", "ip", "openssl")
+_BETWEEN_PODS = ("-i", "k8sbr0", "-o", "k8sbr0", "-j", "ACCEPT")
 _running: list[Cluster] = []
 
 
@@ -139,6 +140,8 @@ class _Bed:
             ("link", "set", "k8sbr0", "up"),
         ):
             subprocess.run(["ip", *words], check=True, capture_output=True)
+        # A Docker daemon on this machine drops what it does not know, also between the ports of a bridge.
+        subprocess.run(["iptables", "-I", "FORWARD", *_BETWEEN_PODS], check=False, capture_output=True)
         self._stack.enter_context(names.forwarded((API_ADDRESS, 443), ("127.0.0.1", PORT)))
         self._stack.enter_context(names.served(GATEWAY, cluster.kubeconfig))
 
@@ -228,6 +231,7 @@ def sweep() -> None:
             shown = subprocess.run(["ip", "-n", namespace, "-4", "-o", "addr"], capture_output=True, text=True).stdout
             if " 10.244.0." in shown:
                 subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+    subprocess.run(["iptables", "-D", "FORWARD", *_BETWEEN_PODS], check=False, capture_output=True)
     subprocess.run(["ip", "link", "del", "k8sbr0"], capture_output=True)
     for name in ("etcd", "kubelet", "cni", "pki", "containerd/state"):
         shutil.rmtree(RUN / name, ignore_errors=True)

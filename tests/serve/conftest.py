@@ -21,6 +21,7 @@ from PIL import Image  # noqa: E402
 from headway.serve.app import Server, Settings, application  # noqa: E402
 from headway.serve.limits import Limits  # noqa: E402
 from headway.serve.service import Answer, Field, Instance  # noqa: E402
+from tests.browsing import browser, page  # noqa: E402, F401
 
 
 class Brightness:

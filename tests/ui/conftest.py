@@ -23,6 +23,7 @@ from headway.segments import SegmentWriter  # noqa: E402
 from headway.storage import open_store  # noqa: E402
 from headway.ui.app import Site  # noqa: E402
 from headway.ui.board import Board  # noqa: E402
+from tests.browsing import browser, page  # noqa: E402, F401
 
 HOSTS = frozenset({"127.0.0.1", "localhost"})
 

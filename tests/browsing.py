@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     found = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -8,20 +8,26 @@ from pathlib import Path
 from headway.launcher import Launched
 
 COUNT = "count.py"
+# Arguments: steps, seconds for each, and at which step the first, second, … attempt waits until it is asked to stop, or
+# until there is a file: nobody then need hurry to stop it in the middle.
 SCRIPT = """\
 import hashlib, json, os, pathlib, signal, sys, time
 
-steps, pause = int(sys.argv[1]), float(sys.argv[2])
+steps, pause, waits, gate = [*sys.argv[1:5], "", ""][:4]
+attempt = int(os.environ["HEADWAY_ATTEMPT"])
+waits = [int(step) for step in waits.split(",") if step]
 state = pathlib.Path(os.environ["HEADWAY_RUN_DIR"]) / "state.json"
 step, digest = json.loads(state.read_text()) if state.exists() else (0, "")
 asked = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-while step < steps:
-    time.sleep(pause)
+while step < int(steps):
+    time.sleep(float(pause))
     step += 1
     digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
     print(f"counted {step} {digest[:8]}", flush=True)
-    if asked and step < steps:
+    while waits[attempt - 1 : attempt] == [step] and not asked and not (gate and os.path.exists(gate)):
+        time.sleep(0.02)
+    if asked and step < int(steps):
         state.write_text(json.dumps([step, digest]))
         sys.exit(143)
 print(f"digest {digest}", flush=True)

@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 CONTROL = (
-    *("cli", "image", "launcher", "ledger", "logtail", "naming", "planning", "receipts", "runs", "sending"),
+    *("cli", "image", "launcher", "ledger", "logtail", "moving", "naming", "planning", "receipts", "runs", "sending"),
     *("ci", "afterwards", "explain", "infra", "price", "spec", "targets"),
 )
 SHARED = (

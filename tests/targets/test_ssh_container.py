@@ -80,9 +80,9 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
 def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     project = write_counting(tmp_path / "counting")
     (project / "requirements.txt").write_text("")
-    made = plan_of(Play(), script=COUNT, root=str(project), args=("10", "0.4"))
+    made = plan_of(Play(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
     hold = launcher.launch(made, name="counts", detach=True, target=target_of(made))
-    eventually(lambda: len(counted(hold)) >= 2, "it counts")
+    eventually(lambda: len(counted(hold)) == 3, "it counts")
     outcome = hold.stop()
     assert outcome.status.state is State.STOPPED, outcome
     assert containers(hold) == ""

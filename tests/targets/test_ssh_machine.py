@@ -118,8 +118,10 @@ def test_a_run_survives_its_connections_and_is_found_again(
 ) -> None:
     box = Server(tmp_path / "sshd")
     box.start()
-    project = write_counting(tmp_path / "counting")
-    made = plan_of(Play(), {**entry, "config": str(box.config)}, script=COUNT, root=str(project), args=("8", "0.4"))
+    project, go = write_counting(tmp_path / "counting"), tmp_path / "go"
+    made = plan_of(
+        Play(), {**entry, "config": str(box.config)}, script=COUNT, root=str(project), args=("8", "0", "2", str(go))
+    )
     hold = launcher.launch(made, name="cut-off", detach=True, target=target_of(made))
     try:
         eventually(lambda: len(counted(hold)) >= 1, "it counts")
@@ -129,6 +131,7 @@ def test_a_run_survives_its_connections_and_is_found_again(
         assert not status.state.ended, "nobody could be asked: that is no end"
         with pytest.raises(TargetError, match="cannot be reached"):
             hold.down()
+        go.touch()
         box.start()
         assert hold.wait().status.state is State.FINISHED
         assert counted(hold) == count_to(8)

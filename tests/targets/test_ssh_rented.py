@@ -27,6 +27,7 @@ from headway.targets.ssh import rental
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records, fill, printed
 from headway.targets.ssh.target import SshTarget
+from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import WAITS, eventually
 from tests.testbed.sshd import Server, lacking, running_below
@@ -254,6 +255,24 @@ def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(
     assert willing.down(found).left == ()
     assert cloud.machines == []
     assert target.found() == []
+
+
+def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_was(
+    cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
+) -> None:
+    project = write_counting(tmp_path / "counting")
+    plan = plan_of(Play(), cloud.entry(), script=COUNT, root=str(project), args=("8", "0.01", "3"))
+    target = target_of(plan, [])
+    hold = launcher.launch(plan, name="twice", detach=True, target=target)
+    eventually(lambda: len(counted(hold)) == 3, "it counts")
+    assert hold.stop().status.state is State.STOPPED
+    assert cloud.machines == []
+    again = launcher.resume(hold.url, target=target)
+    assert cloud.machines == ["vm-twice"]
+    assert again.wait().status.state is State.FINISHED
+    assert counted(again) == count_to(8)
+    assert cloud.machines == []
+    assert [call for call in cloud.calls if call.startswith("up")] == ["up twice"] * 2
 
 
 def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(

@@ -57,6 +57,10 @@ class Records:
         """The folder with what a rental needs besides its record: its host keys, and what `up` prints."""
         return self._folder / _name(url)
 
+    def lock(self, url: str) -> tuple[Path, str]:
+        """Whoever takes a run down holds this. It lies beside its folder, which goes when the machine has gone."""
+        return self._folder, f"{_name(url)}.lock"
+
     def read(self, url: str) -> Rental | None:
         return self._read(self.place(url) / "rental.json")
 

@@ -141,8 +141,8 @@ class SshTarget:
         """SIGTERM and the plan's grace period, SIGKILL; outputs fetched; files removed; the machine given back."""
         place = place_of(handle.url, KIND)
         fresh = not place.exists()
-        with locked(Records().place(handle.url), "down.lock"):
-            machines = [] if self._never_started(handle) else self._machines(handle)
+        with locked(*Records().lock(handle.url)):
+            machines = [] if self._nothing_to_fetch(handle) else self._machines(handle)
             created, left = self._end(handle, machines) if machines else ([], [])
             if self.options.up:
                 ids, still = self._give_back(handle)
@@ -150,11 +150,10 @@ class SshTarget:
                 left += [f"machine {line}" for line in still]
             if not left:
                 removal.free_the_lease(handle)
-        if not left:
-            guardian.dismiss(handle.url)
-            Records().forget(handle.url)
-            if fresh:  # a start that left nothing leaves no folder either
-                shutil.rmtree(place, ignore_errors=True)
+                guardian.dismiss(handle.url)
+                Records().forget(handle.url)
+                if fresh:  # a start that left nothing leaves no folder either
+                    shutil.rmtree(place, ignore_errors=True)
         names = {name.partition(" (")[0] for name in left}
         removed = tuple(name for name in created if name.partition(" (")[0] not in names)
         return Receipt(run=handle.run, created=tuple(created), removed=removed, left=tuple(left))
@@ -338,26 +337,26 @@ class SshTarget:
                     removal.release(host, where, node)
             return created, left
 
-    def _never_started(self, handle: Handle) -> bool:
-        """Nothing was sent; or a rented machine on which nothing was begun, which goes as it is."""
+    def _nothing_to_fetch(self, handle: Handle) -> bool:
+        """Nothing was sent; or a rented machine on which nothing was begun, or which is gone: it goes as it is."""
         known = Records().read(handle.url)
-        untouched = Records().untouched(handle.url).exists()
-        return untouched or (known is not None and known.state != rental.STARTED)
+        if Records().untouched(handle.url).exists() or (known is not None and known.state != rental.STARTED):
+            return True
+        return self.options.up is not None and self._listed_gone(handle)
 
     def _listed_gone(self, handle: Handle) -> bool:
-        known = Records().read(handle.url)
-        if known is None:
-            return False
+        known = self._rental(handle)
         ids = [machine.id for machine in known.machines]
         return Provider(self.options, Records(), self.say).left(known, ids) == []
 
     def _give_back(self, handle: Handle) -> tuple[list[str], list[str]]:
-        records = Records()
+        return Provider(self.options, Records(), self.say).give_back(self._rental(handle))
+
+    def _rental(self, handle: Handle) -> Rental:
+        """What is known of it: its record, or as much as its handle says."""
+        known = Records().read(handle.url)
         machines = tuple(self._machines(handle))
-        known = records.read(handle.url) or Rental(
-            run=handle.run, url=handle.url, target=handle.target, machines=machines
-        )
-        return Provider(self.options, records, self.say).give_back(known)
+        return known or Rental(run=handle.run, url=handle.url, target=handle.target, machines=machines)
 
 
 def _this_client() -> str:

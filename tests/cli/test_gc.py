@@ -183,3 +183,19 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
 
 def test_gc_of_an_empty_place_is_quickly_done(headway: Headway) -> None:
     assert headway("gc", "--on", "fake").code == 0
+
+
+def test_down_names_what_goes_on_costing(
+    headway: Headway, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = start(plan_of())
+    monkeypatch.setattr(SHARED, "still_billed", lambda: ["2 nodes in pool gpu, $1.46/h"], raising=False)
+    assert "still billed: 2 nodes in pool gpu, $1.46/h" in headway("down", hold.run).out
+
+    def refuse() -> list[str]:
+        raise TargetError("the cluster is out of reach")
+
+    monkeypatch.setattr(SHARED, "still_billed", refuse, raising=False)
+    said = headway("down", hold.run)
+    assert said.code == 0
+    assert "could not be looked up: the cluster is out of reach" in said.out

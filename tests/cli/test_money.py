@@ -171,3 +171,23 @@ def test_money_reads_as_people_write_it() -> None:
 
 def test_a_dumped_job_can_be_digested() -> None:
     assert len(work_of(dump(Job(name="j", script="t.py")))) == 16
+
+
+def test_a_paid_run_is_rehearsed_first_and_a_failure_there_costs_nothing(headway: Headway, project: Path) -> None:
+    (project / "train.py").write_text("import no_such_module_here\n")
+    said = headway("run", "-y", "--name", "never")
+    assert said.code == 1
+    assert "the rehearsal failed" in said.err
+    assert "no_such_module_here" in said.err
+    assert not (project / "runs" / "never").exists()
+
+
+def test_what_a_run_took_is_shown_against_what_was_expected(headway: Headway, project: Path) -> None:
+    first = headway("run", "-y", "--no-rehearse", "--name", "one")
+    assert "took " in first.out
+    second = headway("run", "-y", "--no-rehearse", "--name", "two", "--set", "budget.usd=5")
+    assert "expected (measured)" in second.out
+    assert "of $5.00" in headway("status", "two").out
+    told = json.loads(headway("status", "two", "--json").out)["spent"]
+    assert told["budget_usd"] == 5.0
+    assert told["usd"] >= 0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json
 from headway.errors import FINISHED, LEFT_BEHIND
+
+if TYPE_CHECKING:
+    from headway.targets.base import Target
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +42,24 @@ def _down(args: argparse.Namespace) -> int:
     from headway.cli.attached import say
     from headway.launcher import reach
 
-    receipt = reach(locate(args.run), say=say).down()
+    hold = reach(locate(args.run), say=say)
+    receipt = hold.down()
     if args.json:
         print(as_json(asdict(receipt)))
     else:
         print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing: it was gone already'}")
         print(f"LEFT BEHIND: {', '.join(receipt.left)}" if receipt.left else "looked again: nothing is left running")
+        for line in still_billed(hold.target):
+            print(f"still billed: {line}")
     return LEFT_BEHIND if receipt.left else FINISHED
+
+
+def still_billed(target: Target) -> list[str]:
+    """What goes on costing though no run is there, by the target's own word: a pool that does not shrink."""
+    from headway.errors import HeadwayError
+
+    ask = getattr(target, "still_billed", None)
+    try:
+        return list(ask()) if ask is not None else []
+    except HeadwayError as error:  # the run is down: this is said besides
+        return [f"could not be looked up: {error.problem.what}"]

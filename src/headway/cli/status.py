@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from headway.cli.money import usd
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json, duration, paint
 
 if TYPE_CHECKING:
     from headway.launcher import Launched
+    from headway.runfolder import RunFolder
     from headway.targets.base import Status
 
 
@@ -45,9 +47,29 @@ def facts(launched: Launched, status: Status) -> dict[str, Any]:
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
         "progress": folder.read_json("progress.json"),
+        "spent": spent(folder),
         "links": links(launched),
         "next": following(launched, status.state),
     }
+
+
+def spent(folder: RunFolder) -> dict[str, Any]:
+    """Of the budget, over all attempts."""
+    from headway.spent import spent_s, spent_usd
+
+    plan, seconds = folder.plan(), spent_s(folder)
+    return {"seconds": round(seconds, 1), "usd": spent_usd(plan, seconds), "budget_usd": plan.price.get("ceiling_usd"),
+            "budget_s": plan.limits.budget_s}  # fmt: skip
+
+
+def _spent(found: dict[str, Any]) -> str:
+    told = found.get("spent") or {}
+    if not told.get("seconds"):
+        return ""
+    limit = f" of {duration(told['budget_s'])}" if told.get("budget_s") else ""
+    ceiling = f" of {usd(told['budget_usd'])}" if told.get("budget_usd") else ""
+    money = f", {usd(told['usd'])}{ceiling}" if told.get("usd") is not None else ""
+    return f"{duration(told['seconds'])}{limit}{money}"
 
 
 def describe(found: dict[str, Any]) -> str:
@@ -62,6 +84,7 @@ def describe(found: dict[str, Any]) -> str:
         "step": f"{steps}{left}",
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
         **found["links"],
+        "spent": _spent(found),
         "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]

@@ -208,9 +208,9 @@ def _failure(hold: Launched) -> RunFailed:
     from headway.explain.why import why
 
     found = why(hold, hold.target.status(hold.handle))
-    words = "".join(f"\n    {line}" for line in found.lines[-8:])
     if found.name:
-        return RunFailed(f"the rehearsal failed: {found.cause}{words}", fix=found.fix)
+        return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
+    words = "".join(f"\n    {line}" for line in found.lines[-8:])
     return RunFailed(f"the rehearsal failed{words}", fix="headway run --on local, until it runs here")
 
 

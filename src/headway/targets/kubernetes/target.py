@@ -11,11 +11,12 @@ from headway import intent
 from headway.errors import HeadwayError, Problem
 from headway.logtail import tail
 from headway.planning.model import Limits
+from headway.runfolder import SUPERVISOR, RunFolder
 from headway.runs import Evidence, Watch, evidence
 from headway.storage import open_store
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, Status
 from headway.targets.here import folder_of
-from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, standing, starting
+from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, seen, standing, starting
 from headway.targets.kubernetes.api import Api, Client, Refusal
 from headway.targets.kubernetes.kubeconfig import load
 from headway.targets.kubernetes.names import KIND, URL_ANNOTATION, url_of
@@ -58,8 +59,6 @@ class KubernetesTarget:
         return manifests.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        from headway.runfolder import RunFolder
-
         folder = RunFolder(open_store(url_of(plan, run)))
         details = starting.submit(self._api(), self.options, plan, run, folder)
         return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": intent.now()})
@@ -77,8 +76,14 @@ class KubernetesTarget:
         return standing.status(self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=None, over=over, rank=rank)
+        """The run folder has them all, pods or none. Where it has none, what the pods' containers said themselves."""
+        over, silent = self._over(handle) if follow else None, True
+        for line in tail(folder_of(handle), spool=None, over=over, rank=rank):
+            silent = False
+            yield line
+        if silent and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
+            for pod, moment, text in seen.own_words(self._api(), self.options, handle.run, handle.url):
+                yield LogLine(rank=SUPERVISOR, time=moment, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
         """Delete what trains, wait for its checkpoint, delete the rest, look again. What is gone is success."""
@@ -110,6 +115,12 @@ class KubernetesTarget:
         from headway.targets.kubernetes import doctor
 
         return doctor.findings(self._api(), self.options, job, self._context())
+
+    def still_billed(self) -> list[str]:
+        """GPU nodes that are there, whether or not anybody trains, with what they cost and how to shrink them."""
+        from headway.targets.kubernetes import pools
+
+        return pools.still_billed(self._api(), self.options)
 
     def _api(self) -> Api:
         return self.api or Client(context=self.options.context, fix=links.get_credentials(self.options))

@@ -89,10 +89,11 @@ def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., 
 
 
 def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(start: Callable[..., Launched]) -> None:
-    hold = start(options={"python": "/bin/false"})
+    hold = start(env={"PYTHONHOME": "/nowhere"})  # so that no Python can start
     eventually(lambda: hold.target.status(hold.handle).state is State.FAILED, "it is given up", 120.0)
     assert "never got as far as an attempt" in hold.target.status(hold.handle).reason
     assert "ended with 1" in hold.target.status(hold.handle).reason
+    assert any("r1-0: Fatal Python error" in line.text for line in hold.logs()), "the words of the pod itself"
 
 
 def test_a_secret_of_the_cluster_reaches_the_script_as_a_variable_and_as_a_file(

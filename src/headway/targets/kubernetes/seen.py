@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from headway.targets.base import RUN_LABEL
 from headway.targets.kubernetes import kinds, pytorchjob, trainjob
-from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object
+from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal
 from headway.targets.kubernetes.names import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, folder_hash
 from headway.targets.kubernetes.options import Options
 
 _LAST_LINES = 5
+_MOST_LINES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,20 @@ def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> l
         return list(api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query))
     except (Gone, Forbidden):
         return []
+
+
+def own_words(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
+    """Pod, time and line of what containers printed themselves, the one before a restart first."""
+    for pod in workers(api, options, run, url):
+        for previous in ("true", "false"):
+            query = {"timestamps": "true", "tailLines": str(_MOST_LINES), "previous": previous}
+            path = f"/api/v1/namespaces/{options.namespace}/pods/{pod.name}/log"
+            try:
+                for line in api.lines(path, query=query):
+                    moment, _, text = line.partition(" ")
+                    yield pod.name, moment, text
+            except Refusal:  # there was none before, or it has not begun: nothing was said
+                continue
 
 
 def _trouble(status: Object, containers: list[Object]) -> str:

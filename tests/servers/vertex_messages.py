@@ -29,6 +29,11 @@ def _types(name: str) -> Any:
     return importlib.import_module(f"google.cloud.aiplatform_v1.types.{name}")
 
 
+def require() -> None:
+    """Skips the test, by name, where the library is not installed."""
+    _types("custom_job")
+
+
 def custom_job(body: Any) -> Any:
     """A CustomJob of Google's, from JSON. ParseError for an unknown field, a wrong type or an unknown enum value."""
     json_format: Any = importlib.import_module("google.protobuf.json_format")

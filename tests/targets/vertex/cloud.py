@@ -15,6 +15,7 @@ import pytest
 
 from headway.image.engine import Gone
 from headway.targets.vertex import cloud_logs, removal, starting, target
+from tests.servers import vertex_messages
 from tests.servers.gcs import GcsServer
 from tests.servers.google_auth import GoogleAuthServer
 from tests.servers.secret_manager import SecretManagerServer
@@ -68,6 +69,7 @@ class Registry:
 @contextmanager
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """This shell is logged in as a service account; the machines have a metadata server."""
+    vertex_messages.require()
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
     folder = tmp_path / "cloud"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -43,6 +44,9 @@ def test_an_evaluation_tells_each_class_each_group_and_what_was_mistaken(trained
     assert told["metrics"]["accuracy_without"] == pytest.approx(without)
     assert sum(told["confusion"][0][name] for name in leaves.CLASSES) == 4
     assert {row["in truth"] for row in told["grouped_confusion"]} == {"healthy", "sick"}
+    kept = json.loads((trained / "report_samples.json").read_text())["samples"]
+    for name in ("accuracy", "grouped_accuracy"):
+        assert np.mean(kept[name]["values"]) == pytest.approx(told["metrics"][name])
     page = (trained / "report.html").read_text()
     assert 'class="matrix"' in page
     assert page.count("<img") == 24

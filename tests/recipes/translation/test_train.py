@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headway.bundle import Bundle
@@ -19,6 +20,7 @@ from headway.predict import open_predictor, predict
 from headway.recipes.translation import phrases
 from headway.recipes.translation.train import schedule_options
 from headway.runfolder import RunFolder
+from headway.score.samples import statistic
 from headway.storage import open_store
 from tests.recipes.folders import plan_of, run_folder
 from tests.recipes.translation.tiny import job, settings, train_in, trained_run
@@ -46,6 +48,9 @@ def test_an_evaluation_says_how_it_counted_and_shows_sentences(trained: Path) ->
     assert {"bleu", "chrf", "exact", "bleu_seen", "bleu_held_out"} <= set(told["metrics"])
     assert "tok:13a" in told["signatures"][0]["signature"]
     assert sum(row["sentences"] for row in told["by_length"]) == 60
+    kept = json.loads((trained / "report_samples.json").read_text())["samples"]
+    bleu = statistic(kept["bleu"])(np.ones((1, 60)))[0]
+    assert bleu == pytest.approx(told["metrics"]["bleu"], abs=0.01), "intervals are of the same score"
     page = (trained / "report.html").read_text()
     assert phrases.pairs("test", 1)[0].source in page
 

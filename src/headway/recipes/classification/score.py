@@ -16,6 +16,7 @@ from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, groups_of, load, picture_at
 from headway.recipes.classification.model import Classifier
 from headway.score.classification import ClassificationScores
+from headway.score.samples import of_values
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def evaluate(model: Classifier, cfg: Config, data: Data, split: str) -> Evaluati
         metrics=scores.metrics() | _without(cfg, read, found),
         examples=_examples(read, found),
         tables=_tables(report),
-        samples=_samples(read, found),
+        samples=_samples(cfg, read, found),
     )
 
 
@@ -90,10 +91,15 @@ def _without(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, floa
     return {"accuracy_without": float((found.argmax(axis=1) == labels)[kept].mean())}
 
 
-def _samples(read: Labelled, found: NDArray[Any]) -> dict[str, Any]:
-    """What each picture adds to the accuracy: from these, intervals are drawn and runs compared."""
-    right = (found.argmax(axis=1) == read.labels()).astype(int)
-    return {"accuracy": {"kind": "mean", "values": right.tolist()}}
+def _samples(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, Any]:
+    """What each picture adds to a metric: from these, intervals are drawn and runs compared."""
+    labels, said = read.labels(), found.argmax(axis=1)
+    record = {"accuracy": of_values(said == labels)}
+    groups = groups_of(read.classes, cfg.groups)
+    if groups is not None:
+        group = np.array([groups[name] for name in read.classes])
+        record["grouped_accuracy"] = of_values(group[said] == group[labels])
+    return record
 
 
 def _tables(report: dict[str, Any]) -> list[Table]:

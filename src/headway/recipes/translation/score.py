@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import Pairs, load
 from headway.recipes.translation.decode import translate, translate_all
 from headway.recipes.translation.model import Translator
-from headway.score.translation import score
+from headway.score.bleu import BleuCounts
+from headway.score.samples import of_counts, of_values
+from headway.score.translation import score, translation_counts
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ def evaluate(model: Translator, cfg: Config, data: Data, split: str) -> Evaluati
         groups=by_group,
         examples=examples,
         tables=[_signatures(said, wanted), _by_length(given, said, wanted)],
+        samples=_samples(pairs, said, wanted),
     )
 
 
@@ -98,6 +101,16 @@ def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:
         "held_out": np.flatnonzero(pairs.held_out).tolist(),
         "seen": np.flatnonzero(~pairs.held_out).tolist(),
     }
+
+
+def _samples(pairs: Pairs, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    """What each sentence adds to a metric: from these, intervals are drawn and runs compared."""
+    counts = translation_counts(said, wanted)
+    found = BleuCounts(counts.correct, counts.guesses, counts.length, counts.reference_length)
+    record: dict[str, Any] = {"bleu": of_counts(found, scale=100.0)}
+    if pairs.held_out is not None:
+        record["exact"] = of_values([one == other for one, other in zip(said, wanted, strict=True)])
+    return record
 
 
 def _signatures(said: Sequence[str], wanted: Sequence[str]) -> Table:

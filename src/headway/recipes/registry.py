@@ -60,7 +60,9 @@ RECIPES: Final[dict[str, Recipe]] = {
         bundle="headway.recipes.classification.predict:bundle",
         evaluate="headway.recipes.classification.score:evaluate",
         predictor="headway.recipes.classification.predict:Predictor",
+        graphs="headway.recipes.classification.graphs:graphs",
         data_default="builtin:leaves",
+        extras=("data",),
     ),
     "grading": Recipe(
         name="grading",

@@ -95,7 +95,8 @@ def plugin(tmp_path: Path, expires: str) -> dict[str, Any]:
 
 def test_a_plugins_token_is_used_until_it_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 10))
-    for expires, tokens in (("2099-01-01T00:00:00Z", ["token-1", "token-1"]), (soon, ["token-1", "token-2"])):
+    far = "2099-01-01T00:00:00.123456789Z"
+    for expires, tokens in ((far, ["token-1", "token-1"]), (soon, ["token-1", "token-2"])):
         (tmp_path / "count").unlink(missing_ok=True)
         user = {"exec": plugin(tmp_path, expires)}
         monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "c", user=user)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,7 +125,9 @@ def _credential(command: str, printed: str) -> Credential:
     try:
         status = json.loads(printed)["status"]
         moment = status.get("expirationTimestamp")
-        expires = datetime.fromisoformat(moment.replace("Z", "+00:00")) if moment else None
+        # Go prints nanoseconds where it has them, which Python 3.10 does not read.
+        plain = re.sub(r"\.\d+", "", str(moment)).replace("Z", "+00:00")
+        expires = datetime.fromisoformat(plain) if moment else None
     except (ValueError, KeyError, TypeError, AttributeError):
         # Without a word of what it printed: it may be half a token.
         raise TargetError(f"what {command} printed is no credential") from None

@@ -191,3 +191,10 @@ def test_what_a_run_took_is_shown_against_what_was_expected(headway: Headway, pr
     told = json.loads(headway("status", "two", "--json").out)["spent"]
     assert told["budget_usd"] == 5.0
     assert told["usd"] >= 0
+
+
+def test_a_checkpoint_that_takes_longer_than_the_grace_period_is_pointed_out(headway: Headway, project: Path) -> None:
+    job = json.loads(headway("plan", "--json").out)["job"]
+    learn(Experience(url="runs/a", what="script:train.py", work=work_of(job), device="cpu:2", nodes=1, length=1.0,
+                     seconds=60.0, checkpoint_s=45.0, checkpoint_bytes=10**9))  # fmt: skip
+    assert "a checkpoint took 45 s before, and from SIGTERM to SIGKILL there are 30 s" in headway("plan").out

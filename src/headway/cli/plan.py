@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
     job = load_job(args)
     made = plan(job, on=args.on)
     if args.rehearse:
-        rehearsed(job)
+        rehearsed(job, args.on)
         made = plan(job, on=args.on)  # with what was learnt
     asked = online(made) if args.online else []
     if args.out:
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def rehearsed(job: Job) -> None:
+def rehearsed(job: Job, on: str) -> None:
     """Try it here, and say on the side what was tried. What fails is raised."""
     import sys
 
@@ -56,6 +56,29 @@ def rehearsed(job: Job) -> None:
     from headway.planning.rehearse import rehearse
 
     print(told(rehearse(job, say=say)), file=sys.stderr)
+    for line in far_buckets(job, on):
+        print(f"  region     {line}", file=sys.stderr)
+
+
+def far_buckets(job: Job, on: str) -> list[str]:
+    from headway.planning.regions import elsewhere
+    from headway.targets import registry
+
+    entry = registry.entry(job, on)
+    return elsewhere(job, entry.kind, entry.options)
+
+
+def late_checkpoints(plan: Plan) -> list[str]:
+    """What past runs say: whether a checkpoint is done before the target's patience is over."""
+    from headway.price.storing import checkpoint_s
+
+    seconds, grace = checkpoint_s(plan.job), plan.limits.grace_s
+    if seconds is None or seconds < grace - 5:
+        return []
+    every = "checkpoint.every is what a stop or a preemption can cost"
+    return [
+        f"a checkpoint took {seconds:.0f} s before, and from SIGTERM to SIGKILL there are {grace:.0f} s here: {every}"
+    ]
 
 
 def online(plan: Plan) -> list[str]:
@@ -69,7 +92,8 @@ def online(plan: Plan) -> list[str]:
     problems = check(job) if check is not None else []
     if problems:
         raise BadJob(problems)
-    return [*(notes(job) if notes is not None else []), "it would be taken" if check else "nobody to ask"]
+    said = [*(notes(job) if notes is not None else []), *far_buckets(job, plan.target)]
+    return [*said, "it would be taken" if check else "nobody to ask"]
 
 
 def render(plan: Plan, folder: Path) -> None:
@@ -98,6 +122,6 @@ def describe(plan: Plan) -> str:
         "asks for": ", ".join(request.name for request in plan.requests),
     }
     lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
-    notes = [f"  note      {note}" for note in plan.notes]
+    notes = [f"  note      {note}" for note in (*plan.notes, *late_checkpoints(plan))]
     compared = elsewhere(plan.price)
     return "\n".join([*lines, *notes, *([compared] if compared else [])])

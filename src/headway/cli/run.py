@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
 
     if paid(plan) and not args.no_rehearse and not args.plan:
         job = load_job(args)
-        rehearsed(job)
+        rehearsed(job, args.on)
         plan = _plan(args)  # with what was learnt
     confirm(plan, yes=args.yes)
     launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))

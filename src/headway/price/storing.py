@@ -40,6 +40,13 @@ def kept(job: Mapping[str, Any], past: Sequence[Experience] | None = None) -> Ke
     )
 
 
+def checkpoint_s(job: Mapping[str, Any], past: Sequence[Experience] | None = None) -> float | None:
+    """How long the longest checkpoint of such a run took; None before one has run."""
+    past = remembered() if past is None else past
+    seen = [one.checkpoint_s for one in past if one.work == work_of(job) and one.checkpoint_s is not None]
+    return max(seen, default=None)
+
+
 def retained(job: Mapping[str, Any]) -> int:
     """How many checkpoints are there at the end."""
     rules = job.get("checkpoint") or {}

@@ -14,7 +14,7 @@ from headway.errors import TargetError
 from headway.explain.why import why
 from headway.launcher import Launched
 from headway.planning import Plan
-from headway.targets.base import Handle, State
+from headway.targets.base import Handle, State, Status
 from headway.targets.fake import FakeTarget, Play
 from headway.targets.registry import TARGETS
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
@@ -107,3 +107,12 @@ def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
     target._tell(hold.url, kind="rank_exit", rank=0, code=137, signal="SIGKILL", lines=[], first=True)
     target.end(hold.url, State.FAILED, reason="rank 0 was killed (SIGKILL)", exit_code=1)
     assert why(hold, hold.target.status(hold.handle)).name == "host-out-of-memory"
+
+
+def test_a_run_that_waits_in_vain_is_explained_by_what_its_target_says_of_it(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "waiting")
+    plan = plan_play(project, Play(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
+    hold = launcher.launch(plan, target=FakeTarget(), detach=True)
+    waits = Status(state=State.PENDING, reason="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    assert why(hold, waits).name == "no-node-fits"
+    assert "nothing has failed" in describe(why(hold, Status(state=State.PENDING, reason="is being submitted")))

@@ -38,9 +38,10 @@ class Why:
 def why(hold: Launched, status: Status, *, rank: int | None = None) -> Why:
     """The cause, if it is a known one; else the last words of the first rank that failed, and of no other."""
     folder = hold.folder
-    if status.state in (State.FINISHED, State.RUNNING, State.PENDING):
-        said = _target_says(hold) if status.state is State.PENDING else []
-        return _named(hold, status, [*said, status.reason] if said else [], None, ())
+    if status.state in (State.FINISHED, State.RUNNING):
+        return Why(run=hold.run, state=status.state.value)
+    if status.state is State.PENDING:  # it may be waiting in vain
+        return _named(hold, status, [*_target_says(hold), status.reason], None, ())
     events = _events(folder)
     first = _first_failed(events) if rank is None else rank
     lines = _words_of(folder, events, first)

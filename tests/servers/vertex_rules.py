@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Written down from Google's page on compute for custom training, apart from Headway's own table.
+# Typed apart from Headway's own table, which catches slips of the pen. Neither has been held against Google's service.
 CPUS = frozenset(
     f"{family}-{size}"
     for family, sizes in {

@@ -58,7 +58,7 @@ def test_a_family_younger_than_the_table_is_left_to_vertex() -> None:
     assert machines.cpus_of("z9-standard-44") == 44
 
 
-def test_the_table_agrees_with_what_the_strict_server_was_told_of_googles_page() -> None:
+def test_the_table_agrees_with_the_strict_servers_own() -> None:
     for name, (kind, count) in vertex_rules.BUILT_IN.items():
         built_in = MACHINES[name].built_in
         assert built_in is not None

@@ -10,7 +10,7 @@ from headway.errors import Problem
 from headway.price.machines import machine_for, machine_with
 from headway.spec.model import Accelerator, Resources
 
-AS_OF = "2026-11"
+AS_OF = "2026-11"  # collected by hand; T4, L4, A100 and H100 are surest, P4, P100 and V100 on N1 the least
 
 # What the job file calls an accelerator, and what Vertex AI does.
 ACCELERATORS = {

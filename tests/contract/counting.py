@@ -37,6 +37,7 @@ print(f"digest {digest}", flush=True)
 def write_counting(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / COUNT).write_text(SCRIPT)
+    (folder / "requirements.txt").write_text("")  # for plans that name one: it needs nothing
     return folder
 
 

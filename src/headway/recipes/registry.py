@@ -49,6 +49,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         bundle="headway.recipes.captioning.predict:bundle",
         evaluate="headway.recipes.captioning.score:evaluate",
         predictor="headway.recipes.captioning.predict:Predictor",
+        graphs="headway.recipes.captioning.graphs:graphs",
         data_default="builtin:scenes",
     ),
     "classification": Recipe(
@@ -85,6 +86,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         bundle="headway.recipes.translation.predict:bundle",
         evaluate="headway.recipes.translation.score:evaluate",
         predictor="headway.recipes.translation.predict:Predictor",
+        graphs="headway.recipes.translation.graphs:graphs",
         data_default="builtin:phrases",
         takes="text",
         extras=("translation",),

@@ -81,7 +81,7 @@ class Attention(nn.Module):
     def across(self, x: Tensor, heads: Heads, visible: Tensor | None) -> Tensor:
         """Attends to the sentences: rows of one sentence stand side by side."""
         rows, length, width = x.shape
-        asked = self._by_head(self.ask(x).view(len(heads.keys), -1, width))
+        asked = self._by_head(self.ask(x).view(heads.keys.shape[0], -1, width))
         return self._attended(asked, heads, visible, causal=False).view(rows, length, width)
 
     def _attended(self, queries: Tensor, heads: Heads, visible: Tensor | None, *, causal: bool) -> Tensor:
@@ -191,20 +191,33 @@ class Translator(nn.Module):
         return self.source if self.own_target is None else self.own_target
 
     @property
-    def _scores(self) -> Tensor:
+    def table(self) -> Tensor:
+        """What each subword looks like to the decoder's answer."""
         return (self.source if self.own_scores is None else self.own_scores).weight
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The summed loss of `target` (rows, length), and how many tokens it is the sum of."""
         read, visible = self._read(source)
-        x = self._embedded(self._target, target[:, :-1], 0)
-        for layer, heads in zip(self.decoder, read, strict=True):
-            x, _ = layer(x, heads, visible)
         wanted = target[:, 1:]
         real = wanted != PAD
-        understood = self.decoded(x)[real]
-        loss = smoothed_loss(understood, self._scores, wanted[real], self.label_smoothing)
-        return loss, real.sum()
+        understood = self.understood(target[:, :-1], read, visible)[real]
+        return smoothed_loss(understood, self.table, wanted[real], self.label_smoothing), real.sum()
+
+    def understood(self, written: Tensor, read: Sequence[Heads], visible: Tensor | None) -> Tensor:
+        """What the decoder makes of all tokens `written` (rows, length): scores are its products with `table`."""
+        x = self._embedded(self._target, written, 0)
+        for layer, heads in zip(self.decoder, read, strict=True):
+            x, _ = layer(x, heads, visible)
+        found: Tensor = self.decoded(x)
+        return found
+
+    def heads_of(self, source: Tensor, visible: Tensor | None) -> tuple[Heads, ...]:
+        """The sentences read: what each layer of the decoder attends to."""
+        x = self._embedded(self.source, source, 0)
+        for layer in self.encoder:
+            x = layer(x, visible)
+        sentences = self.encoded(x)
+        return tuple(layer.reading.read(sentences) for layer in self.decoder)  # type: ignore[operator,union-attr]
 
     def read(self, source: Tensor) -> Memory:
         """The sentences (rows, length), read; nothing is written yet."""
@@ -219,17 +232,14 @@ class Translator(nn.Module):
         for layer, read, mine in zip(self.decoder, memory.read, before, strict=True):
             x, heads = layer(x, read, memory.visible, mine)
             written.append(heads)
-        scores = functional.linear(self.decoded(x[:, 0]), self._scores)
+        scores = functional.linear(self.decoded(x[:, 0]), self.table)
         return scores, memory._replace(written=tuple(written), length=memory.length + 1)
 
     def _read(self, source: Tensor) -> tuple[tuple[Heads, ...], Tensor | None]:
+        """A mask only where something is padding: without one, attention is faster."""
         real = source != PAD
         visible = None if bool(real.all()) else real[:, None, None]
-        x = self._embedded(self.source, source, 0)
-        for layer in self.encoder:
-            x = layer(x, visible)
-        sentences = self.encoded(x)
-        return tuple(layer.reading.read(sentences) for layer in self.decoder), visible  # type: ignore[operator,union-attr]
+        return self.heads_of(source, visible), visible
 
     def _embedded(self, table: nn.Embedding, tokens: Tensor, start: int) -> Tensor:
         x: Tensor = table(tokens) * math.sqrt(table.embedding_dim)

@@ -37,6 +37,7 @@ class Settings:
     places: list[Place] = field(default_factory=list)
     straight: dict[int, Result] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    counts: list[str] = field(default_factory=list)  # what was done, for the last line
 
     @property
     def time_is_up(self) -> bool:
@@ -58,6 +59,7 @@ def play(settings: Settings, names: list[str]) -> int:
             wrong += found
     for text in wrong:
         say(text)
+    say(f"{', '.join(settings.counts)}: {f'{len(wrong)} went wrong' if wrong else 'nothing was lost'}")
     if not wrong and not settings.keep:
         shutil.rmtree(settings.folder, ignore_errors=True)
     return int(bool(wrong))
@@ -122,7 +124,8 @@ def kills(settings: Settings) -> list[str]:
     with ThreadPoolExecutor(settings.jobs) as pool:
         for done in [pool.submit(worker) for _ in range(settings.jobs)]:
             done.result()
-    say(f"{len(tally.hits)} kills in {tally.runs} runs, seed {settings.seed}")
+    settings.counts.append(f"{len(tally.hits)} kills in {tally.runs} runs")
+    say(f"{settings.counts[-1]}, seed {settings.seed}")
     for title, counts in (("who", tally.by(lambda hit: hit.kind)), ("where", tally.by(lambda hit: hit.found))):
         say(f"  {title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return wrong
@@ -176,6 +179,7 @@ def every_write(settings: Settings) -> list[str]:
         return attempted(settings, case, lambda: _survive_fault(case, straight[ranks]))
 
     wrong = in_parallel(settings, one, jobs)
+    settings.counts.append(f"{len(jobs)} failed writes")
     say(f"{len(jobs)} writes failed, each in a run of its own, {len(wrong)} runs with trouble")
     return wrong
 
@@ -212,6 +216,7 @@ def every_upload(settings: Settings) -> list[str]:
             return attempted(settings, case, lambda: _survive_refusal(case, straight[0], fault))
 
     wrong = in_parallel(settings, one, list(range(1, count + 1)))
+    settings.counts.append(f"{count} failed uploads")
     say(f"{count} uploads failed, each in a run of its own, {len(wrong)} runs with trouble")
     return wrong
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,17 @@ def test_torchrun_style_ranks_agree_on_one_folder(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "runs")) == ["my-train-1"]
     last = json.loads((tmp_path / "runs/my-train-1/checkpoints/last.json").read_text())
     assert last["step"] == 12
+
+
+@pytest.mark.slow
+def test_a_master_port_that_is_taken_is_said_with_its_code(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        _, err = finished(python(tmp_path, OMP_NUM_THREADS="1", **world), code=2)
+    assert f"MASTER_PORT: port {port}, where the ranks meet, cannot be had: Address already in use" in err
+    assert "fix: end what listens there" in err
+    assert "Traceback" not in err
 
 
 def test_imports_stay_light() -> None:

@@ -198,6 +198,17 @@ def test_a_meeting_port_that_is_taken_is_bad_input(make: Make) -> None:
     assert f"port {gang.port + 1}, where the nodes meet, cannot be had" in case.ended["reason"]
 
 
+def test_a_port_of_the_ranks_that_is_taken_is_bad_input_and_starts_none(make: Make) -> None:
+    case = make('mark("began")', processes=2)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert case.start(HEADWAY_MASTER_PORT=str(port)).ends() == 2, case.explain()
+    assert f"port {port}, where the ranks meet, cannot be had: Address already in use" in case.ended["reason"]
+    assert "fix: " in case.ended["reason"]
+    assert not case.events("restart")
+    assert not (case.tmp / "began").exists()
+
+
 def test_what_a_script_saved_on_node_0_is_given_to_every_node(make: Make) -> None:
     case = make(
         """

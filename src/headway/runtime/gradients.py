@@ -1,7 +1,8 @@
 """Gradients summed over ranks in a layout that never changes, with everything the ranks must agree on riding along.
 
 Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on. A gradient
-is copied into its bucket as soon as it is there, and a full bucket is sent while the backward pass still runs. The
+is noted as soon as it is there; a bucket whose gradients have all come is filled in one go and sent while the backward
+pass still runs. The
 layout is a function of the model alone, so a resumed run adds the same numbers in the same order (DDP rearranges its
 buckets after the first step, which changes the sums of three or more ranks).
 
@@ -104,6 +105,9 @@ class GradientSync:
     def _complete(self) -> list[bool]:
         """What did not come in this pass: a gradient of earlier micro-batches, or none at all. Which were used?"""
         used = list(self._arrived)
+        for bucket in self._buckets:
+            if bucket.missing:
+                self._fill(bucket)
         for index, arrived in enumerate(self._arrived):
             if not arrived:
                 parameter, view = self.parameters[index], self._views[index]
@@ -124,21 +128,32 @@ class GradientSync:
             parameter.grad = None
 
     def _arrival(self, index: int) -> Any:
-        view, home = self._views[index], self._buckets[self._home[index]]
-        last = len(self._buckets) - 1
+        home, last = self._buckets[self._home[index]], len(self._buckets) - 1
 
         def arrived(parameter: Tensor) -> None:
-            if not self._armed:
+            if not self._armed or self._arrived[index]:  # a recomputed layer may come twice
                 return
-            view.copy_(parameter.grad)  # type: ignore[arg-type]
-            parameter.grad = view
             self._arrived[index] = True
             home.missing -= 1
+            if home.missing:
+                return
+            self._fill(home)
             # In order, so that all ranks send the same bucket at the same time; the last one waits for its tail.
-            while self._launched < last and self._buckets[self._launched].missing <= 0:
+            while self._launched < last and not self._buckets[self._launched].missing:
                 self._launch()
 
         return arrived
+
+    @torch.no_grad()
+    def _fill(self, bucket: Bucket) -> None:
+        """All gradients that have come in this pass, in one call: by one it would be twice as slow for small ones."""
+        come = [index for index in bucket.members if self._arrived[index]]
+        if not come:
+            return
+        parameters, views = [self.parameters[index] for index in come], [self._views[index] for index in come]
+        torch._foreach_copy_(views, [parameter.grad for parameter in parameters])  # type: ignore[misc]
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view
 
     def _launch(self) -> None:
         self._works.append(dist.all_reduce(self._buckets[self._launched].flat, async_op=True))

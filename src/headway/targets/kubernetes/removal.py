@@ -32,7 +32,6 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
             kinds.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
     _await(lambda: not _live_pods(api, options, handle), patience + LEAVING_S)
     remove(api, options, handle.run, handle.url)
-    _await(lambda: not _everything(api, options, handle), SETTLE_S)
     left = sorted(map(kinds.shown, _everything(api, options, handle)))
     known = [str(each) for each in handle.details.get("objects", ())]
     created = list(dict.fromkeys([*map(kinds.shown, before), *known]))
@@ -45,14 +44,17 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
 
 
 def remove(api: Api, options: Options, run: str, url: str) -> None:
-    """By force: pods that have had their time are not asked again."""
-    chosen = selector(run, url)
-    for item in kinds.everything(api, options.namespace, chosen, needed=kinds.KINDS_OF[options.engine]):
+    """By force: pods that have had their time are not asked again. Names are free again when this returns."""
+    chosen, needed = selector(run, url), kinds.KINDS_OF[options.engine]
+    there = kinds.everything(api, options.namespace, chosen, needed=needed)
+    for item in there:
         by_force = 0 if item["kind"] == "Pod" else None
         kinds.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=by_force)
     for pod in seen.workers(api, options, run, url):
         kinds.delete(api, "Pod", options.namespace, pod.name, grace_s=0)
     _await(lambda: not seen.workers(api, options, run, url), FORCE_S)
+    if there:
+        _await(lambda: not kinds.everything(api, options.namespace, chosen, needed=needed), SETTLE_S)
 
 
 def free_the_lease(handle: Handle) -> None:

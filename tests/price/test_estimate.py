@@ -155,4 +155,10 @@ def test_a_bigger_model_counts_for_more() -> None:
     assert words
     assert words < small < big
     assert flops_per_example({"lr": 1}) is None
+    tiny, base = (flops_per_example({"subwords": 1000, "size": size}) for size in ("tiny", "base"))
+    wide = flops_per_example({"subwords": 1000, "size": "tiny", "width": 512})
+    assert tiny
+    assert base
+    assert wide
+    assert tiny < wide < base
     assert sustained_tflops("unheard-of") is None

@@ -33,7 +33,8 @@ def price_rows(price: Mapping[str, Any]) -> dict[str, str]:
 
 def _per_hour(price: Mapping[str, Any]) -> str:
     head = f"{usd(price['usd_per_hour'])}/h on demand, {usd(price['spot_usd_per_hour'])}/h spot"
-    parts = " + ".join(f"{item['what']} {usd(item['usd_per_hour'])}" for item in price["items"])
+    billed = "spot_usd_per_hour" if price["billed"] == "spot" else "usd_per_hour"
+    parts = " + ".join(f"{item['what']} {usd(item[billed])}" for item in price["items"])
     nodes = f"{price['nodes']} × " if price["nodes"] > 1 else ""
     factor = price.get("management_factor", 1.0)
     fee = f" × {factor:g} for Vertex's management (management_factor)" if factor != 1 else ""

@@ -43,8 +43,6 @@ _SMALL = {
     "batch_size": BATCH,
     "accumulate": 1,
     "workers": 0,
-    **dict.fromkeys(("val_pictures", "test_pictures", "val_examples", "test_examples"), SAMPLE),
-    **dict.fromkeys(("train_pictures", "train_examples"), 4 * SAMPLE),
 }
 
 
@@ -125,7 +123,7 @@ def _places(job: Job) -> Iterator[Act]:
 
 def _small(job: Job, python: str | None) -> Job:
     """The job with nothing that reaches beyond the scratch folder, and as little of everything as will do."""
-    config = {key: _SMALL.get(key, value) for key, value in job.config.items()}
+    config = {key: _little(key, value) for key, value in job.config.items()}
     few = {
         name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
         for name in ("train", "val", "test")
@@ -145,6 +143,13 @@ def _small(job: Job, python: str | None) -> Job:
         resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
         targets={**job.targets, **own},
     )
+
+
+def _little(key: str, value: Any) -> Any:
+    """A setting, made small: of drawn data (train_pictures, val_cards, …) a sample."""
+    if type(value) is int and key.startswith(("train_", "val_", "test_")):
+        return min(value, 4 * SAMPLE if key.startswith("train_") else SAMPLE)
+    return _SMALL.get(key, value)
 
 
 def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, tuple[Source, ...]]:

@@ -1,4 +1,4 @@
-"""Counting a job's arithmetic from its settings, without building its model. Rough: within a factor of two or so."""
+"""Counting a job's arithmetic from its settings, without building its model. Rough: reading data is not in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ _GMACS = {
 }  # fmt: skip
 
 
+# Layers of both sides, width and inner width of a translation's sizes.
+_TRANSFORMERS = {"tiny": (4, 64, 256), "small": (8, 128, 512), "medium": (6, 256, 1024), "base": (12, 512, 2048)}
+
+
 def flops_per_example(config: Mapping[str, Any]) -> float | None:
     """Of one step's share for one example, forwards and backwards; None where the settings do not tell."""
     forward = _pictures(config) + _words(config)
@@ -29,8 +33,8 @@ def examples_per_epoch(job: Mapping[str, Any]) -> float | None:
     config = dict(job.get("config") or {})
     sources = (job.get("data") or {}).get("train") or ()
     if sources and all(str(source["source"]).startswith("builtin:") for source in sources):
-        drawn = config.get("train_pictures") or config.get("train_examples")
-        return float(drawn) if isinstance(drawn, int) else None
+        drawn = [value for key, value in config.items() if key.startswith("train_") and type(value) is int]
+        return float(sum(drawn)) or None
     counts = [_rows(source) for source in sources]
     return float(sum(count for count in counts if count is not None)) if counts and None not in counts else None
 
@@ -60,14 +64,23 @@ def _pictures(config: Mapping[str, Any]) -> float:
 
 def _words(config: Mapping[str, Any]) -> float:
     """A decoder's or a Transformer's share: two operations a weight and token."""
+    if "subwords" in config and config.get("size") in _TRANSFORMERS:  # what is left out comes from the size
+        named = dict(zip(("layers", "dim", "ff"), _TRANSFORMERS[config["size"]], strict=True))
+        given = {"layers": _layers(config), "dim": config.get("width"), "ff": config.get("inner")}
+        config = {**named, **{key: value for key, value in given.items() if value}}
     width = next((float(config[key]) for key in ("d_model", "dim", "hidden", "embedding") if _number(config, key)), 0.0)
     if not width:
         return 0.0
-    layers = sum(float(config[key]) for key in ("layers", "encoder_layers", "decoder_layers") if _number(config, key))
+    layers = _layers(config)
     inner = next((float(config[key]) for key in ("ff", "feed_forward") if _number(config, key)), 4 * width)
     weights = (layers or 1.0) * (4 * width**2 + 2 * width * inner)
     copies = float(config["captions"]) if _number(config, "captions") else 1.0
     return 2.0 * weights * TOKENS * copies
+
+
+def _layers(config: Mapping[str, Any]) -> float:
+    keys = ("layers", "encoder_layers", "decoder_layers")
+    return sum(float(config[key]) for key in keys if _number(config, key))
 
 
 def _number(config: Mapping[str, Any], key: str) -> bool:

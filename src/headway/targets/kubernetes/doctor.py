@@ -23,7 +23,6 @@ DRIVER = (
 _OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1"
 INSTALL_PYTORCHJOB = f'kubectl apply --server-side -k "{_OPERATOR}"'
 _MADE = ("create", "get", "list", "delete")
-_READ = ("get", "list")
 
 
 def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
@@ -174,7 +173,7 @@ def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         what = f"{job.resources.nodes} nodes with {wanted.count} × {shown} are wanted, and {len(enough)} are there"
         yield Finding("note", f"{what}: the rest must come from an autoscaler", _resize(options, job))
     else:
-        yield Finding("ok", f"{len(enough)} nodes with {wanted.count} × {shown}")
+        yield Finding("ok", f"{len(enough)} node{'s' if len(enough) != 1 else ''} with {wanted.count} × {shown}")
 
 
 def _label(item: Object, name: str) -> str:

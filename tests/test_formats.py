@@ -126,3 +126,17 @@ def test_files_are_not_put_in_place_of_a_file(run: Path, tmp_path: Path) -> None
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(BadInput, match="is a file"):
         write_pth(str(run), str(tmp_path / "taken"))
+
+
+def test_a_classifier_as_onnx_and_as_an_exported_program(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    from headway.recipes.classification.config import Config as Settings
+    from headway.recipes.classification.graphs import graphs
+    from headway.recipes.classification.model import Classifier
+
+    cfg = Settings(model="alexnet", model_size="small", image_size=64)
+    (whole,) = graphs(Classifier(cfg, ["healthy", "sick"], published=False), cfg)
+    for write in (write_onnx, write_pt2):
+        made = write(whole, tmp_path)
+        assert made["inputs"] == {"picture": "uint8 [batch, 3, 64, 64]"}
+        assert made["largest_difference"] < 1e-5

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from headway.errors import HeadwayError, MissingExtra
 
 OPSET: Final = 18
 BATCH: Final = "batch"
+_MOST: Final = 4096
 _TOLERANCE: Final = 1e-3  # of the largest value: other kernels sum in another order
 
 
@@ -38,6 +40,7 @@ class Graph:
     inputs: Mapping[str, Tensor]  # by name, in order: an example, with at least two rows
     outputs: tuple[str, ...]
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # input -> dimension -> what varies there
+    at_most: Mapping[str, int] = field(default_factory=dict)  # of what varies; 4,096 where it is not said
     more: Sequence[Mapping[str, Tensor]] = ()  # further inputs, of other sizes, that the check tries
     about: str = ""  # what it does, for the record
 
@@ -94,10 +97,16 @@ def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
 WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
 
 
-def _dynamic(graph: Graph) -> tuple[dict[int, Any], ...]:
+def _dynamic(graph: Graph) -> tuple[Any, ...]:
+    """What varies, shaped like the module's arguments: those that go into *args make one tuple."""
     names = {name for each in graph.dynamic.values() for name in each.values()}
-    kinds = {name: torch.export.Dim(name, min=1, max=4096) for name in sorted(names)}
-    return tuple({at: kinds[name] for at, name in graph.dynamic.get(each, {}).items()} for each in graph.inputs)
+    kinds = {name: torch.export.Dim(name, min=1, max=graph.at_most.get(name, _MOST)) for name in sorted(names)}
+    shapes = [{at: kinds[name] for at, name in graph.dynamic.get(each, {}).items()} for each in graph.inputs]
+    taken = [parameter.kind for parameter in signature(graph.module.forward).parameters.values()]
+    if Parameter.VAR_POSITIONAL not in taken:
+        return tuple(shapes)
+    plain = taken.index(Parameter.VAR_POSITIONAL)
+    return (*shapes[:plain], tuple(shapes[plain:]))
 
 
 def _checked(graph: Graph, answer: Any, what: str) -> float:

@@ -47,6 +47,14 @@ class Predictor:
         fill(self._model, bundle)
 
     @property
+    def model(self) -> Captioner:
+        return self._model
+
+    @property
+    def config(self) -> Config:
+        return self._cfg
+
+    @property
     def side(self) -> int:
         """Of the square pictures it takes, in pixels."""
         return self._cfg.side

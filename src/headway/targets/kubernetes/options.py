@@ -20,9 +20,9 @@ class Options:
     service_account: str | None = None  # who the pods are: one with Workload Identity reads and writes buckets
     token: bool = False  # give the pods the service account's token for the cluster's own API
     platform: Literal["gke", "plain"] = "gke"  # gke: accelerators and spot choose nodes by Google's labels
-    project: str | None = None  # Google's project, cluster and location: for links, and what `doctor` prints
-    cluster: str | None = None
-    location: str | None = None
+    project: str | None = None  # Google's project: for links, and what `doctor` prints
+    cluster: str | None = None  # Google's name of the cluster, for the same
+    location: str | None = None  # its zone or region, for the same and for prices: us-east1-c
     node_selector: Mapping[str, Text] = field(default_factory=dict)  # labels that nodes must have, besides ours
     tolerations: tuple[Mapping[str, Any], ...] = ()  # taints that are put up with, besides ours
     labels: Mapping[str, Text] = field(default_factory=dict)  # on everything that is made: a cost centre, a queue

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources
 from headway.recipes.captioning.model import Captioner
 from headway.score.captions import CaptionScorer
+from headway.score.samples import of_counts, of_values
 from headway.spec.model import Data
 
 if TYPE_CHECKING:
@@ -45,6 +46,18 @@ class Judge:
         found = {name: measured[name] for name in metrics}
         if self._pictures.valid is not None:
             found["exact"] = float(np.mean(right(self._pictures, said)))
+        return found
+
+    def samples(self, said: Sequence[str]) -> dict[str, Any]:
+        """What each picture adds to each metric: from these, intervals are drawn and runs compared."""
+        measured = self._scorer.measure(said)
+        found = {
+            **{f"bleu_{order}": of_counts(measured.bleu, order) for order in (1, 4)},
+            "cider": of_values(measured.cider),
+            "rouge_l": of_values(measured.rouge_l),
+        }
+        if self._pictures.valid is not None:
+            found["exact"] = of_values(right(self._pictures, said))
         return found
 
 
@@ -116,6 +129,7 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluatio
         metrics=metrics,
         groups=by_group,
         examples=examples,
+        samples=Judge(sources.pictures[0]).samples(said[0]) if len(sources.pictures) == 1 else {},
     )
 
 

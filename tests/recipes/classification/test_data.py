@@ -14,7 +14,7 @@ from PIL import Image
 
 from headway.errors import BadInput
 from headway.recipes.classification import leaves
-from headway.recipes.classification.data import LEAVES, groups_of, load
+from headway.recipes.classification.data import LEAVES, check_classes, groups_of, load
 from headway.spec import Cache, Data, Source
 from tests.recipes.classification.tiny import settings
 
@@ -133,3 +133,12 @@ def test_groups_follow_from_a_part_of_the_name() -> None:
     wanted = {"healthy": "healthy", "*": "sick"}
     assert groups_of(["Oak healthy", "Oak rust"], wanted) == {"Oak healthy": "healthy", "Oak rust": "sick"}
     assert groups_of(["cat", "dog"], wanted) is None, "one group tells nothing apart"
+
+
+def test_other_classes_are_refused_by_name() -> None:
+    read = load(settings(), Data(), "val")
+    check_classes(leaves.CLASSES, read)
+    with pytest.raises(BadInput, match="Oak___healthy"):
+        check_classes([*leaves.CLASSES[:-1], "Oak___healthy"], read)
+    with pytest.raises(BadInput, match="in another order"):
+        check_classes(leaves.CLASSES[::-1], read)

@@ -9,7 +9,7 @@ import torch
 
 from headway.data.prepare import Wishes, prepare
 from headway.errors import BadInput
-from headway.recipes.translation.data import PHRASES, load
+from headway.recipes.translation.data import PHRASES, check_alike, load
 from headway.runtime.feed import Filler
 from headway.spec import Data, Source
 from tests.recipes.translation.tiny import settings, translator
@@ -64,6 +64,9 @@ def test_sources_with_different_subwords_are_refused(prepared: str, tmp_path: Pa
     data = Data(train=(Source(source=prepared), Source(source=other)))
     with pytest.raises(BadInput, match="different subwords"):
         load(settings(), data, "train")
+    apart = Data(train=(Source(source=prepared),), val=(Source(source=other),))
+    with pytest.raises(BadInput, match="different subwords"):
+        check_alike(load(settings(), apart, "train"), load(settings(), apart, "val"))
 
 
 def test_the_made_up_language_is_not_mixed_with_another(prepared: str) -> None:

@@ -105,6 +105,17 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
     return _in_memory(found) if cfg.in_memory else found
 
 
+def check_classes(known: Sequence[str], read: Labelled) -> None:
+    """BadInput unless these are the very classes of `read`, in their order."""
+    if tuple(known) == read.classes:
+        return
+    odd = sorted(set(known) ^ set(read.classes))[:3]
+    raise BadInput(
+        f"the model knows other classes than {read.name}: {', '.join(odd) or 'in another order'}",
+        fix="use data with the classes that it is trained on; prepare all splits together",
+    )
+
+
 def named(data: Data, split: str) -> tuple[Source, ...]:
     """The sources of a split. Where a job names none, those of train, of which this split is read then."""
     own: tuple[Source, ...] = getattr(data, split)

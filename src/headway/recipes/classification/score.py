@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.evaluate import Evaluation, Example, Table
 from headway.recipes.classification.config import Config
-from headway.recipes.classification.data import Labelled, groups_of, load, picture_at
+from headway.recipes.classification.data import Labelled, check_classes, groups_of, load, picture_at
 from headway.recipes.classification.model import Classifier
 from headway.score.classification import ClassificationScores
 from headway.score.samples import of_values
@@ -48,7 +48,7 @@ def probabilities(model: Classifier, count: int, batches: Iterable[Any]) -> Tens
 def evaluate(model: Classifier, cfg: Config, data: Data, split: str) -> Evaluation:
     """The whole split: metrics, a row for each class, and the matrices."""
     read = load(cfg, data, split)
-    _check_classes(model, read)
+    check_classes(model.classes, read)
     feed = read.in_order()
     batches = (feed.batch(0, step, 0, 1) for step in range(len(feed)))
     found = probabilities(model, len(read), batches).numpy()
@@ -62,17 +62,6 @@ def evaluate(model: Classifier, cfg: Config, data: Data, split: str) -> Evaluati
         tables=_tables(report),
         samples=_samples(cfg, read, found),
     )
-
-
-def _check_classes(model: Classifier, read: Labelled) -> None:
-    if model.classes != read.classes:
-        from headway.errors import BadInput
-
-        odd = sorted(set(model.classes) ^ set(read.classes))[:3]
-        raise BadInput(
-            f"this model knows other classes than {read.name}: {', '.join(odd) or 'in another order'}",
-            fix="evaluate it on data with the classes that it was trained on",
-        )
 
 
 def _scores(cfg: Config, read: Labelled, found: NDArray[Any]) -> ClassificationScores:

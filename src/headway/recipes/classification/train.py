@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from headway.recipes.best_scores import BestScores
 from headway.recipes.classification.config import Config
-from headway.recipes.classification.data import Labelled, augmentation, load
+from headway.recipes.classification.data import Labelled, augmentation, check_classes, load
 from headway.recipes.classification.model import Classifier
 from headway.recipes.classification.predict import bundle
 from headway.recipes.classification.score import validate
@@ -21,6 +21,7 @@ def train(run: Run, cfg: Config) -> None:
     """Learn the classes of the training pictures; the best weights are those most accurate on the validation ones."""
     pictures = load(cfg, run.job.data, "train", cache=run.job.cache)
     val = load(cfg, run.job.data, "val", cache=run.job.cache)
+    check_classes(pictures.classes, val)
     feed, augment = pictures.training(cfg, seed=run.seed), augmentation(cfg)
 
     model = run.place(Classifier(cfg, pictures.classes))

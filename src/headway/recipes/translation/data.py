@@ -76,6 +76,15 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
     return Pairs(", ".join(f"{one.rows.url} ({one.rows.split})" for one in opened), opened, _shared_tokenizer(opened))
 
 
+def check_alike(train: Pairs, other: Pairs) -> None:
+    """BadInput unless the numbers of both mean the same subwords: scores would be nonsense."""
+    if train.tokenizer.to_json() != other.tokenizer.to_json():
+        raise BadInput(
+            f"{train.name} and {other.name} were prepared with different subwords",
+            fix="put their files into one folder and prepare them together",
+        )
+
+
 def named(data: Data, split: str) -> tuple[Source, ...]:
     """The sources of a split. Where a job names none, those of train, of which this split is read then."""
     own: tuple[Source, ...] = getattr(data, split)

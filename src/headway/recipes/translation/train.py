@@ -9,7 +9,7 @@ import torch
 
 from headway.recipes.best_scores import BestScores
 from headway.recipes.translation.config import Config
-from headway.recipes.translation.data import load
+from headway.recipes.translation.data import check_alike, load
 from headway.recipes.translation.model import Translator
 from headway.recipes.translation.predict import bundle
 from headway.recipes.translation.score import validate
@@ -21,6 +21,7 @@ def train(run: Run, cfg: Config) -> None:
     """Learn to translate the training pairs, and choose the best weights by the BLEU of the validation ones."""
     pairs = load(cfg, run.job.data, "train", cache=run.job.cache)
     val = load(cfg, run.job.data, "val", cache=run.job.cache)
+    check_alike(pairs, val)
     feed = pairs.feed(cfg, seed=run.seed)
 
     model = run.place(Translator(cfg, pairs.tokenizer))

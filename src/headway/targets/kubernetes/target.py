@@ -11,7 +11,7 @@ from headway import intent
 from headway.errors import HeadwayError, Problem
 from headway.logtail import tail
 from headway.planning.model import Limits
-from headway.runfolder import SUPERVISOR, RunFolder
+from headway.runfolder import RECEIPT, SUPERVISOR, RunFolder
 from headway.runs import Evidence, Watch, evidence
 from headway.storage import open_store
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, Status
@@ -160,7 +160,8 @@ def _submitting(handle: Handle, found: Evidence) -> bool:
     starts = [entry for entry in intent.read(folder_of(handle))["attempts"] if not entry.get("failed")]
     announced = str(starts[-1].get("at", "")) if starts else ""
     made = str(handle.details.get("submitted", ""))
-    return made < announced and abs(time.time() - intent.unix(announced)) < SUBMIT_S
+    removed = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # somebody has taken it down since
+    return max(made, removed) < announced and abs(time.time() - intent.unix(announced)) < SUBMIT_S
 
 
 def _unasked(handle: Handle, trouble: str) -> Status:

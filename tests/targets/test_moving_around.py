@@ -55,15 +55,13 @@ def test_a_run_wanders_from_here_to_docker_slurm_and_ssh_without_missing_a_step(
     tmp_path: Path, places: dict[str, TargetEntry]
 ) -> None:
     project = write_counting(tmp_path / "project")
-    (project / "requirements.txt").write_text("")
     job = Job(
         name="counts",
         script=COUNT,
         args=(str(STEPS), "0.01", "3,6,9"),
         root=str(project),
         outputs=str(tmp_path / "runs"),
-        requirements="requirements.txt",
-        image=Image(base=BASE),
+        image=Image(uri=BASE),
         targets=places,
     )
     hold = launcher.launch(plan(job), name="wanders", detach=True)

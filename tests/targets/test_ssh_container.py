@@ -51,8 +51,7 @@ def plan_of(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> 
         "on": "box",
         "outputs": str(tmp_path / "runs"),
         "targets": {"box": TargetEntry(kind="ssh", options=options)},
-        "image": Image(base=BASE),
-        "requirements": "requirements.txt",
+        "image": Image(uri=BASE),
     }
     return lambda play, **more: plan_play(project, play, **{**known, **more})
 
@@ -70,16 +69,24 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("TOKEN_HERE", "canary-in-a-container")
     play = Play(lines=("the token is {TOKEN}",))
-    made = plan_of(play, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")})
+    keys = {"image": Image(base=BASE), "requirements": "requirements.txt"}  # an image that is built there
+    made = plan_of(play, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}, **keys)
     hold = launcher.launch(made, name="boxed", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
     assert [line.text for line in hold.logs(rank=0)] == ["the token is ***"]
     assert containers(hold) == ""
 
 
+def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: Callable[..., Plan]) -> None:
+    made = plan_of(Play(lines=("in {HEADWAY_CODE_DIR}",)))
+    hold = launcher.launch(made, name="ready", target=target_of(made))
+    assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
+    assert [line.text.rpartition("/")[2] for line in hold.logs(rank=0)] == ["code"]
+    assert containers(hold) == ""
+
+
 def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     project = write_counting(tmp_path / "counting")
-    (project / "requirements.txt").write_text("")
     made = plan_of(Play(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
     hold = launcher.launch(made, name="counts", detach=True, target=target_of(made))
     eventually(lambda: len(counted(hold)) == 3, "it counts")

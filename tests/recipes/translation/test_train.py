@@ -26,6 +26,9 @@ from tests.recipes.folders import plan_of, run_folder
 from tests.recipes.translation.tiny import job, settings, train_in, trained_run
 
 
+FEW = {"train_pairs": 60, "val_pairs": 4}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory)
@@ -89,7 +92,7 @@ def test_a_bundle_translates_what_is_given_typed_or_piped(
 @pytest.mark.slow
 def test_two_ranks_learn_the_same_as_one(tmp_path: Path) -> None:
     """The same batches, and a loss that is a mean over the tokens of both."""
-    alone = losses(train_in(run_folder(tmp_path / "one", job())))
+    alone = losses(train_in(run_folder(tmp_path / "one", job(**FEW))))
     together = losses(_train_by_two(tmp_path / "two"))
     assert len(alone) == len(together) > 5
     assert together == pytest.approx(alone, rel=2e-3)
@@ -100,7 +103,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def _train_by_two(folder: Path) -> Path:
-    plan = json.loads(plan_of(job()).to_json())
+    plan = json.loads(plan_of(job(**FEW)).to_json())
     folder.mkdir()
     (folder / "plan.json").write_text(json.dumps({**plan, "processes": 2}))
     env = {**os.environ, "HEADWAY_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}

@@ -33,6 +33,8 @@ COMMANDS = {
 # These import nothing heavy themselves, but start something that trains.
 TRAINING = (
     "tests/chaos/test_kills.py",
+    "tests/cli/test_compare.py",
+    "tests/recipes/grading/test_score.py",
     "tests/recipes/test_registry.py::test_what_a_recipe_names_exists",
     "tests/runtime/test_exact.py",
     "tests/runtime/test_run_by_hand.py",

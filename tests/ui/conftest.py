@@ -51,9 +51,9 @@ def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return urls
 
 
-def write_curve(url: str, losses: list[float], first: int = 1, attempt: int = 1) -> None:
+def write_curve(url: str, losses: list[float], first: int = 1, attempt: int = 1, **more: int) -> None:
     writer = SegmentWriter(open_store(url), "metrics", attempt)
-    writer.add(json.dumps({"resume_step": first - 1}))
+    writer.add(json.dumps({"resume_step": first - 1, **more}))
     for step, loss in enumerate(losses, first):
         writer.add(json.dumps({"step": step, "epoch": 0, "time": 0.0, "loss": loss}))
     writer.flush()

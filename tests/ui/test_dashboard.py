@@ -105,6 +105,18 @@ def test_what_an_attempt_wrote_past_the_resume_is_not_drawn(tmp_path: Path) -> N
     assert metrics.curve("loss", points=10) == {"steps": [1, 2, 3], "values": [5.0, 4.0, 3.5], "total": 3}
 
 
+def test_a_resume_from_an_attempt_before_the_last_is_drawn_as_the_folder_tells_it(tmp_path: Path) -> None:
+    folder = RunFolder(open_store(str(tmp_path)))
+    metrics = Metrics(folder)
+    write_curve(str(tmp_path), [5.0, 4.0, 3.0])
+    write_curve(str(tmp_path), [9.0], first=3, attempt=2)
+    metrics.refresh()
+    write_curve(str(tmp_path), [2.0], first=4, attempt=3, resume_attempt=1)
+    metrics.refresh()
+    told = {record["step"]: record["loss"] for record in folder.metrics()}
+    assert metrics.curve("loss", points=10)["values"] == list(told.values()) == [5.0, 4.0, 3.0, 2.0]
+
+
 def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.record(*(

@@ -49,6 +49,7 @@ class Metrics:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._seen: set[str] = set()
+        self._attempt = 0  # the newest one read
         self._curves: dict[str, _Curve] = {}
         self._lock = Lock()
 
@@ -58,17 +59,25 @@ class Metrics:
             fresh = [each for each in segments(self._folder.store, "metrics") if each.key not in self._seen]
             for segment in fresh:
                 self._read(segment)
+                self._attempt = max(self._attempt, segment.attempt)
             return bool(fresh)
 
     def _read(self, segment: Segment) -> None:
         for line in lines(self._folder.store, segment):
             record = json.loads(line)
-            if "resume_step" in record:
+            if record.get("resume_attempt", self._attempt) not in (self._attempt, segment.attempt):
+                self._begin_anew()  # it goes on from an attempt before the last one: seldom, and told by the folder
+            elif "resume_step" in record:
                 for curve in self._curves.values():
                     curve.cut(float(record["resume_step"]))
             elif "step" in record:
                 self._take(record)
         self._seen.add(segment.key)
+
+    def _begin_anew(self) -> None:
+        self._curves = {}
+        for record in self._folder.metrics():
+            self._take(record)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         step = float(record["step"])

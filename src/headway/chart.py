@@ -16,6 +16,7 @@ _LEFT, _TOP, _BOTTOM = 46, 12, 30  # room for the numbers; that on the right dep
 _MOST_POINTS: Final = 300
 _COLOURS: Final = 4  # classes line0 … line3 in the style sheet
 _LABEL_APART: Final = 15
+_SMALLEST: Final = 1e-290  # a span that still has room for ticks in it: what is smaller cannot be divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def smoothed(points: Sequence[Point], reach: float = 0.02) -> list[Point]:
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from below `low` to above `high`."""
     span = (high - low) or abs(high) or 1.0
-    raw = span / about
+    raw = max(span, _SMALLEST) / about
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * 0.999)
     first = math.floor(low / step + 1e-9)

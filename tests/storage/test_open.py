@@ -101,7 +101,8 @@ def test_importing_and_using_a_folder_loads_no_client_of_any_cloud(tmp_path: Pat
     script = (
         "import sys; from headway.storage import open_store;"
         f"s = open_store({str(tmp_path)!r}); s.write('k', b'x'); list(s.list());"
-        "heavy = {'obstore', 'boto3', 'botocore', 'google.auth', 'google.cloud.storage', 'azure.core', 'requests', 'concurrent.futures',"
+        "heavy = {'obstore', 'boto3', 'botocore', 'google.auth', 'google.cloud.storage', 'azure.core',"
+        "'requests', 'concurrent.futures',"
         "'numpy', 'torch', 'asyncio', 'ssl', 'http.client'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -122,11 +123,15 @@ def _leave() -> bool:
     """True to detach, False to stop. Without a person to ask, an interrupt means stop."""
     if not sys.stdin.isatty():
         return False
+    print("\n[d]etach and let it train, or [s]top it? [d] ", end="", flush=True)
     try:
-        answer = input("\n[d]etach and let it train, or [s]top it? [d] ")
-    except (KeyboardInterrupt, EOFError):
+        # In short waits: a Ctrl-C that comes just before a long one would go unnoticed until something is typed.
+        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+            pass
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
         return False
-    return not answer.strip().lower().startswith("s")
+    return bool(answer) and not answer.strip().lower().startswith("s")
 
 
 @contextmanager

@@ -123,8 +123,8 @@ def _leave() -> bool:
     """True to detach, False to stop. Without a person to ask, an interrupt means stop."""
     if not sys.stdin.isatty():
         return False
-    print("\n[d]etach and let it train, or [s]top it? [d] ", end="", flush=True)
     try:
+        print("\n[d]etach and let it train, or [s]top it? [d] ", end="", flush=True)
         # In short waits: a Ctrl-C that comes just before a long one would go unnoticed until something is typed.
         while not select.select([sys.stdin], [], [], LOOK_S)[0]:
             pass

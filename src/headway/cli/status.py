@@ -64,7 +64,7 @@ def spent(folder: RunFolder) -> dict[str, Any]:
 
 def _spent(found: dict[str, Any]) -> str:
     told = found.get("spent") or {}
-    if not told.get("seconds"):
+    if not found.get("attempts") or told.get("seconds") is None:
         return ""
     limit = f" of {duration(told['budget_s'])}" if told.get("budget_s") else ""
     ceiling = f" of {usd(told['budget_usd'])}" if told.get("budget_usd") else ""

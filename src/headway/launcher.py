@@ -318,7 +318,7 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
             return folder
         except Conflict:
             continue
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a folder without a plan is nobody's
             _remove_if_empty(folder)
             raise
     fix = f"headway resume {name} to go on with it, or another --name"

@@ -32,6 +32,7 @@ def _fold_children(module: nn.Module) -> None:
     before: tuple[str, nn.Module] | None = None
     for name, child in list(module.named_children()):
         if isinstance(child, nn.BatchNorm2d) and before is not None and isinstance(before[1], nn.Conv2d):
+            # By name: what stands in the place of a layer is found there by whoever calls it.
             setattr(module, before[0], fuse_conv_bn_eval(before[1], child))
             setattr(module, name, nn.Identity())
         before = name, child

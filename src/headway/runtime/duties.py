@@ -9,6 +9,7 @@ import json
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,7 @@ class Health:
                     self._inbox.post(StoreBack(round(time.monotonic() - self._since, 1)))
 
 
-class Duty(threading.Thread):
+class Duty(threading.Thread, ABC):
     """A loop on a thread: `work` every `rest_s` seconds or when woken. A StoreError is waited out."""
 
     def __init__(self, name: str, inbox: Inbox, health: Health) -> None:
@@ -82,11 +83,11 @@ class Duty(threading.Thread):
         self._last = False  # finish what there is, then end
         self._halted = False  # end without touching the store again
 
-    def work(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def work(self) -> None: ...
 
-    def rest_s(self) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def rest_s(self) -> float: ...
 
     def wake(self) -> None:
         self._woken.set()

@@ -85,7 +85,7 @@ class Batcher:
         self._arrived.set()
         try:
             return list(await asyncio.gather(*(each.answer for each in asked)))
-        except BaseException:
+        except BaseException:  # a time-out or a client that has gone too: nobody waits for these any more
             for each in asked:
                 each.answer.cancel()
             raise

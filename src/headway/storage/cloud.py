@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +34,7 @@ class Cloud(Protocol):
     def grant_command(self) -> str: ...
 
 
-class Credentials:
+class Credentials(ABC):
     """Asks one of the clouds' own libraries whenever obstore wants a token, and remembers why it got none.
 
     The server that gives tokens to pods may answer only seconds after a pod has started: it is asked again.
@@ -45,9 +46,9 @@ class Credentials:
         self.error: StoreError | None = None
         self.account = ""  # who we are, where the library tells it
 
+    @abstractmethod
     def fetch(self) -> Mapping[str, Any]:
         """In the form that obstore takes. Denied or Transient where there is nothing to be had."""
-        raise NotImplementedError
 
     def __call__(self) -> Mapping[str, Any]:
         with self._lock:

@@ -60,7 +60,7 @@ def exclusively(place: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         if fresh:  # what earlier attempts left in it is not ours to remove
             shutil.rmtree(place, ignore_errors=True)
         raise
@@ -93,7 +93,7 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
             Path(body["env"]["HEADWAY_SPOOL"]).mkdir(exist_ok=True)
             process = _popen(body)
             return _record(place, process.pid)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: a process that nobody has recorded could not be stopped
         if process is not None:
             process.kill()
             process.wait()

@@ -6,6 +6,7 @@ captions of one picture, in training as in a beam search, share what is computed
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -37,19 +38,19 @@ class Lesson(NamedTuple):
     extra: Tensor | None = None  # a sum to be made small besides
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, ABC):
     """What all decoders promise."""
 
     word_dropout: float
     own_words: float = 0.0  # how often, while learning, it is given its own guess and not the word that was said
 
+    @abstractmethod
     def start(self, grid: Tensor, rows: int) -> Any:
         """The state before the first word of `rows` captions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, words: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Scores of the word after each of `words` (rows, length), and the state after the last."""
-        raise NotImplementedError
 
     def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
         """From captions (pictures, captions each, length), padded at the end."""
@@ -93,9 +94,9 @@ class OneLstm(Decoder):
         nothing = grid.new_zeros(rows, self.lstm.hidden_size)
         return Memory(self.see(grid), nothing, nothing)
 
+    @abstractmethod
     def see(self, grid: Tensor) -> tuple[Tensor, ...]:
         """What of a picture is needed at every word, computed once."""
-        raise NotImplementedError
 
     def _read(self, given: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         state = (memory.hidden[None].contiguous(), memory.cell[None].contiguous())

@@ -27,6 +27,9 @@ PAGE = "report.html"
 _NOISY = ("grad_norm", "loss")  # drawn with their running mean
 _NOT_CURVES = ("step", "epoch", "time")
 _WORDS = {
+    "bleu_1": "BLEU-1",
+    "bleu_2": "BLEU-2",
+    "bleu_3": "BLEU-3",
     "bleu_4": "BLEU-4",
     "ece": "calibration error",
     "emd2": "squared earth mover's distance",

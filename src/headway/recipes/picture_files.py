@@ -10,6 +10,7 @@ from headway.errors import BadInput
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+    from torch import Tensor
 
 MAX_PIXELS: Final = 64_000_000  # a picture that claims more is refused before it is decoded
 
@@ -34,6 +35,27 @@ def open_picture(path: str) -> Picture:
         raise BadInput(
             f"{path} cannot be read: {error}", fix="check that the file is whole and yours to read"
         ) from None
+
+
+def middle_square(picture: Picture, side: int) -> Tensor:
+    """The middle of a picture as an encoder takes it: uint8 (3, side, side)."""
+    from PIL import Image, ImageOps
+
+    return _pixels(ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC))
+
+
+def squashed(picture: Picture, side: int) -> Tensor:
+    """All of a picture, whatever its shape: what is cut off could not be judged."""
+    from PIL import Image
+
+    return _pixels(picture.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def _pixels(square: Picture) -> Tensor:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
 def _refuse_bombs(path: str, width: int, height: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from headway.recipes.captioning.decode import Said, describe
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import Vocabulary
 from headway.recipes.fitting import fill
-from headway.recipes.picture_files import open_picture
+from headway.recipes.picture_files import middle_square, open_picture
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
 
@@ -61,7 +60,7 @@ class Predictor:
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """One answer an input, in order: {"input", "text"}. Every input is read before the first is captioned."""
-        texts = self.captions([read_picture(path, self.side) for path in inputs])
+        texts = self.captions([middle_square(open_picture(path), self.side) for path in inputs])
         return [{"input": path, "text": text} for path, text in zip(inputs, texts, strict=True)]
 
     def captions(self, pictures: Sequence[Tensor]) -> list[str]:
@@ -82,14 +81,6 @@ class Predictor:
 
     def word(self, number: int) -> str:
         return self._model.vocabulary.words[number]
-
-
-def read_picture(path: str, side: int) -> Tensor:
-    """The middle square of a picture file, as the encoder takes it. BadInput unless it is whole and of sane size."""
-    from PIL import Image, ImageOps
-
-    square = ImageOps.fit(open_picture(path), (side, side), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
 def _card(name: str, model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from headway.bundle import Bundle
 from headway.recipes.captioning.decode import Said
 from headway.recipes.captioning.predict import Predictor
 from headway.recipes.captioning.words import END, PAD
+from headway.recipes.picture_files import middle_square
 from headway.serve.service import Answer, Field, Instance
 
 
@@ -25,9 +24,7 @@ class CaptionService:
         self._predictor = Predictor(bundle)
 
     def prepare(self, instance: Instance) -> Tensor:
-        side = self._predictor.side
-        square = ImageOps.fit(Image.fromarray(instance["image"]), (side, side), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        return middle_square(Image.fromarray(instance["image"]), self._predictor.side)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         if not explain:

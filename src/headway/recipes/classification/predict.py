@@ -11,11 +11,11 @@ from torch import Tensor
 
 from headway.bundle import Bundle, BundleParts
 from headway.errors import BadBundle
-from headway.recipes.captioning.predict import read_picture
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import LEAVES
 from headway.recipes.classification.model import Classifier
 from headway.recipes.fitting import fill
+from headway.recipes.picture_files import middle_square, open_picture
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
 
@@ -53,7 +53,7 @@ class Predictor:
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
         """One answer an input, in order: {"input", "text", "classes"}. All inputs are read before one is judged."""
-        found = self.probabilities([read_picture(path, self.side) for path in inputs])
+        found = self.probabilities([middle_square(open_picture(path), self.side) for path in inputs])
         return [{"input": path, **self.answer(row)} for path, row in zip(inputs, found, strict=True)]
 
     def probabilities(self, pictures: Sequence[Tensor]) -> list[Tensor]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
 from headway.bundle import Bundle
 from headway.recipes.classification.predict import Predictor
+from headway.recipes.picture_files import middle_square
 from headway.serve.service import Answer, Field, Instance
 
 _CELLS = 8  # a side of the saliency map
@@ -25,9 +25,7 @@ class ClassService:
         self._predictor = Predictor(bundle)
 
     def prepare(self, instance: Instance) -> Tensor:
-        side = self._predictor.side
-        square = ImageOps.fit(Image.fromarray(instance["image"]), (side, side), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        return middle_square(Image.fromarray(instance["image"]), self._predictor.side)
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         found = self._predictor.probabilities(list(prepared))

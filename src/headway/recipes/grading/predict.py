@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from headway.recipes.fitting import fitting
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import CARDS
 from headway.recipes.grading.model import Grader, rebuild
-from headway.recipes.picture_files import open_picture
+from headway.recipes.picture_files import open_picture, squashed
 from headway.recipes.state_files import as_pth
 from headway.spec import Job
 from headway.spec.plain import from_plain, to_plain
@@ -84,15 +83,7 @@ class Predictor:
         if len(paths) != wanted:
             how = "FRONT,BACK: two files with a comma between them" if wanted == 2 else "one file"
             raise BadInput(f"{text!r} is {len(paths)} files, and this grader takes {wanted} of each thing", fix=how)
-        return [read_whole(path, self.config.side) for path in paths]
-
-
-def read_whole(path: str, side: int) -> Tensor:
-    """All of a picture, squashed to a square: what is cut off cannot be graded."""
-    from PIL import Image
-
-    upright = open_picture(path)
-    return torch.from_numpy(np.array(upright.resize((side, side), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+        return [squashed(open_picture(path), self.config.side) for path in paths]
 
 
 def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:

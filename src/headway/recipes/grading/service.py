@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from headway.bundle import Bundle
 from headway.recipes.grading.model import DAMAGE
 from headway.recipes.grading.predict import Predictor
+from headway.recipes.picture_files import squashed
 from headway.serve.service import Answer, Field, Instance
 
 
@@ -24,13 +24,8 @@ class GradeService:
         self.fields = tuple(Field(name=name, kind="picture", summary=told) for name, told in named)
 
     def prepare(self, instance: Instance) -> list[Tensor]:
-        return [self._square(instance[field.name]) for field in self.fields]
-
-    def _square(self, pixels: Any) -> Tensor:
-        """All of it, squashed, as `headway predict` reads a file."""
         side = self._predictor.config.side
-        small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+        return [squashed(Image.fromarray(instance[field.name]), side) for field in self.fields]
 
     @torch.no_grad()
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from headway import lease, processes
 from headway.errors import Conflict, HeadwayError
 from headway.image.engine import ANSWER_S, Engine, Gone, Refusal
-from headway.runs import evidence
+from headway.targets.afar import said_farewell_or_never_began
 from headway.targets.base import Handle, Receipt
 from headway.targets.docker import seen
 from headway.targets.docker.seen import Thing
@@ -22,7 +22,7 @@ DETACH_S = 10.0  # a network lets go of a removed container a moment later
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     """Stop what runs, remove everything, and look again."""
     before = _things(engine, command, handle.url)
-    ended = _said_farewell_or_never_began(handle)
+    ended = said_farewell_or_never_began(handle)
     if ended:  # on its way out: nobody waits for a checkpoint
         _await_the_end(engine, command, handle.url, LEAVING_S)
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
@@ -103,11 +103,3 @@ def _unless_gone(engine: Engine, argv: list[str], within_s: float = ANSWER_S) ->
 
 def _things(engine: Engine, command: str, url: str) -> list[Thing]:
     return [*seen.containers(engine, command, url), *seen.networks(engine, command, url)]
-
-
-def _said_farewell_or_never_began(handle: Handle) -> bool:
-    try:
-        found = evidence(folder_of(handle))
-    except HeadwayError:  # no folder, or no way to it: be patient with whatever it is doing
-        return False
-    return found.farewell is not None or not found.started

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 
-from headway import lease
-from headway.errors import Conflict, HeadwayError
-from headway.runs import evidence
+from headway.targets.afar import said_farewell_or_never_began
 from headway.targets.base import Handle, Receipt
-from headway.targets.here import FAREWELL_S, LEAVING_S, folder_of, grace_s
+from headway.targets.here import FAREWELL_S, LEAVING_S, grace_s
 from headway.targets.kubernetes import kinds, seen
 from headway.targets.kubernetes.api import Api, Object
 from headway.targets.kubernetes.names import selector
@@ -25,7 +22,7 @@ _TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
 def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
     """Everything of this run, found by label. What is gone already is success."""
     before = _everything(api, options, handle)
-    ended = _said_farewell_or_never_began(handle)
+    ended = said_farewell_or_never_began(handle)
     patience = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
     for item in before:
         if item["kind"] in _TRAINING:
@@ -57,19 +54,6 @@ def remove(api: Api, options: Options, run: str, url: str) -> None:
         _await(lambda: not kinds.everything(api, options.namespace, chosen, needed=needed), SETTLE_S)
 
 
-def free_the_lease(handle: Handle) -> None:
-    """Its holder was in a pod that is gone: nobody need wait, on nodes that are billed, for the lease to go stale."""
-    try:
-        folder = folder_of(handle)
-        record, version = lease.read(folder.store)
-        if record is not None and record.holder is not None and not record.seen:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
-    except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
-
-
 def _everything(api: Api, options: Options, handle: Handle) -> list[Object]:
     chosen = selector(handle.run, handle.url)
     return kinds.everything(api, options.namespace, chosen, needed=kinds.KINDS_OF[options.engine])
@@ -83,11 +67,3 @@ def _await(done: Callable[[], bool], within_s: float) -> None:
     limit = time.monotonic() + within_s
     while not done() and time.monotonic() < limit:
         time.sleep(LOOK_S)
-
-
-def _said_farewell_or_never_began(handle: Handle) -> bool:
-    try:
-        found = evidence(folder_of(handle))
-    except HeadwayError:  # no folder, or no way to it: be patient with whatever it is doing
-        return False
-    return found.farewell is not None or not found.started

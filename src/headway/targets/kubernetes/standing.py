@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headway.errors import WORKER_AGAIN
 from headway.runfolder import STOP
 from headway.runs import Evidence
+from headway.targets.afar import FOR_GOOD
 from headway.targets.base import Handle, State, Status
 from headway.targets.here import folder_of
 from headway.targets.kubernetes import kinds, manifests, seen
@@ -15,7 +16,6 @@ from headway.targets.kubernetes.names import URL_ANNOTATION
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.seen import Pod
 
-FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 HOPELESS = 3  # starts of a container that never got as far as an attempt
 
 

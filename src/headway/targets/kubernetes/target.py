@@ -14,6 +14,7 @@ from headway.planning.model import Limits
 from headway.runfolder import RECEIPT, SUPERVISOR, RunFolder
 from headway.runs import Evidence, Watch, evidence
 from headway.storage import open_store
+from headway.targets.afar import free_the_lease, over
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, Status
 from headway.targets.here import folder_of
 from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, seen, standing, starting
@@ -21,7 +22,7 @@ from headway.targets.kubernetes.api import Api, Client, Refusal
 from headway.targets.kubernetes.kubeconfig import load
 from headway.targets.kubernetes.names import KIND, URL_ANNOTATION, url_of
 from headway.targets.kubernetes.options import Options
-from headway.targets.kubernetes.standing import FOR_GOOD, Seen
+from headway.targets.kubernetes.standing import Seen
 
 if TYPE_CHECKING:
     from headway.planning.model import Plan
@@ -89,7 +90,7 @@ class KubernetesTarget:
         """Delete what trains, wait for its checkpoint, delete the rest, look again. What is gone is success."""
         receipt = removal.take_down(self._api(), self.options, handle)
         if not receipt.left:
-            removal.free_the_lease(handle)
+            free_the_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -134,23 +135,7 @@ class KubernetesTarget:
             return ""
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        """Whether the run has ended. The folder is read now and then, the cluster asked less often than that."""
-        looked = asked = -ASK_S
-
-        def over() -> bool:
-            nonlocal looked, asked
-            now = time.monotonic()
-            if now - looked < LOOK_S:
-                return False
-            looked, farewell = now, evidence(folder_of(handle)).farewell
-            if farewell is not None and farewell.state in FOR_GOOD:
-                return True
-            if farewell is None and now - asked < ASK_S:
-                return False
-            asked = now
-            return self.status(handle).state.ended
-
-        return over
+        return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
 
 
 def _submitting(handle: Handle, found: Evidence) -> bool:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 
-from headway import lease
-from headway.errors import Conflict, HeadwayError
 from headway.targets.base import Handle, Receipt
-from headway.targets.here import FAREWELL_S, folder_of, grace_s
+from headway.targets.here import FAREWELL_S, grace_s
 from headway.targets.slurm.commands import Ask, Unknown
 from headway.targets.slurm.queue import ENDING, RUNNING, Job, jobs_of
 
@@ -50,19 +47,6 @@ def take_down(ask: Ask, handle: Handle, *, known: str, ended: bool) -> Receipt:
         removed=tuple(f"Slurm job {number}" for number in seen if number not in stayed),
         left=tuple(stayed.values()),
     )
-
-
-def free_the_lease(handle: Handle) -> None:
-    """Its holder was in a job that is gone: nobody need wait, on nodes that are billed, for the lease to go stale."""
-    folder = folder_of(handle)
-    try:
-        record, version = lease.read(folder.store)
-        if record is not None and record.holder is not None and not record.seen:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
-    except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
 
 
 def _looks(remaining: Callable[[], list[Job]], within_s: float) -> Iterator[tuple[list[Job], float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
 from headway.storage import join, local_path
 from headway.targets import spawn
+from headway.targets.afar import FOR_GOOD, free_the_lease, over
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
 from headway.targets.slurm import checks, commands, queue, removal, script, starting
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 DEFAULTS = Options()
 LOOK_S = 1.0  # between looks into the folder while a log is followed …
 ASK_S = 10.0  # … and between questions to the controller, which serves everybody
-FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class SlurmTarget:
         receipt = removal.take_down(self.ask, handle, known=self._number(handle), ended=said_farewell(handle))
         if not receipt.left:
             starting.clear_secrets(place)
-            removal.free_the_lease(handle)
+            free_the_lease(handle)
             if said_farewell(handle):
                 _clear(place, handle)
         return receipt
@@ -163,25 +162,14 @@ class SlurmTarget:
         return Status(state=State.LOST, reason=what + (said if last else ""))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        """Whether the run has ended. The folder is read now and then, the controller asked less often than that."""
-        looked = asked = -ASK_S
         place = place_of(handle.url, KIND)
-
-        def over() -> bool:
-            nonlocal looked, asked
-            now = time.monotonic()
-            if now - looked < LOOK_S:
-                return False
-            looked, farewell = now, evidence(folder_of(handle)).farewell
-            if farewell is not None and farewell.state in FOR_GOOD:
-                return True
-            quiet = farewell is None and starting.said_at_exit(place, self._number(handle)) is None
-            if quiet and now - asked < ASK_S:
-                return False
-            asked = now
-            return self.status(handle).state.ended
-
-        return over
+        return over(
+            handle,
+            self.status,
+            look_s=LOOK_S,
+            ask_s=ASK_S,
+            hint=lambda: starting.said_at_exit(place, self._number(handle)) is not None,
+        )
 
 
 def _standing(job: Job, seen: Evidence) -> Status:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
-from headway import lease
-from headway.errors import Conflict, HeadwayError
 from headway.targets.base import Handle
-from headway.targets.here import FAREWELL_S, LEAVING_S, folder_of, grace_s
+from headway.targets.here import FAREWELL_S, LEAVING_S, grace_s
 from headway.targets.ssh.host import Host
 from headway.targets.ssh.layout import Layout
 from headway.targets.ssh.openssh import Unreachable
@@ -66,19 +63,6 @@ def release(host: Host, where: Layout, node: int) -> None:
         clear(host, where, node)  # a `self_down` that leaves the machine up leaves nothing of the run on it
     except Unreachable:
         pass
-
-
-def free_the_lease(handle: Handle) -> None:
-    """Its holder was on a machine where nothing of the run is left: nobody need wait for the lease to go stale."""
-    try:
-        folder = folder_of(handle)
-        record, version = lease.read(folder.store)
-        if record is not None and record.holder is not None and not record.seen:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
-    except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
 
 
 def _running(host: Host, where: Layout, node: int) -> list[Process]:

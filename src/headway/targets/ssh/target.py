@@ -17,6 +17,7 @@ from headway.planning.model import RUN, Limits
 from headway.runs import Watch, evidence
 from headway.spent import remainder, spent_s
 from headway.targets import spawn
+from headway.targets.afar import free_the_lease
 from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
 from headway.targets.ssh import bootstrap, checks, doctor, ending, guardian, openssh, removal, rental, script, starting
@@ -149,7 +150,7 @@ class SshTarget:
                 created += [f"machine {id}" for id in ids]
                 left += [f"machine {line}" for line in still]
             if not left:
-                removal.free_the_lease(handle)
+                free_the_lease(handle)
                 guardian.dismiss(handle.url)
                 Records().forget(handle.url)
                 if fresh:  # a start that left nothing leaves no folder either

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 
 from headway import lease
 from headway.errors import Conflict, HeadwayError
@@ -58,19 +57,6 @@ def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) ->
         removed=tuple(str(job) for name, job in seen.items() if name not in stayed),
         left=tuple(f"{job} ({job.words})" for name, job in seen.items() if name in stayed),
     )
-
-
-def free_the_lease(handle: Handle) -> None:
-    """Its holder was on a machine that is gone: nobody need wait, on one that is billed, for the lease to go stale."""
-    folder = folder_of(handle)
-    try:
-        record, version = lease.read(folder.store)
-        if record is not None and record.holder is not None and not record.seen:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
-    except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
 
 
 def _ask(handle: Handle) -> None:

@@ -15,6 +15,7 @@ from headway.logtail import tail
 from headway.planning.model import Limits
 from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
+from headway.targets.afar import FOR_GOOD, free_the_lease, over
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
 from headway.targets.vertex import checks, cloud_logs, doctor, jobs, machines, prices, removal, rendering, starting
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 DEFAULTS = Options()
 LOOK_S = 2.0  # between looks into the folder while a log is followed …
 ASK_S = 15.0  # … and between questions to Vertex AI
-FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class VertexTarget:
         """A stop through the folder, the plan's grace period, then a cancel, and a second look."""
         receipt = removal.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
         if not receipt.left:
-            removal.free_the_lease(handle)
+            free_the_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -206,23 +206,7 @@ class VertexTarget:
             )
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        """Whether the run has ended. The folder is read now and then, Vertex AI asked less often than that."""
-        looked = asked = -ASK_S
-
-        def over() -> bool:
-            nonlocal looked, asked
-            now = time.monotonic()
-            if now - looked < LOOK_S:
-                return False
-            looked, farewell = now, evidence(folder_of(handle)).farewell
-            if farewell is not None and farewell.state in FOR_GOOD:
-                return True
-            if farewell is None and now - asked < ASK_S:
-                return False
-            asked = now
-            return self.status(handle).state.ended
-
-        return over
+        return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
 
 
 def _unasked(handle: Handle, trouble: Refused) -> Status:

@@ -42,7 +42,7 @@ export function run(page, id) {
     const facts = [
       ["state", stateOf(now.state)], ["progress", progressOf(progress)],
       ["step", progress.step === undefined ? "" : `${progress.step} of ${progress.steps ?? "?"}`],
-      ["epoch", progress.epochs ? `${progress.epoch} of ${progress.epochs}` : ""],
+      ["epoch", progress.epochs ? `${Math.min(progress.epoch + 1, progress.epochs)} of ${progress.epochs}` : ""],
       ["left", now.state === "running" ? duration(progress.eta_s) : ""], ["steps a second", number(progress.rate)],
       ["time spent", duration(progress.spent_s)], ["money", money(progress)],
       ...Object.entries(now.last ?? {}).slice(0, 6).map(([name, value]) => [name, number(value)]),

@@ -166,6 +166,27 @@ def test_a_full_queue_is_said_with_when_to_come_back(served: Served, model: Brig
         assert int(answer.headers["retry-after"]) >= 1
 
 
+def test_what_is_being_decoded_takes_up_room_too(served: Served, model: Brightness) -> None:
+    """A crowd that comes at once is not let in because none of it waits for the model yet."""
+    decoding, plain = threading.Event(), model.prepare
+
+    def slowly(instance: Any) -> Any:
+        model.begun.set()
+        decoding.wait(30)
+        return plain(instance)
+
+    model.prepare = slowly  # type: ignore[method-assign]
+    with served(limits=Limits(queue=2)) as client, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, client, {"image": b64(png())}, {"image": b64(png())})
+        assert model.begun.wait(10)
+        refused = ask(client, {"image": b64(png())})
+        decoding.set()
+        assert first.result().status_code == 200
+        told(refused, 429)
+        assert ask(client, {"image": b64(png())}).status_code == 200, "the room is free again"
+        assert "at most 2" in told(ask(client, *[{"image": b64(png())}] * 3), 413)["detail"], "it would never fit"
+
+
 def test_no_answer_in_time_is_said(served: Served, model: Brightness) -> None:
     model.hold = threading.Event()
     with served(limits=Limits(seconds=0.2)) as client:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,22 @@ def test_every_recipe_is_served() -> None:
     assert list(SERVICES) == sorted(RECIPES)
 
 
+def test_a_server_needs_only_its_own_extra(tmp_path: Path) -> None:
+    """What the extras `train`, `data` and `translation` bring besides is not on a machine that only serves."""
+    folders = [str(MADE[recipe](tmp_path / recipe)) for recipe in sorted(MADE)]
+    code = (
+        "import sys\n"
+        "for name in ('pyarrow', 'dask', 'distributed', 'simplejpeg', 'pyvips', 'sacrebleu', 'google.auth', 'onnx'):\n"
+        "    sys.modules[name] = None\n"
+        "from headway.bundle import Bundle\n"
+        "from headway.serve.service import service_of\n"
+        "for folder in sys.argv[1:]:\n"
+        "    service_of(Bundle.open(folder))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_server_says_what_predict_says(served: tuple[str, Path, Service], tmp_path: Path) -> None:
     recipe, folder, service = served
     typed = inputs(recipe, tmp_path)
@@ -108,8 +127,29 @@ def test_an_explanation_changes_no_answer(served: tuple[str, Path, Service], tmp
     prepared = [service.prepare(instance) for _, instance in inputs(recipe, tmp_path)]
     plain, rich = (service.answer(prepared, explain=explain) for explain in (False, True))
     assert [each["text"] for each in plain] == [each["text"] for each in rich]
-    shown = {"captioning": "words", "classification": "saliency", "grading": "evidence", "translation": "text"}
+    shown = {"captioning": "words", "classification": "saliency", "grading": "evidence", "translation": "attention"}
     assert all(shown[recipe] in each for each in rich)
+
+
+def test_a_caption_comes_with_what_else_the_search_considered(tmp_path: Path) -> None:
+    service = service_of(Bundle.open(str(_captions(tmp_path / "b"))))
+    (answer,) = service.answer([service.prepare({"image": pixels(picture(tmp_path / "p.png", 1))})], explain=True)
+    found = answer["alternatives"]
+    assert len(found) > 1
+    assert found[0]["text"] == answer["text"]
+    assert found[0]["probability"] == pytest.approx(math.exp(answer["log_probability"]), rel=0.01, abs=1e-6)
+    assert len({each["text"] for each in found}) == len(found)
+
+
+def test_a_translation_comes_with_where_each_word_looked(tmp_path: Path) -> None:
+    service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
+    (answer,) = service.answer([service.prepare({"text": "one small  sentence, here"})], explain=True)
+    assert " ".join(answer["source"]).split() == ["one", "small", "sentence,", "here"]
+    assert "".join(answer["target"]).replace(" ", "") == answer["text"].replace(" ", "")
+    table = np.array(answer["attention"])
+    assert table.shape == (len(answer["target"]), len(answer["source"]))
+    assert (table >= 0).all()
+    assert (table.sum(axis=1) <= 1.001).all(), "the rest is for the sentence's end"
 
 
 def test_a_sentence_longer_than_any_it_learnt_is_refused(tmp_path: Path) -> None:

@@ -128,12 +128,17 @@ def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self) -> None:
             target = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            if len(body) < length:  # the client died in the middle of it
+                self._hang_up()
+                return
             request = Request(
                 method=self.command,
                 path=target.path,
                 query=dict(parse_qsl(target.query, keep_blank_values=True)),
                 headers={name.lower(): value for name, value in self.headers.items()},
-                body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
+                body=body,
             )
             answer, cut = server.handle(request)
             if answer is None:

@@ -1,4 +1,4 @@
-"""A strict Vertex AI and Cloud Logging for tests: the calls that Headway and gcloud make, and no others.
+"""A strict Vertex AI, Cloud Logging and Artifact Registry for tests: the calls that are made of them, and no others.
 
 Requests are read with Google's own message types, then held against what the API refuses; a job that is accepted is
 run for real, as processes. What this server does not know it refuses with 501.
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from tests.servers import vertex_messages, vertex_rules
 from tests.servers.loopback import Answer, LoopbackServer, Request
@@ -20,6 +21,9 @@ from tests.servers.vertex_machines import JOB_RETRIES, WORKER_RESTARTS, Image, M
 PROJECT = "my-project"
 REGIONS = ("us-central1", "us-east1", "europe-west4")
 _JOBS = re.compile(r"/v1/projects/([^/]+)/locations/([^/]+)/customJobs(?:/(\d+))?(:cancel)?")
+_IMAGES = re.compile(
+    r"/v1/projects/([^/]+)/locations/([^/]+)/repositories/([^/]+)/packages/([^/]+)/(tags|versions)/([^/]+)"
+)
 _CLAUSE = re.compile(r'(?P<field>state|displayName|display_name|labels\.[a-z0-9_-]+)(?P<op>!=|=|:)"?(?P<value>[^"]*)"?')
 
 
@@ -46,7 +50,7 @@ class VertexServer(LoopbackServer):
         self.jobs: dict[str, dict[str, Any]] = {}
         self.machines: dict[str, Machines] = {}
         self.entries: list[dict[str, Any]] = []
-        self.log_forbidden = False
+        self.log_forbidden = self.images_forbidden = False
         self._number = 5_000_000_000
         self._guard = threading.RLock()
 
@@ -87,6 +91,9 @@ class VertexServer(LoopbackServer):
     def _answered(self, request: Request) -> Any:
         if request.path == "/v2/entries:list" and request.method == "POST":
             return self._entries(json.loads(request.body))
+        image = _IMAGES.fullmatch(request.path)
+        if image is not None and request.method == "GET":
+            return self._image(*image.groups())
         found = _JOBS.fullmatch(request.path)
         if found is None:
             raise Refusal(501, "UNIMPLEMENTED", f"this server does not know {request.method} {request.path}")
@@ -113,6 +120,14 @@ class VertexServer(LoopbackServer):
             if not cancel and request.method == "GET":
                 return dict(self.jobs[name])
         raise Refusal(501, "UNIMPLEMENTED", f"this server does not know {request.method} {request.path}")
+
+    def _image(self, project: str, location: str, repository: str, name: str, kind: str, version: str) -> Any:
+        if self.images_forbidden:
+            raise Refusal(403, "PERMISSION_DENIED", "Permission 'artifactregistry.tags.get' denied on resource.")
+        sign = ":" if kind == "tags" else "@"
+        if f"{location}-docker.pkg.dev/{project}/{repository}/{unquote(name)}{sign}{version}" not in self.images:
+            raise Refusal(404, "NOT_FOUND", "Requested entity was not found.")
+        return {"name": f"projects/{project}/locations/{location}/repositories/{repository}/packages/{name}"}
 
     def _create(self, region: str, body: Any) -> Any:
         try:

@@ -41,6 +41,16 @@ def custom_job(body: Any) -> Any:
     return json_format.ParseDict(body, kind.pb(kind()))
 
 
+def read(module: str, kind: str, body: Any) -> Any:
+    """Any other of Google's messages, from JSON and back to it. Unreadable where its type does not allow it."""
+    json_format: Any = importlib.import_module("google.protobuf.json_format")
+    wanted = getattr(_types(module), kind)
+    try:
+        return plain(json_format.ParseDict(body, wanted.pb(wanted())))
+    except json_format.ParseError as error:
+        raise Unreadable(str(error)) from error
+
+
 def plain(message: Any) -> Any:
     json_format: Any = importlib.import_module("google.protobuf.json_format")
     return json_format.MessageToDict(message)

@@ -86,7 +86,6 @@ class Server:
         explain = _explain(body.get("parameters"))
         if self._batcher is None:
             raise Refusal(503, "the server is not ready", headers={"Retry-After": "1"})
-        self._batcher.refuse_if_full(len(instances))
         waited = asyncio.wait_for(self._answered(self._batcher, instances, explain), self.settings.limits.seconds)
         try:
             return await waited
@@ -97,7 +96,8 @@ class Server:
     async def _answered(
         self, batcher: Batcher, instances: Sequence[Mapping[str, Any]], explain: bool
     ) -> list[dict[str, Any]]:
-        prepared = await asyncio.to_thread(self._prepared, instances)
+        with batcher.room_for(len(instances)):
+            prepared = await asyncio.to_thread(self._prepared, instances)
         return await batcher.ask(prepared, explain=explain)
 
     def _prepared(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from headway.serve.problems import Refusal
@@ -34,7 +35,6 @@ class Pace:
     """How fast answers come, so that a refused client can be told when to come back."""
 
     seconds_each: float = 0.05
-    seen: list[int] = field(default_factory=list)
 
     def note(self, seconds: float, count: int) -> None:
         self.seconds_each += 0.1 * (seconds / count - self.seconds_each)
@@ -46,6 +46,7 @@ class Batcher:
     def __init__(self, work: Work, *, batch: int, queue: int, told: Callable[[int, float], None]) -> None:
         self._work, self._batch, self._queue, self._told = work, batch, queue, told
         self._waiting: deque[_Asked] = deque()
+        self._held = 0  # places for inputs that are being decoded
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._pace = Pace()
@@ -69,16 +70,27 @@ class Batcher:
                 asked.answer.set_exception(Refusal(503, "the server is shutting down"))
         await asyncio.to_thread(self._thread.shutdown)
 
-    def refuse_if_full(self, more: int) -> None:
-        """A Refusal with 429 when `more` inputs would not fit: asked before anything is decoded for them."""
-        if len(self._waiting) + more > self._queue:
-            seconds = max(1, round(len(self._waiting) * self._pace.seconds_each))
-            told = f"{len(self._waiting)} inputs wait already, and at most {self._queue} may"
+    @contextmanager
+    def room_for(self, more: int) -> Iterator[None]:
+        """Holds places while inputs are decoded. A Refusal with 429 when there are none: before anything is decoded.
+
+        What is being decoded counts as well as what waits: else a crowd that comes at once would all be let in.
+        """
+        taken = len(self._waiting) + self._held
+        if more > self._queue:
+            raise Refusal(413, f"{more} inputs: at most {self._queue} may wait", at="/instances")
+        if taken + more > self._queue:
+            seconds = max(1, round(taken * self._pace.seconds_each))
+            told = f"{taken} inputs wait already, and at most {self._queue} may"
             raise Refusal(429, told, headers={"Retry-After": str(seconds)})
+        self._held += more
+        try:
+            yield
+        finally:
+            self._held -= more
 
     async def ask(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
         """The answers to these inputs, in order. Whoever stops waiting (time-out, gone) costs no model time."""
-        self.refuse_if_full(len(prepared))
         loop = asyncio.get_running_loop()
         asked = [_Asked(each, explain, loop.create_future()) for each in prepared]
         self._waiting.extend(asked)

@@ -130,17 +130,19 @@ def _health(summary: str) -> dict[str, Any]:
     return {"summary": summary, "responses": answers, "security": []}
 
 
-def _value(field: Field) -> dict[str, Any]:
+def _value(settings: Settings, field: Field) -> dict[str, Any]:
     if field.kind == "picture":
-        return {"type": "string", "contentEncoding": "base64", "description": f"{field.summary}, as base64"}
-    return {"type": "string", "minLength": 1, "description": field.summary}
+        told = f"{field.summary}, as base64"
+        return {"type": "string", "contentEncoding": "base64", "minLength": 1, "description": told}
+    limit = settings.limits.text
+    return {"type": "string", "minLength": 1, "maxLength": limit, "pattern": "\\S", "description": field.summary}
 
 
 def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
     instance = {
         "type": "object",
         "required": [field.name for field in fields if field.required],
-        "properties": {field.name: _value(field) for field in fields},
+        "properties": {field.name: _value(settings, field) for field in fields},
         "additionalProperties": False,
     }
     limit = settings.limits.instances
@@ -155,7 +157,7 @@ def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
 
 
 _PARAMETERS: dict[str, Any] = {
-    "type": "object",
+    "type": ["object", "null"],
     "properties": {"explain": {"type": "boolean", "description": "add what the try-out page shows"}},
     "additionalProperties": False,
 }

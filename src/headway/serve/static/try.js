@@ -97,35 +97,44 @@ function tell(text, wrong = false) {
 }
 
 function show(answer) {
-  const parts = [make("p", { className: "said", textContent: answer.text ?? "" })];
+  const parts = [make("p", { className: "said", textContent: answer.text || "(it says nothing)" })];
   if (answer.words) parts.push(...wordsOverPicture(answer.words));
-  if (answer.saliency) parts.push(make("h3", { textContent: "Where it looked" }), overlay(firstPicture(), answer.saliency));
-  if (answer.top) parts.push(bars(answer.top.map((each) => [each.label, each.probability])));
-  if (answer.distribution) parts.push(make("h3", { textContent: "Grades" }), bars(Object.entries(answer.distribution)));
-  if (answer.evidence) parts.push(facts(answer.evidence));
-  if (answer.attention && answer.source) parts.push(matrix(answer.source, answer.target, answer.attention));
+  if (answer.saliency) parts.push(title("Where it looked"), overlay(firstPicture(), answer.saliency));
+  if (answer.top) parts.push(title("Classes"), bars(answer.top.map((each) => [each.label, each.probability])));
+  if (answer.distribution) parts.push(title("Grades"), bars(Object.entries(answer.distribution)));
+  if (answer.evidence) parts.push(...evidence(answer.evidence));
+  if (answer.attention && answer.source) {
+    const told = "A row for each word it said, a column for each it read: the stronger the colour, the more it looked there.";
+    parts.push(title("Which words it looked at"), make("p", { className: "told", textContent: told }));
+    parts.push(matrix(answer.source, answer.target, answer.attention));
+  }
   if (answer.alternatives?.length > 1) {
-    parts.push(make("h3", { textContent: "It also considered" }));
-    parts.push(bars(answer.alternatives.map((each) => [each.text, each.probability])));
+    parts.push(title("What the search considered"));
+    const likeliest = [...answer.alternatives].sort((one, other) => other.probability - one.probability);
+    parts.push(bars(likeliest.map((each) => [each.text, each.probability]), { chosen: answer.text }));
   }
   $("answer").replaceChildren(...parts);
   $("answer").hidden = false;
 }
 
+const title = (text) => make("h2", { textContent: text });
 const firstPicture = () => [...given.values()].find((value) => value instanceof File);
 
 function wordsOverPicture(words) {
   const picture = firstPicture();
   const maps = words.map((each) => each.attention);
   if (!picture || !maps.some(Boolean)) return [];
-  const seen = overlay(picture, maps[0]);
+  // The word that it looked at one place for says the most: shown first.
+  const sharp = maps.map((map) => (map ? Math.max(...map.flat()) : 0));
+  const first = sharp.indexOf(Math.max(...sharp));
+  const seen = overlay(picture, maps[first]);
   const buttons = words.map((each, number) => {
     const button = make("button", { type: "button", textContent: each.word });
     const choose = () => {
       for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-      paint(seen.querySelector("canvas"), maps[number]);
+      if (maps[number]) paint(seen.querySelector("canvas"), maps[number]);
     };
-    button.setAttribute("aria-pressed", String(number === 0));
+    button.setAttribute("aria-pressed", String(number === first));
     for (const kind of ["click", "focus", "mouseenter"]) button.addEventListener(kind, choose);
     return button;
   });
@@ -148,35 +157,49 @@ function paint(canvas, map) {
   canvas.height = map.length;
   const context = canvas.getContext("2d");
   const heat = getComputedStyle(document.documentElement).getPropertyValue("--heat");
-  const most = Math.max(...map.flat(), 1e-9);
+  const least = Math.min(...map.flat());
+  const range = Math.max(...map.flat()) - least || 1; // a map that is even all over shows nothing
   context.clearRect(0, 0, canvas.width, canvas.height);
   map.forEach((row, y) => row.forEach((value, x) => {
-    context.fillStyle = `rgba(${heat}, ${(0.75 * value) / most})`;
+    context.fillStyle = `rgba(${heat}, ${(0.7 * (value - least)) / range})`;
     context.fillRect(x, y, 1, 1);
   }));
 }
 
-function bars(rows) {
-  const most = Math.max(...rows.map(([, value]) => value), 1e-9);
+function bars(rows, { whole = 0, chosen = "", show = percent } = {}) {
+  const most = whole || Math.max(...rows.map(([, value]) => value), 1e-9);
   return make("div", { className: "bars" }, ...rows.flatMap(([label, value]) => {
     const bar = make("i");
-    bar.style.width = `${(100 * value) / most}%`;
-    return [make("span", { textContent: label }), bar, make("span", { textContent: `${(100 * value).toFixed(1)} %` })];
+    bar.style.width = `${(100 * Math.min(value, most)) / most}%`;
+    return [make("span", { textContent: label, className: label === chosen ? "chosen" : "" }), bar, make("span", { textContent: show(value) })];
   }));
 }
 
-function facts(evidence) {
-  return make("dl", {}, ...Object.entries(evidence).flatMap(([name, value]) =>
-    [make("dt", { textContent: name }), make("dd", { textContent: typeof value === "number" ? value.toPrecision(3) : value })]));
+const percent = (value) => (value > 0 && value < 0.0005 ? "< 0.1 %" : `${(100 * value).toFixed(1)} %`);
+
+// What was seen of each side, from 0 (none) to 1: a group of bars a side.
+function evidence(found) {
+  const sides = new Map();
+  for (const [name, value] of Object.entries(found)) {
+    const [side, what] = name.split(": ");
+    sides.set(side, [...(sides.get(side) ?? []), [what, value]]);
+  }
+  const groups = [...sides].sort().reverse().map(([side, rows]) =>
+    make("div", {}, make("h3", { textContent: side }), bars(rows, { whole: 1, show: (value) => value.toFixed(2) })));
+  return [title("What was seen, from 0 to 1"), make("div", { className: "sides" }, ...groups)];
 }
 
 function matrix(source, target, weights) {
-  const head = make("thead", {}, make("tr", {}, make("th"), ...source.map((word) => make("th", { textContent: word, scope: "col" }))));
+  const most = Math.max(...weights.flat(), 1e-9);
+  const head = make("thead", {}, make("tr", {}, make("td"), ...source.map((word) => make("th", { textContent: word, scope: "col" }))));
   const rows = target.map((word, row) => make("tr", {}, make("th", { textContent: word, scope: "row" }),
     ...source.map((_, column) => {
       const cell = make("td", { title: `${word} ← ${source[column]}: ${(100 * weights[row][column]).toFixed(0)} %` });
-      cell.style.background = `rgba(var(--heat), ${weights[row][column]})`;
+      cell.style.background = `rgba(var(--heat), ${weights[row][column] / most})`;
       return cell;
     })));
-  return make("div", { className: "scroll" }, make("table", { className: "matrix" }, head, make("tbody", {}, ...rows)));
+  const box = make("div", { className: "scroll", tabIndex: 0 }, make("table", { className: "matrix" }, head, make("tbody", {}, ...rows)));
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", "Attention, word by word");
+  return box;
 }

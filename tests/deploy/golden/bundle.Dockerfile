@@ -1,0 +1,37 @@
+# A server for my-leaves (classification), made by Headway 0.1.0.
+# `headway serve --image` prints it. It listens on $PORT, and on what Vertex AI says.
+
+FROM --platform=linux/amd64 python:3.12-slim AS base
+
+# A stage of its own: neither pip's options nor its leavings are shipped.
+FROM base AS environment
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Packages that the base brings (a torch built for its CUDA, say) are used, not installed again.
+RUN python3 -m venv --system-site-packages /opt/headway
+
+# Dependencies, in layers apart from code: built again only when these files change.
+COPY requirements/headway.txt /build/
+RUN /opt/headway/bin/pip install -r /build/headway.txt
+
+FROM base
+RUN install -d -m 1777 /home/headway /home/headway/.cache
+ENV PATH=/opt/headway/bin:$PATH HOME=/home/headway PYTHONUNBUFFERED=1 PORT=8080
+COPY --from=environment /opt/headway /opt/headway
+
+# Headway itself, from the file beside this one: never by name from an index.
+COPY headway-0.1.0-0abc-py3-none-any.whl /tmp/
+RUN /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps /tmp/headway-0.1.0-0abc-py3-none-any.whl
+
+# The model comes last: another one costs one layer. Every byte of it is checked when it is opened.
+COPY bundle/ /headway/bundle/
+LABEL headway.bundle="my-leaves" \
+      headway.recipe="classification" \
+      headway.version="0.1.0" \
+      headway.wheel="1111111111111111111111111111111111111111111111111111111111111111"
+# Nothing here needs root, and nothing that is shipped can be changed by who runs it.
+USER 1000:1000
+EXPOSE 8080
+ENTRYPOINT ["headway", "serve"]
+CMD ["/headway/bundle"]

@@ -1,0 +1,256 @@
+"""The far end of `headway notebook`: starts Jupyter beside a run, carries connections to it, and ends with its caller.
+
+Sent over standard input to whatever Python is there, so it is one file, imports nothing of ours, and runs from 3.8 on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+GREETING = b"headway-notebook 1"
+DATA, CLOSE, END, ALIVE = range(4)
+SILENCE_S = 60.0  # a caller that says nothing for so long is gone; it says something every BEAT_S
+BEAT_S = 10.0
+READY_S = 90.0
+FRONTS = (("jupyterlab", "JupyterLab", "/lab"), ("notebook", "Jupyter Notebook", "/tree"),
+          ("jupyter_server", "Jupyter Server", "/"))  # fmt: skip
+TAKEN_OVER = ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HEADWAY_CODE_DIR", "CUDA_VISIBLE_DEVICES")
+_HEAD = struct.Struct(">IBI")  # connection, kind, bytes
+
+
+class Tunnel:
+    """Many connections over one pair of pipes. Both ends speak it; one listens, the other connects."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink = source, sink
+        self._writing = threading.Lock()
+        self._held: dict[int, Carried] = {}
+        self.heard = time.monotonic()
+
+    def send(self, number: int, kind: int, body: bytes = b"") -> None:
+        with self._writing:
+            self._sink.write(_HEAD.pack(number, kind, len(body)) + body)
+            self._sink.flush()
+
+    def carry(self, number: int, connection: socket.socket) -> None:
+        """Both ways, until both sides have closed."""
+        self._held[number] = Carried(self, number, connection)
+
+    def forget(self, number: int) -> None:
+        self._held.pop(number, None)
+
+    def run(self, connect: Callable[[], socket.socket] | None = None) -> None:
+        """Until the other end ends. With `connect`, an unknown connection is opened by it."""
+        while True:
+            head = self._source.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                return
+            number, kind, count = _HEAD.unpack(head)
+            body = self._source.read(count)
+            self.heard = time.monotonic()
+            if kind == END:
+                return
+            if kind == DATA and number not in self._held and connect is not None:
+                try:
+                    self.carry(number, connect())
+                except OSError:
+                    self.send(number, CLOSE)
+            if kind in (DATA, CLOSE) and number in self._held:
+                self._held[number].given.put(body)  # of a CLOSE: nothing, which is the end
+
+
+class Carried:
+    """One connection. A thread each way, so that one that is slow holds up no other."""
+
+    def __init__(self, tunnel: Tunnel, number: int, connection: socket.socket) -> None:
+        self._tunnel, self._number, self._connection = tunnel, number, connection
+        self.given: queue.Queue[bytes] = queue.Queue()
+        self._inward = threading.Thread(target=self._write, daemon=True)
+        self._inward.start()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for body in iter(lambda: self._connection.recv(65536), b""):
+                self._tunnel.send(self._number, DATA, body)
+        except (OSError, ValueError):
+            pass  # the connection, or the tunnel, is closed: the same as an end
+        try:
+            self._tunnel.send(self._number, CLOSE)
+        except (OSError, ValueError):
+            pass  # nobody is left to be told
+        self._inward.join()
+        self._tunnel.forget(self._number)
+        self._connection.close()
+
+    def _write(self) -> None:
+        try:
+            for body in iter(self.given.get, b""):
+                self._connection.sendall(body)
+            self._connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # closed from its other side, which is seen there
+
+
+def supervisor(url: str) -> int | None:
+    """The process that runs the run at `url`, if it is on this machine and ours to look at."""
+    wanted = b"HEADWAY_RUN_URL=" + url.encode()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        try:
+            if not name.isdigit() or b"headway.runtime.worker" not in _read(name, "cmdline").split(b"\0"):
+                continue
+            words = _read(name, "cmdline").split(b"\0")
+            if wanted in _read(name, "environ").split(b"\0") or url.encode() in words:
+                return int(name)
+        except OSError:
+            continue  # gone, or somebody else's
+    return None
+
+
+def _read(process: str, what: str) -> bytes:
+    with open(f"/proc/{process}/{what}", "rb") as file:
+        return file.read()
+
+
+def surroundings(url: str, python: str | None) -> tuple[str, dict[str, str]]:
+    """The interpreter that trains and what it sees; without a live run, the one that was named."""
+    found = supervisor(url)
+    if found is None:
+        return shutil.which(python or "") or python or sys.executable, {}
+    given = dict(pair.split(b"=", 1) for pair in _read(str(found), "environ").split(b"\0") if b"=" in pair)
+    known = {name: given[name.encode()].decode() for name in TAKEN_OVER if name.encode() in given}
+    word = _read(str(found), "cmdline").split(b"\0")[0].decode()
+    return shutil.which(word, path=known.get("PATH")) or word, known
+
+
+def front(python: str, known: dict[str, str]) -> tuple[str, str, str] | None:
+    """The best of Jupyter that this interpreter has."""
+    code = "import importlib.util as u, sys; print([n for n in sys.argv[1:] if u.find_spec(n)])"
+    words = [python, "-c", code] + [module for module, _, _ in FRONTS]
+    done = subprocess.run(words, env={**os.environ, **known}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    text = done.stdout.decode("utf-8", "replace")
+    return next((each for each in FRONTS if repr(each[0]) in text), None)
+
+
+def command(python: str, module: str, folder: str, port: int) -> list[str]:
+    """The token is not among its words: everybody on a machine sees those."""
+    # A server of one's own, on this machine's own address, in this folder; root is what a container often is.
+    told = {"ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False, "root_dir": folder,
+            "allow_root": os.geteuid() == 0}  # fmt: skip
+    return [python, "-m", module] + [f"--ServerApp.{name}={value}" for name, value in told.items()]
+
+
+def environment(asked: dict[str, Any], known: dict[str, str], private: str) -> dict[str, str]:
+    found = {**os.environ, **known, "JUPYTER_TOKEN": asked["token"], "HEADWAY_NOTEBOOK_RUN": asked["url"],
+             "JUPYTER_RUNTIME_DIR": private}  # fmt: skip
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # a container's user often has no home
+        found.update(HOME=private, IPYTHONDIR=private, JUPYTER_DATA_DIR=private, JUPYTER_CONFIG_DIR=private)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    try:
+        # Never through a proxy: it is this very machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{port}/api", timeout=5) as answer:
+            return int(answer.status) == 200
+    except OSError:
+        return False
+
+
+def last_words(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "\n".join([line.rstrip() for line in file if line.strip()][-5:])
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)  # it ends its kernels first
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def serve(asked: dict[str, Any], source: BinaryIO, sink: BinaryIO, private: str) -> None:
+    def answer(**told: Any) -> None:
+        sink.write(json.dumps(told).encode() + b"\n")
+        sink.flush()
+
+    python, known = surroundings(asked["url"], asked.get("python"))
+    chosen = front(python, known)
+    if chosen is None:
+        answer(lacking=python)
+        return
+    module, name, path = chosen
+    wished = (asked["folder"], known.get("HEADWAY_CODE_DIR"))
+    folder = next((each for each in wished if each and os.path.isdir(each)), os.getcwd())
+    port, log = asked.get("port") or free_port(), os.path.join(private, "jupyter.log")
+    with open(log, "wb") as words:
+        process = subprocess.Popen(
+            command(python, module, folder, port), env=environment(asked, known, private), cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+        )  # fmt: skip
+    try:
+        limit = time.monotonic() + READY_S
+        while not answers(port):
+            if process.poll() is not None or time.monotonic() > limit:
+                answer(failed=last_words(log))
+                return
+            time.sleep(0.1)
+        answer(name=name, path=path, port=port, python=python, folder=folder)
+        attend(Tunnel(source, sink), process, port)
+    finally:
+        stop(process)
+
+
+def attend(tunnel: Tunnel, process: subprocess.Popen[bytes], port: int) -> None:
+    """Until the caller ends it, or is not heard of any more, or Jupyter was shut down from its own pages."""
+
+    def watch() -> None:
+        while process.poll() is None and time.monotonic() - tunnel.heard < SILENCE_S:
+            time.sleep(0.5)
+        try:
+            tunnel.send(0, END)
+        except (OSError, ValueError):
+            pass  # nobody is left to be told
+        stop(process)
+        os._exit(0)  # the main thread may wait for a pipe that never closes
+
+    threading.Thread(target=watch, daemon=True).start()
+    tunnel.run(lambda: socket.create_connection(("127.0.0.1", port)))
+
+
+def main() -> None:
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sink.write(b"\n" + GREETING + b"\n")
+    sink.flush()
+    asked = json.loads(source.readline())
+    private = tempfile.mkdtemp(prefix="headway-notebook-")
+    try:
+        serve(asked, source, sink, private)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+from tests.cli.conftest import headway as typed  # noqa: F401

@@ -1,0 +1,93 @@
+"""How each kind of target is entered: the exact command, for docker and kubernetes as their tools take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.errors import BadInput, TargetError
+from headway.notebook import places
+from headway.targets.base import Handle
+from headway.targets.docker.options import Options as DockerOptions
+from headway.targets.docker.seen import Thing
+from headway.targets.kubernetes.options import Options as KubernetesOptions
+from headway.targets.kubernetes.seen import Pod
+from headway.targets.ssh.options import Options as SshOptions
+
+URL = "/data/runs/night"
+
+
+@dataclass
+class Held:
+    """What `reach` gives, of a run on a target with these options."""
+
+    target: Any
+    run: str = "night"
+    url: str = URL
+
+    @property
+    def handle(self) -> Handle:
+        return Handle(target="t", run=self.run, url=self.url, details={"dir": "/home/me/.headway"})
+
+    folder = None
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def place(kind: str, target: Any, url: str = URL) -> places.Place:
+        monkeypatch.setattr(places.intent, "read", lambda _: {"kind": kind})
+        return places.place(Held(target, url=url))  # type: ignore[arg-type]
+
+    return place
+
+
+def test_a_container_is_entered_by_exec(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    things = [Thing(kind="container", id="1", name="headway-night-0", run="night", url=URL, state="running")]
+    monkeypatch.setattr("headway.targets.docker.seen.containers", lambda engine, command, url: things)
+    target = SimpleNamespace(options=DockerOptions(command="podman"), engine=None)
+    found = at("docker", target)
+    assert found.call("-c", "code") == [
+        *("podman", "exec", "--interactive", "headway-night-0", "python3", "-c", "code"),
+    ]
+    assert not found.here, "its ports are its own"
+    things.clear()
+    with pytest.raises(TargetError, match="no container of night is running"):
+        at("docker", target)
+
+
+def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [
+        Pod(name=f"night-{n}", phase=phase, trouble="", ended="", leaving=False, restarts=0, node="")
+        for n, phase in enumerate(("Pending", "Running"))
+    ]
+    monkeypatch.setattr("headway.targets.kubernetes.seen.workers", lambda api, options, run, url: pods)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    target = SimpleNamespace(options=KubernetesOptions(context="there", namespace="team"), _api=lambda: None)
+    found = at("kubernetes", target, "gs://bucket/night")
+    assert found.call("-c", "code") == [
+        *("kubectl", "--context", "there", "--namespace", "team"),
+        *("exec", "--stdin", "--quiet", "night-1", "--", "python3", "-c", "code"),
+    ]
+    assert places.folder_there(found) == "", "a bucket is no folder"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(BadInput, match="kubectl is not installed"):
+        at("kubernetes", target)
+
+
+def test_words_for_a_shell_are_quoted_for_it(at: Any) -> None:
+    found = at("ssh", SimpleNamespace(options=SshOptions(host="me@box", engine="docker", python="/opt/my py/python")))
+    *_, host, command = found.call("-c", "print('a b')")
+    assert host == "box"
+    assert command == (
+        "exec docker exec --interactive headway-night-0 '/opt/my py/python' -c 'print('\"'\"'a b'\"'\"')'"
+    )
+    assert found.url.startswith("/home/me/.headway/runs/"), "its folder there, not here"
+
+
+def test_a_target_without_visitors_is_said(at: Any) -> None:
+    with pytest.raises(BadInput, match="local, docker, ssh and kubernetes") as refused:
+        at("vertex", None)
+    assert "headway pull night" in refused.value.problem.fix

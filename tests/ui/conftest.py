@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -57,6 +59,39 @@ def write_curve(url: str, losses: list[float], first: int = 1, attempt: int = 1,
     for step, loss in enumerate(losses, first):
         writer.add(json.dumps({"step": step, "epoch": 0, "time": 0.0, "loss": loss}))
     writer.flush()
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+)
+
+
+def write_sample(url: str, step: int, name: str, body: bytes) -> None:
+    """As `run.sample` writes it."""
+    open_store(url).write(f"samples/{step:08d}-{name}", body)
+
+
+def write_checkpoint(url: str, step: int) -> Path:
+    """One as the runtime commits it, of one file, which is returned."""
+    store, place = open_store(url), f"checkpoints/{step:08d}"
+    parts = {"a0001-r0.safetensors": b"equal weights", "a0001-state.json": b"{}"}
+    told = {name: {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()} for name, body in parts.items()}
+    for name, body in parts.items():
+        store.write(f"{place}/{name}", body)
+    state = {"name": "a0001-state.json", **told.pop("a0001-state.json")}
+    record = {"schema": 1, "step": step, "files": told, "state": state}
+    checksum = hashlib.sha256(_compact(record)).hexdigest()
+    store.write(f"{place}/manifest.json", _compact({**record, "checksum": checksum}))
+    kept = [{"step": step, "names": ["phase1_best"], "score": 0.75}]
+    store.write("checkpoints/last.json", _compact({"step": step, "steps": [step], "kept": kept}))
+    writer = SegmentWriter(store, "events", 1, "n9")
+    writer.add(json.dumps({"kind": "checkpoint", "step": step, "bytes": 15, "seconds": 0.1, "stall_ms": 1.0}))
+    writer.flush()
+    return Path(url) / place / "a0001-r0.safetensors"
+
+
+def _compact(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n").encode()
 
 
 @pytest.fixture

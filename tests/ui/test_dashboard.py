@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.errors import NotThere
 from headway.ledger import Ledger, Row
 from headway.runfolder import RunFolder
+from headway.segments import SegmentWriter
 from headway.storage import open_store
 from headway.ui.board import Board, run_id
+from headway.ui.logbook import last_lines
+from headway.ui.places import Places
+from headway.ui.remembering import Memory
 from headway.ui.series import Metrics, thinned
 from tests.ui.conftest import write_curve
 
@@ -124,9 +129,85 @@ def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, m
         for n in range(10_000)
     ))  # fmt: skip
     looked: list[str] = []
-    monkeypatch.setattr(Board, "_looked_at", lambda self, row: looked.append(row.name) or {"ended": True})
+    seen = {"ended": True, "state": "finished"}
+    monkeypatch.setattr(Board, "_looked_at", lambda self, row: looked.append(row.name) or seen)
     board = Board(ledger)
     found = board.runs(offset=100, limit=50)
     assert (found["total"], found["runs"][0]["name"], len(looked)) == (10_000, "run-9899", 50)
     board.runs(offset=100, limit=50)
     assert len(looked) == 50, "an ended run is not looked at twice"
+
+
+def test_the_last_lines_are_read_from_the_end_and_a_word_is_found_anywhere(tmp_path: Path) -> None:
+    read: list[str] = []
+    store = open_store(str(tmp_path))
+    for writer, first in (("r0", 0), ("r1", 5000)):
+        segment = SegmentWriter(store, "logs", 1, writer, "log")
+        for number in range(first, first + 300):
+            segment.add(f"2026-01-01T00:00:00.{number:04d}Z line {number} of {writer}")
+            if number % 10 == 9:
+                segment.flush()
+    memory = Memory()
+    folder = RunFolder(memory.store(str(tmp_path)))
+    asked = folder.store.read
+    folder.store.read = lambda key, span=None: read.append(key) or asked(key, span)  # type: ignore
+    lines = last_lines(folder, rank=None, query="", last=15)
+    assert [line["text"] for line in lines] == [f"line {number} of r1" for number in range(5285, 5300)]
+    assert len(read) == 4, "two segments a rank are enough"
+    assert [line["text"] for line in last_lines(folder, rank=0, query="LINE 7 ", last=9)] == ["line 7 of r0"]
+
+
+def test_what_never_changes_is_read_once(tmp_path: Path) -> None:
+    memory = Memory(most_bytes=25)
+    plain = open_store(str(tmp_path))
+    for name in ("one", "two", "three"):
+        plain.write(f"logs/a0001-r0-{name}.log", b"0123456789")
+    plain.write("progress.json", b"1")
+    store = memory.store(str(tmp_path))
+    assert store.read("logs/a0001-r0-one.log") == b"0123456789"
+    (tmp_path / "logs/a0001-r0-one.log").unlink()
+    assert store.read("logs/a0001-r0-one.log") == b"0123456789"
+    for name in ("two", "three"):
+        store.read(f"logs/a0001-r0-{name}.log")
+    with pytest.raises(NotThere):
+        store.read("logs/a0001-r0-one.log")  # forgotten: there is room for two
+    plain.write("progress.json", b"2")
+    assert store.read("progress.json") == b"2"
+
+
+def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], tmp_path: Path) -> None:
+    import shutil
+
+    place = tmp_path / "elsewhere"
+    (place / "not-a-run").mkdir(parents=True)
+    shutil.copytree(runs[0], place / "early")
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    places = Places(ledger, [str(place)])
+    assert Board(ledger, places).runs()["looking"] == [str(place)]
+    assert places.look() == 1
+    shutil.copytree(runs[1], place / "late")
+    assert places.look() == 1
+    found = Board(ledger, places).runs()
+    assert found["looking"] == []
+    assert {run["name"] for run in found["runs"]} == {"early", "late"}
+
+
+def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    row = Row(name="first", url=runs[0], target="local", job="toy", created=1.0, state="stopped")
+    ledger.record(row)
+    board = Board(ledger)
+    assert board.runs()["runs"][0]["state"] == "stopped"
+    ledger.saw(row.url, "pending")
+    assert board.runs()["runs"][0]["state"] == "finished", "as its folder says"
+
+
+def test_words_may_be_anywhere_and_all_must_be_there(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    assert ledger.page(["any"], offset=0, limit=5) == (0, [])
+    ledger.record(*(
+        Row(name=f"Run-{n}", url=f"/{n}", target="box", job="j%", created=float(n), state="failed") for n in range(9)
+    ))  # fmt: skip
+    total, rows = ledger.page(["RUN-", "fail", "j%"], offset=2, limit=3)
+    assert (total, [row.name for row in rows]) == (9, ["Run-6", "Run-5", "Run-4"])
+    assert ledger.page(["run_"], offset=0, limit=3) == (0, [])

@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 from headway.errors import HeadwayError, UnknownRun
 from headway.serve.problems import MEDIA_TYPE as PROBLEM
 from headway.serve.problems import Refusal, bad_request
+from headway.storage import local_path
 from headway.ui.board import Board
 
 log = logging.getLogger("headway.ui")
@@ -27,7 +28,7 @@ log = logging.getLogger("headway.ui")
 STATIC: Final = Path(__file__).parent / "static"
 COOKIE: Final = "headway-ui"
 ACTS: Final = "x-headway-ui"  # a header that a form or picture of another site cannot send
-_POLL_S: Final = 1.0
+_NEAR_S, _FAR_S = 1.0, 5.0  # between looks at a run in a folder here, and in a bucket
 _PAGE: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -35,6 +36,9 @@ _PAGE: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+
+_SHOWN: Final = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp",
+                 "gif": "image/gif", "txt": "text/plain", "json": "text/plain", "md": "text/plain"}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
 Act = Callable[[str], str]  # a run's URL -> the state it is in afterwards
@@ -62,6 +66,7 @@ class Site:
                 route("/api/runs/{id}/samples", self.samples),
                 route("/api/runs/{id}/samples/{name:path}", self.sample),
                 route("/api/runs/{id}/report", self.report),
+                route("/api/runs/{id}/checkpoints/{step:int}/verify", self.verify),
                 route("/api/runs/{id}/live", self.live),
                 route("/api/runs/{id}/{act}", self.act, "POST"),
                 Mount("/static", StaticFiles(directory=STATIC)),
@@ -136,7 +141,7 @@ class Site:
 
     async def sample(self, request: Request) -> Response:
         name = request.path_params["name"]
-        kind = {"png": "image/png", "jpg": "image/jpeg", "webp": "image/webp"}.get(name.rpartition(".")[2])
+        kind = _SHOWN.get(name.rpartition(".")[2].lower())
         if kind is None or ".." in name.split("/"):
             raise Refusal(404, "no such picture")
         body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read(f"samples/{name}"))
@@ -148,10 +153,13 @@ class Site:
         alone = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'"}
         return Response(body, media_type="text/html", headers=alone)
 
+    async def verify(self, request: Request) -> Response:
+        return await _answer(lambda: self._board.verified(_id(request), int(request.path_params["step"])))
+
     async def live(self, request: Request) -> Response:
         """What changes, as it changes, until the run has ended or nobody listens any more."""
         id_ = _id(request)
-        self._board.url(id_)
+        pause_s = _FAR_S if local_path(self._board.url(id_)) is None else _NEAR_S
 
         async def events() -> AsyncIterator[str]:
             before = ""
@@ -162,14 +170,14 @@ class Site:
                     yield f"data: {text}\n\n"
                 else:
                     yield ": still here\n\n"
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(pause_s)
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     def _told(self, id_: str) -> dict[str, Any]:
         found = self._board.details(id_)
         last = self._board.metrics(id_).last()
-        kept = ("state", "progress", "checkpoints", "receipt", "metrics")
+        kept = ("state", "progress", "spent", "checkpoints", "receipt", "metrics")
         return {**{key: found[key] for key in kept}, "last": {k: v for k, v in last.items() if v == v}}
 
     async def act(self, request: Request) -> Response:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from threading import Lock
 from typing import Any
 
 from headway.errors import HeadwayError, UnknownRun
 from headway.ledger import Ledger, Row
+from headway.planning.model import Plan
 from headway.runfolder import RECEIPT, REPORT, RunFolder
-from headway.runs import find
+from headway.runs import folder_status
+from headway.spent import spent_s, spent_usd
 from headway.storage import open_store
 from headway.targets.base import State
+from headway.ui.checkpoints import checkpoints, verified
+from headway.ui.logbook import last_lines
+from headway.ui.places import Places
+from headway.ui.remembering import Memory
 from headway.ui.series import Metrics
 
+_AT_ONCE = 8
 _FRESH_S = 2.0  # how long a state of a run that goes on is believed
 
 
@@ -37,8 +45,10 @@ class _Known:
 class Board:
     """Reads; never changes a run, except by the two verbs that the pages offer."""
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
+    def __init__(self, ledger: Ledger | None = None, places: Places | None = None) -> None:
         self._ledger = ledger or Ledger()
+        self._places = places
+        self._memory = Memory()
         self._known: dict[str, _Known] = {}
         self._urls: dict[str, str] = {}
         self._metrics: dict[str, Metrics] = {}
@@ -46,18 +56,19 @@ class Board:
 
     def runs(self, *, query: str = "", offset: int = 0, limit: int = 100) -> dict[str, Any]:
         """One page of runs, newest first. Only those of the page are looked at closely, however many there are."""
-        words = query.lower().split()
-        rows = [row for row in self._ledger.rows() if all(word in _said(row) for word in words)]
+        total, rows = self._ledger.page(query.split(), offset=offset, limit=limit)
         with self._lock:
             self._urls.update((run_id(row.url), row.url) for row in rows)
-        shown = rows[offset : offset + limit]
-        return {"total": len(rows), "runs": [self._summary(row) for row in shown]}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # each look is a round trip where the folder is in a bucket
+            runs = list(pool.map(self._summary, rows))
+        return {"total": total, "runs": runs, "looking": sorted(self._places.looking) if self._places else []}
 
     def _summary(self, row: Row) -> dict[str, Any]:
         base = {"id": run_id(row.url), "name": row.name, "url": row.url, "target": row.target, "job": row.job,
                 "created": row.created, "state": row.state}  # fmt: skip
         known = self._known.setdefault(row.url, _Known())
-        if not known.ended and time.monotonic() - known.seen > _FRESH_S:
+        resumed = known.ended and row.state != known.facts.get("state")  # as the index has noted since
+        if resumed or (not known.ended and time.monotonic() - known.seen > _FRESH_S):
             known.facts = self._looked_at(row)
             known.seen, known.ended = time.monotonic(), known.facts.get("ended", False)
         return {**base, **known.facts}
@@ -67,8 +78,7 @@ class Board:
             folder = RunFolder(open_store(row.url))
             state = _state(row)
             progress = folder.read_json("progress.json") or {}
-            best = folder.read_json("checkpoints/best.json") or {}
-            score = self._score(folder, best.get("step"))
+            score = best_score(folder)
         except (HeadwayError, ValueError, OSError) as error:
             return {"state": "gone", "ended": False, "trouble": str(error).splitlines()[0]}
         if state != row.state:
@@ -78,25 +88,20 @@ class Board:
         told = {key: progress[key] for key in kept if key in progress}
         return {"state": state, "ended": ended, "progress": told, "best": score}
 
-    def _score(self, folder: RunFolder, step: Any) -> Any:
-        if not isinstance(step, int):
-            return None
-        manifest = folder.read_json(f"checkpoints/{step:08d}/manifest.json") or {}
-        return manifest.get("score")
-
     def url(self, id_: str) -> str:
         """Of a listed run. UnknownRun for anything else: pages cannot name folders of their own."""
         with self._lock:
             found = self._urls.get(id_)
-        if found is None:
-            self.runs()
-            found = self._urls.get(id_)
+        if found is None:  # of a page that nobody has turned to since we began
+            with self._lock:
+                self._urls.update((run_id(row.url), row.url) for row in self._ledger.rows())
+                found = self._urls.get(id_)
         if found is None:
             raise UnknownRun("no such run is listed here")
         return found
 
     def folder(self, id_: str) -> RunFolder:
-        return find(self.url(id_)).open()
+        return RunFolder(self._memory.store(self.url(id_)))
 
     def details(self, id_: str) -> dict[str, Any]:
         folder = self.folder(id_)
@@ -121,7 +126,10 @@ class Board:
                 "notes": list(plan.notes),
             },
             "progress": folder.read_json("progress.json") or {},
-            "checkpoints": [_checkpoint(event) for event in events if event["kind"] == "checkpoint"],
+            "spent": _spent(folder, plan),
+            "ranks": plan.nodes * plan.processes,
+            "best": best_score(folder),
+            "checkpoints": checkpoints(folder, events),
             "events": [event for event in events if event["kind"] not in ("checkpoint", "score")][-200:],
             "receipt": folder.read_json(RECEIPT),
             "report": folder.read_json(REPORT),
@@ -137,13 +145,11 @@ class Board:
 
     def logs(self, id_: str, *, rank: int | None, query: str, last: int) -> dict[str, Any]:
         """The newest lines that contain `query`, oldest first."""
-        wanted = query.lower()
-        lines = [
-            {"rank": line.rank, "time": line.time, "text": line.text}
-            for line in self.folder(id_).log_lines(rank)
-            if wanted in line.text.lower()
-        ]
-        return {"total": len(lines), "lines": lines[-last:]}
+        return {"lines": last_lines(self.folder(id_), rank=rank, query=query, last=last)}
+
+    def verified(self, id_: str, step: int) -> dict[str, Any]:
+        """Whether this checkpoint is what was written: all of it is read."""
+        return verified(self.folder(id_), step)
 
     def configs(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         """Where the job files of these runs differ: one row a setting, one value a run."""
@@ -156,8 +162,11 @@ class Board:
         ]
 
 
-def _said(row: Row) -> str:
-    return f"{row.name} {row.job} {row.target} {row.state}".lower()
+def best_score(folder: RunFolder) -> float | None:
+    """Of the checkpoint that was last named the best: of the last phase, where there are several."""
+    kept = (folder.read_json("checkpoints/last.json") or {}).get("kept") or []
+    scores = [each.get("score") for each in kept if any(name.endswith("best") for name in each.get("names", ()))]
+    return scores[-1] if scores else None
 
 
 def _state(row: Row) -> str:
@@ -167,13 +176,14 @@ def _state(row: Row) -> str:
 
 
 def _state_of(folder: RunFolder) -> str:
-    from headway.runs import folder_status
-
     return folder_status(folder).state.value
 
 
-def _checkpoint(event: dict[str, Any]) -> dict[str, Any]:
-    return {key: event.get(key) for key in ("step", "names", "bytes", "seconds", "stall_ms", "attempt", "time")}
+def _spent(folder: RunFolder, plan: Plan) -> dict[str, Any]:
+    """Time and money over all attempts, against the budget where there is one."""
+    seconds = spent_s(folder)
+    return {"seconds": round(seconds, 1), "budget_s": plan.limits.budget_s, "usd": spent_usd(plan, seconds),
+            "budget_usd": plan.price.get("ceiling_usd")}  # fmt: skip
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,21 +1,21 @@
 // Several runs on the same axes, and where their job files differ.
-import { ask, make, number, stateOf, tell } from "./dom.js";
+import { ask, inOrder, make, number, stateOf, tell, wide } from "./dom.js";
 import { Chart, controls } from "./charts.js";
 
 export function compare(page, ids) {
   const settings = { smooth: 0, log: false };
   const charts = make("div", { className: "charts" });
   const drawn = [];
-  const best = make("tbody"), differences = make("div", { className: "scroll" });
-  page.replaceChildren(make("h1", { textContent: "Compare" }), make("div", { className: "scroll" }, make("table", {}, best)),
-    make("h2", { textContent: "Curves" }), controls(settings, () => drawn.forEach((chart) => chart.draw())), charts,
+  const best = make("tbody"), differences = wide("Differences");
+  page.replaceChildren(make("h1", { textContent: "Compare" }), wide("Runs", make("table", {}, best)),
+    make("h2", { textContent: "Curves" }), controls(settings, drawn), charts,
     make("h2", { textContent: "Where their settings differ" }), differences);
   (async () => {
     const runs = await Promise.all(ids.map((id) => ask(`/api/runs/${id}`)));
     best.replaceChildren(...runs.map((run) => make("tr", {}, make("th", { scope: "row" }, make("a", { href: `#/run/${run.id}`, textContent: run.name })),
       make("td", {}, stateOf(run.state)), make("td", { textContent: run.target }),
       ...Object.entries(run.report?.metrics ?? {}).slice(0, 6).map(([name, value]) => make("td", { textContent: `${name} ${number(value)}` })))));
-    for (const name of [...new Set(runs.flatMap((run) => run.metrics))].sort()) {
+    for (const name of inOrder(new Set(runs.flatMap((run) => run.metrics)))) {
       const chart = new Chart(name, runs.filter((run) => run.metrics.includes(name)), settings);
       drawn.push(chart);
       charts.append(chart.node);
@@ -29,5 +29,7 @@ export function compare(page, ids) {
     ) : make("p", { textContent: "They were started with the same job file." }));
     tell("");
   })().catch((error) => tell(error.message, true));
-  return () => {};
+  const resized = () => drawn.forEach((chart) => chart.resize());
+  addEventListener("resize", resized);
+  return () => removeEventListener("resize", resized);
 }

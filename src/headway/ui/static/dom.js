@@ -31,8 +31,10 @@ export function duration(seconds) {
   if (seconds === undefined || seconds === null) return "";
   const s = Math.round(seconds);
   if (s < 90) return `${s} s`;
-  if (s < 5400) return `${Math.round(s / 60)} min`;
-  return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  const minutes = Math.round(s / 60);
+  if (minutes < 90) return `${minutes} min`;
+  if (minutes < 2880) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.round(minutes / 1440)} days`;
 }
 
 export const ago = (unix) => (unix ? `${duration(Date.now() / 1000 - unix)} ago` : "");
@@ -56,9 +58,23 @@ export function progressOf(progress) {
   if (!progress?.steps) return make("span");
   const bar = make("progress", { max: progress.steps, value: progress.step ?? 0 });
   bar.setAttribute("aria-label", `step ${progress.step} of ${progress.steps}`);
-  return bar;
+  const share = Math.round(100 * (progress.step ?? 0) / progress.steps);
+  return make("span", { className: "progress" }, bar, make("small", { textContent: `${share} %` }));
 }
 
-export const money = (progress) =>
-  progress?.usd === undefined ? "" :
-  `$${progress.usd.toFixed(2)}${progress.budget_usd ? ` of $${progress.budget_usd.toFixed(2)}` : ""}`;
+export const money = (spent) =>
+  spent?.usd === undefined || spent.usd === null ? "" :
+  `$${spent.usd.toFixed(2)}${spent.budget_usd ? ` of $${spent.budget_usd.toFixed(2)}` : ""}`;
+
+// A table, or anything else wide, that scrolls by itself: by keyboard too.
+export function wide(label, child) {
+  const node = make("div", { className: "scroll", tabIndex: 0 }, child);
+  node.setAttribute("role", "region");
+  node.setAttribute("aria-label", label);
+  return node;
+}
+
+// What one looks for first, first.
+const FIRST = ["loss", "score"];
+const place = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+export const inOrder = (names) => [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b));

@@ -1,5 +1,5 @@
 // All runs: search, pages, and boxes to choose some for comparison.
-import { $, ago, ask, duration, make, money, number, progressOf, stateOf, tell } from "./dom.js";
+import { ago, ask, duration, make, money, number, progressOf, stateOf, tell, wide } from "./dom.js";
 
 const PAGE = 100;
 const chosen = new Set();
@@ -14,9 +14,9 @@ export function list(page) {
   const count = make("span");
   const body = make("tbody");
   const heads = ["", "run", "state", "on", "progress", "left", "money", "best", "started"];
-  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))), body);
+  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text || make("span", { className: "unseen", textContent: "choose" }))))), body);
   page.replaceChildren(make("h1", { textContent: "Runs" }), make("div", { className: "bar" }, search, compare, before, after, count),
-    make("div", { className: "scroll" }, table));
+    wide("Runs", table));
 
   const marked = () => { compare.disabled = chosen.size < 2; compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare"; };
   compare.addEventListener("click", () => { location.hash = `#/compare/${[...chosen].join(",")}`; });
@@ -33,7 +33,7 @@ export function list(page) {
       after.disabled = offset + PAGE >= found.total;
       body.replaceChildren(...found.runs.map(row));
       marked();
-      tell("");
+      tell(found.looking.length ? `looking through ${found.looking.join(", ")} …` : "");
     } catch (error) { tell(error.message, true); }
   }
 

@@ -15,7 +15,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import warnings
@@ -23,11 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Absent, environment, note
+
 ROUNDS = 7
 WIDTH, LAYERS = 1024, 24  # 24 × (4 MB + 4 KB) of weights, three times over with Adam's moments
 
 _run: list[Any] = []
-HOME = Path.home() / ".cache" / "headway-bench" / "checkpoint-stall"
 ROOT = Path(__file__).resolve().parents[1]
 
 # Each prints, for every round, the seconds of a copy in memory and of the stall.
@@ -114,6 +114,7 @@ def show(taken: dict[str, list[float]], size: int) -> int:
     for name, stalls in taken.items():
         median = statistics.median(stalls)
         print(f"| {name} | {median * 1e3:.0f} | {median / floor:.2f} |")
+        note("stall for a checkpoint", name, median * 1e3, "ms", limit="a copy in memory", floor=floor * 1e3)
     print()
     ratios = [ours / copy for ours, copy in zip(taken["Headway"], next(iter(taken.values())), strict=True)]
     if statistics.median(ratios) > 1.3:
@@ -127,9 +128,9 @@ def rivals() -> None:
     for name, (package, script) in RIVALS.items():
         try:
             env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command = [environment(package), "-c", script]
+            command = [str(environment(f"checkpoint-stall/{package}", package)), "-c", script]
             done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=300)
-        except (subprocess.SubprocessError, OSError) as error:
+        except (Absent, subprocess.SubprocessError, OSError) as error:
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()
             print(f"| {name} | takes no part: {said[-1][:100] if said else error} | |")
             continue
@@ -137,21 +138,6 @@ def rivals() -> None:
         ratio = statistics.median(stall / copy for copy, stall in rounds)
         print(f"| {name} | {statistics.median(stall for _, stall in rounds) * 1e3:.0f} | {ratio:.2f} |")
     print(flush=True)
-
-
-def environment(package: str) -> str:
-    """A virtual environment with the package; torch is that of this one, for all alike."""
-    home = HOME / package
-    python = home / "bin" / "python"
-    if not (home / ".ready").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, capture_output=True, text=True)
-        site = next((home / "lib").glob("python*")) / "site-packages"
-        (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", package]
-        subprocess.run(pip, check=True, capture_output=True, text=True)
-        (home / ".ready").touch()
-    return str(python)
 
 
 def copy_of(model: Any, optimizer: Any) -> Callable[[], object]:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -23,10 +21,9 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.data_prepare import anonymous, make_pictures
-from benchmarks.harness import Row, interleave
+from benchmarks.harness import Absent, Row, environment, interleave
 from headway.data.prepare import prepare
 
-HOME = Path.home() / ".cache" / "headway-bench" / "data-loading"
 COUNT = 1536
 REPEATS = 3
 
@@ -233,7 +230,11 @@ def started(root: Path) -> dict[str, Side]:
     sides = {name: Side(sys.executable, script, root) for name, script in ours.items()}
     for name, (package, make, script) in PEERS.items():
         try:
-            python = environment(name, package) if package else sys.executable
+            python = (
+                str(environment(f"data-loading/{name.replace(' ', '-').lower()}", package))
+                if package
+                else sys.executable
+            )
             if make:
                 maker = root / "make.py"
                 maker.write_text(START + make)
@@ -241,26 +242,10 @@ def started(root: Path) -> dict[str, Side]:
             side = Side(python, script, root)
             side.epoch()
             sides[name] = side
-        except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
+        except (Absent, subprocess.CalledProcessError, OSError, RuntimeError) as error:
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()
             print(f"{name} takes no part: {said[-1][:200] if said else error}\n", flush=True)
     return sides
-
-
-def environment(name: str, package: str) -> str:
-    """A virtual environment with the package; torch, numpy and Pillow are those of this one, for all alike."""
-    home = HOME / name.replace(" ", "-").lower()
-    python = home / "bin" / "python"
-    if not (home / ".ready").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, capture_output=True, text=True)
-        site = next((home / "lib").glob("python*")) / "site-packages"
-        (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        for wanted in (["-U", "pip"], [package]):  # an old pip's resolver can take many minutes over some of these
-            subprocess.run([*pip, *wanted], check=True, capture_output=True, text=True)
-        (home / ".ready").touch()
-    return str(python)
 
 
 def measured(sides: dict[str, Side]) -> tuple[dict[str, Row], dict[str, int]]:

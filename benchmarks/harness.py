@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import statistics
+import subprocess
+import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+HOME = Path.home() / ".cache" / "headway-bench"
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,57 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     return f"{os.cpu_count()} × {model}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """One number worth keeping: a bar of the plot, a line of the table of limits."""
+
+    group: str  # numbers of one group are compared with each other
+    name: str
+    value: float
+    unit: str
+    limit: str = ""  # what physics, or an empty process, would take
+    floor: float | None = None  # in the same unit
+
+
+NOTED: list[Note] = []
+
+
+def note(group: str, name: str, value: float, unit: str, *, limit: str = "", floor: float | None = None) -> None:
+    """Keep a number for docs/benchmarks.md, beside what the benchmark prints."""
+    NOTED.append(Note(group=group, name=name, value=value, unit=unit, limit=limit, floor=floor))
+
+
+# -- rivals -----------------------------------------------------------------------------------------------------------
+
+
+class Absent(Exception):
+    """A rival that cannot take part; the message says why."""
+
+
+def environment(name: str, *packages: str, share: bool = True) -> Path:
+    """The Python of a virtual environment with these packages, made once under ~/.cache/headway-bench.
+
+    With `share` it sees this one's packages and Headway too, torch above all: the same for all, not downloaded again.
+    """
+    home = HOME / name
+    if not (home / ".ready").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, capture_output=True, text=True)
+            if share:
+                site = next((home / "lib").glob("python*")) / "site-packages"
+                source = Path(__file__).resolve().parents[1] / "src"
+                (site / "shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{source}\n")
+            for wanted in (["-U", "pip"], packages):  # an old pip's resolver can take many minutes over some of these
+                subprocess.run([*pip, *wanted], check=True, capture_output=True, text=True, timeout=900)
+        except (subprocess.SubprocessError, OSError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            raise Absent(f"does not install: {said[-1][:120] if said else error}") from None
+        (home / ".ready").touch()
+    return home / "bin" / "python"

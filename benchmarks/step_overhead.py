@@ -3,24 +3,29 @@
 Everyone trains the same model on the same batches with one thread, and logs the loss every step. Everyone does one step
 in turn, in an order drawn anew for each round: whoever comes after another finds the caches as that one left them.
 Measured is the CPU time of the training thread, which never waits here: other programs on the machine do not count.
-Fabric, Accelerate and Lightning take part where they can be imported (`pip install lightning accelerate`); Lightning
-has a loop of its own, which cannot be done step by step, and is measured a hundred steps at a time.
+Fabric, Accelerate and Lightning are in an environment of their own with this torch, in which all are measured.
+Lightning has a loop of its own, which cannot be done step by step, and is measured a hundred steps at a time.
 What an epoch's end and a checkpoint cost is in checkpoint_stall.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from benchmarks.harness import Absent, environment, note
 
 SIZES = {"tiny": (8, 16, 4000), "5 ms": (384, 640, 700)}  # batch, width, rounds
 LONGEST, BLOCK = 1_000_000, 100
@@ -28,6 +33,26 @@ Step = Callable[[], None]
 
 
 def main() -> int:
+    """Measured in a child, in the environment that has the rivals; without one, without them."""
+    try:
+        python = str(environment("step-overhead/rivals", "accelerate", "lightning"))
+    except Absent as why:
+        print(f"Fabric, Accelerate and Lightning take no part: {why}\n")
+        python = sys.executable
+    root = Path(__file__).resolve().parents[1]
+    env = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+    done = subprocess.run(
+        [python, "-m", "benchmarks.step_overhead"], env=env, stdout=subprocess.PIPE, text=True, check=False
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("note "):
+            note(**json.loads(line.removeprefix("note ")))
+        else:
+            print(line)
+    return done.returncode
+
+
+def measured() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -66,6 +91,9 @@ def show(size: str, taken: dict[str, list[float]], over: dict[str, float]) -> in
     print("| | µs a step | over bare (µs) | % |\n| --- | ---: | ---: | ---: |")
     for name, own in taken.items():
         print(f"| {name} | {statistics.median(own) * 1e6:.0f} | {over[name] * 1e6:.0f} | {over[name] / bare:.1%} |")
+    for name in [name for name in taken if name != "bare"]:
+        group = f"over a bare {size} step"
+        print("note " + json.dumps({"group": group, "name": name, "value": over[name] * 1e6, "unit": "µs"}))
     print()
     if over["headway"] > 50e-6:
         print("broken promise: over 50 µs\n")
@@ -225,6 +253,6 @@ def lightning(batch: int, width: int, blocks: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = measured()
     sys.stdout.flush()
     os._exit(code)  # a run whose epoch is not over would keep its last state first

@@ -1,0 +1,119 @@
+"""The dashboard's answers: a page of 10,000 runs against one of 100, a curve of 1,000,000 points against one of 10,000.
+
+And the same curves of 20,000 points read by TensorBoard's own reader, where it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness import interleave, show
+from headway.ledger import Ledger, Row
+from headway.runfolder import RunFolder
+from headway.segments import SegmentWriter
+from headway.storage import open_store
+from headway.ui.board import Board
+from headway.ui.series import Metrics
+
+FEW_RUNS, MANY_RUNS = 100, 10_000
+FEW_POINTS, SOME_POINTS, MANY_POINTS = 10_000, 20_000, 1_000_000
+A_SEGMENT = 5_000  # points: about what a minute of quick steps makes
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        _runs(Path(folder))
+        _points(Path(folder))
+        _against_tensorboard(Path(folder))
+    return 0
+
+
+def _runs(folder: Path) -> None:
+    few, many = (_ledger(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
+    fresh: dict[str, Callable[[], object]] = {
+        "100 runs: first page": lambda: Board(few).runs(),
+        "10,000 runs: first page": lambda: Board(many).runs(),
+        "10,000 runs: page 50": lambda: Board(many).runs(offset=5_000),
+        "10,000 runs: search": lambda: Board(many).runs(query="run-77 finished"),
+    }
+    board = Board(many)
+    fresh["10,000 runs: first page again"] = board.runs
+    print(show(interleave(fresh, 9), "100 runs: first page"), flush=True)
+
+
+def _ledger(folder: Path, count: int) -> Ledger:
+    """Runs with as much in their folders as a page of them looks at."""
+    rows = []
+    for number in range(count):
+        place = folder / "runs" / f"run-{number}"
+        (place / "checkpoints").mkdir(parents=True)
+        (place / "progress.json").write_text(json.dumps({"step": number, "steps": count, "epoch": 1, "epochs": 2}))
+        kept = {"kept": [{"step": 1, "score": 0.5, "names": ["phase1_best"]}], "step": 1, "steps": [1]}
+        (place / "checkpoints" / "last.json").write_text(json.dumps(kept))
+        rows.append(Row(name=place.name, url=str(place), target="local", job="j", created=number, state="finished"))
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.record(*rows)
+    return ledger
+
+
+def _points(folder: Path) -> None:
+    many = _curve(folder / "many", MANY_POINTS)
+    few = Metrics(_curve(folder / "few", FEW_POINTS))
+    few.refresh()
+    began = time.perf_counter()
+    metrics = Metrics(many)
+    metrics.refresh()
+    print(f"\n1,000,000 points of 3 curves read for the first time in {time.perf_counter() - began:.1f} s\n")
+    cases: dict[str, Callable[[], object]] = {
+        "10,000 points: all": lambda: few.curve("loss", points=800),
+        "1,000,000 points: all": lambda: metrics.curve("loss", points=800),
+        "1,000,000 points: a hundredth": lambda: metrics.curve("loss", points=800, low=5e5, high=5.1e5),
+        "1,000,000 points: is there more?": metrics.refresh,
+    }
+    print(show(interleave(cases, 9), "10,000 points: all"), flush=True)
+
+
+def _curve(folder: Path, points: int) -> RunFolder:
+    store = open_store(str(folder))
+    writer = SegmentWriter(store, "metrics", 1)
+    for step in range(1, points + 1):
+        writer.add(json.dumps(_record(step)))
+        if step % A_SEGMENT == 0:
+            writer.flush()
+    writer.flush()
+    return RunFolder(store)
+
+
+def _record(step: int) -> dict[str, float]:
+    return {"step": step, "epoch": 0, "time": step / 10, "loss": 10 / step, "lr": 1e-3, "grad_norm": step % 7 / 3}
+
+
+def _against_tensorboard(folder: Path) -> None:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        print("\nTensorBoard is not installed: not compared")
+        return
+    some = _curve(folder / "some", SOME_POINTS)
+    with SummaryWriter(str(folder / "board")) as writer:
+        for step in range(1, SOME_POINTS + 1):
+            for name in ("loss", "lr", "grad_norm"):
+                writer.add_scalar(name, _record(step)[name], step)
+
+    def theirs() -> None:
+        read = EventAccumulator(str(folder / "board"), size_guidance={"scalars": 0})
+        read.Reload()
+        assert len(read.Scalars("loss")) == SOME_POINTS
+
+    def ours() -> None:
+        metrics = Metrics(some)
+        metrics.refresh()
+        assert metrics.curve("loss", points=800)["total"] == SOME_POINTS
+
+    print("\n20,000 points of 3 curves, read for the first time:\n")
+    print(show(interleave({"Headway": ours, "TensorBoard": theirs}, 3), "Headway"))

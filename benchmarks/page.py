@@ -1,0 +1,94 @@
+"""docs/benchmarks.md from docs/benchmarks.json: tables as printed, a plot for each group, limits in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime, timezone
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Note, machine
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+KEPT, PAGE, PLOTS = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "pictures"
+HEAD = """# Benchmarks
+
+`make bench` runs all of them, `make bench-step-overhead` one. Ratios come from one run on one machine: every contender
+does its part in turn, in an order drawn anew, and medians are compared. Rivals are installed in environments of their
+own under ~/.cache/headway-bench, and named where they do not install. `python -m benchmarks --record NAME` writes this
+page. Slower than a rival is said plainly: **broken promise** stands where it was measured.
+"""
+
+
+def keep(name: str, about: str, said: str, notes: Iterable[Note], *, broken: bool) -> None:
+    kept = _kept()
+    kept[name] = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine(),
+        "about": about.strip(),
+        "said": said.strip(),
+        "broken": broken,
+        "notes": [asdict(note) for note in notes],
+    }
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def write() -> None:
+    kept = _kept()
+    parts = [HEAD, _limits(kept)]
+    for name, one in sorted(kept.items()):
+        parts.append(f"## {name}\n\n{one['about']}\n\n*{one['date']}, {one['machine']}*\n\n{one['said']}\n")
+        groups = list(dict.fromkeys(note["group"] for note in one["notes"]))
+        for number, group in enumerate(groups):
+            notes = [note for note in one["notes"] if note["group"] == group]
+            if len(notes) > 1:
+                file = PLOTS / f"bench-{name.replace('_', '-')}-{number}.svg"
+                file.write_text(_plot(group, notes))
+                parts.append(f"![{group}](pictures/{file.name})\n")
+    PAGE.write_text("\n".join(parts))
+
+
+def _kept() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return found
+
+
+def _limits(kept: dict[str, Any]) -> str:
+    lines = ["| what | measured | its limit | × the limit |", "| --- | ---: | --- | ---: |"]
+    for one in (kept[name] for name in sorted(kept)):
+        for note in one["notes"]:
+            if note["floor"]:
+                what = f"{note['name']}, {note['group']}"
+                ratio = note["value"] / note["floor"]
+                limit = f"{note['limit']}: {_number(note['floor'])} {note['unit']}"
+                lines.append(f"| {what} | {_number(note['value'])} {note['unit']} | {limit} | {ratio:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _plot(title: str, notes: list[dict[str, Any]]) -> str:
+    """Bars, ours in colour; grey that can be read on white and on black."""
+    width, left, row = 640, 240, 26
+    most = max(note["value"] for note in notes) or 1.0
+    bars = []
+    for number, note in enumerate(notes):
+        y = 34 + number * row
+        length = max(1.0, note["value"] / most * (width - left - 110))
+        colour = "#2a7de1" if "headway" in note["name"].lower() else "#9aa0a6"
+        bars.append(
+            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(note["name"])}</text>'
+            f'<rect x="{left}" y="{y}" width="{length:.1f}" height="18" rx="3" fill="{colour}"/>'
+            f'<text x="{left + length + 6:.1f}" y="{y + 13}">{_number(note["value"])} {escape(note["unit"])}</text>'
+        )
+    height = 44 + len(notes) * row
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="system-ui, sans-serif" font-size="12" fill="#808890">'
+        f'<text x="8" y="18" font-size="13" font-weight="600">{escape(title)}</text>{"".join(bars)}</svg>\n'
+    )

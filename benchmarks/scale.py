@@ -1,0 +1,188 @@
+"""What 1,000 nodes of 8 ranks and a billion pictures would ask of the parts that do not train: simulated, in seconds.
+
+The code is Headway's own; stores are in memory and count what is asked of them, connections are real ones over the
+loopback. What a cloud would add is its latency: requests are counted, and multiplied by 30 ms where a line says so.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import note
+
+NODES, RANKS_A_NODE = 1_000, 8
+PICTURES, ROWS_A_SHARD = 1_000_000_000, 4_096
+LATENCY_S = 0.03  # of one request to an object store in the same region
+LIST_PAGE = 1_000
+
+
+def main() -> int:
+    print("| part | asked of it | measured here | at this size |\n| --- | --- | ---: | --- |")
+    for part in (rendezvous, manifest_of_a_checkpoint, commit, retention, shard_index, shuffling, history):
+        print(f"| {part()} |", flush=True)
+    return 0
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def rendezvous() -> str:
+    """Every node joins node 0, proves what it knows, and is told to start."""
+    from headway.runtime.meeting import Joined, Meeting, join
+
+    posted: queue.Queue[Any] = queue.Queue()
+    port = _free_port()
+    meeting = Meeting(port, b"key", NODES, posted.put)
+    kept: list[Any] = []
+
+    def come(first: int) -> None:
+        for node in range(first, NODES, 16):
+            if node:
+                kept.append(join("127.0.0.1", port, b"key", node, {"host": f"h{node}"}))
+
+    def all_come() -> int:
+        threads = [threading.Thread(target=come, args=(first,)) for first in range(16)]
+        for thread in threads:
+            thread.start()
+        present = 0
+        while present < NODES - 1:
+            present += isinstance(posted.get(timeout=120), Joined)
+        for thread in threads:
+            thread.join()
+        return present
+
+    seconds, present = timed(all_come)
+    for connection in kept:
+        connection.close()
+    meeting.close()
+    note("rendezvous", f"{NODES} nodes", seconds, "s")
+    return f"rendezvous | {present} nodes join node 0, one TCP connection and one thread each | {seconds:.2f} s | holds"
+
+
+def manifest_of_a_checkpoint() -> str:
+    from headway.runtime.records import sealed, unsealed
+
+    body = sealed(_manifest(NODES * RANKS_A_NODE))
+    seconds, _ = timed(lambda: unsealed(body, "manifest.json"))
+    size = len(body) / 1e6
+    parts = f"{NODES * RANKS_A_NODE:,} parts: {size:.1f} MB"
+    return f"a checkpoint's manifest | {parts} | {seconds * 1e3:.0f} ms to check | holds"
+
+
+def commit() -> str:
+    """What rank 0 asks of the store for one commit: a record of each part read, and swept afterwards."""
+    ranks = NODES * RANKS_A_NODE
+    requests = 2 * (ranks - 1) + 6
+    minutes = requests * LATENCY_S / 60
+    return (
+        f"committing | {requests:,} requests by rank 0, one after the other | {minutes:.0f} min at 30 ms each"
+        " | **the first to break**: behind training's back, but longer than its rhythm"
+    )
+
+
+def retention() -> str:
+    """One pass of the rule over a run with many checkpoints kept for good."""
+    from headway.runtime.catalogue import Catalogue, Kept
+    from headway.spec.model import Cadence, Checkpoint
+    from headway.storage.memory import MemoryStore
+
+    store, ranks, keep = MemoryStore("memory://scale-retention"), 64, 300
+    catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
+    for step in range(1, keep + 1):
+        for name in ("manifest.json", *(f"a0001-r{rank}.safetensors" for rank in range(ranks))):
+            store.write(f"checkpoints/{step:08d}/{name}", b"")
+        catalogue.adopt([Kept(step, 0, (), None, True)])
+    keys = keep * (ranks + 1)
+    seconds, _ = timed(catalogue.prune)
+    pages = -(-(NODES * RANKS_A_NODE + 2) * 10 // LIST_PAGE)
+    return (
+        f"retention | one listing of {keys:,} files a commit | {seconds * 1e3:.0f} ms and {-(-keys // LIST_PAGE)} pages"
+        f" | 10 checkpoints of 8,000 parts: {pages} pages, {pages * 0.1:.0f} s, behind training's back"
+    )
+
+
+def shard_index() -> str:
+    from headway.data.manifest import Column, Manifest, ShardFile
+
+    shards = PICTURES // ROWS_A_SHARD
+    files = tuple(
+        ShardFile(key=f"train/{n:06d}.arrow", rows=ROWS_A_SHARD, bytes=616_562_688, sha256=f"{n:064x}")
+        for n in range(shards)
+    )
+    column = Column(name="picture", kind="picture", encoding="jpeg")
+    made = Manifest(name="x", task="classes", columns=(column,), splits={"train": files})
+    text = made.to_json().encode()
+    seconds, _ = timed(lambda: Manifest.from_json(text))
+    note("shard index", f"{shards:,} shards", seconds, "s")
+    size = f"{shards:,} shards: {len(text) / 1e6:.0f} MB"
+    return f"the data set's manifest | {size} | {seconds:.1f} s to read and check | holds: once a process"
+
+
+def shuffling() -> str:
+    import numpy as np
+
+    from headway.data.permutation import permute
+
+    positions = np.arange(4096, dtype=np.int64) + 123_456_789
+    seconds = min(timed(lambda: permute(PICTURES, 7, 3, positions))[0] for _ in range(5))
+    small = min(timed(lambda: permute(1_000, 7, 3, positions % 1000))[0] for _ in range(5))
+    ratio = seconds / small
+    return (
+        f"shuffling | any 4,096 places of a billion, without a table | {seconds * 1e3:.1f} ms"
+        f" | {ratio:.1f} × a thousand rows': holds, and takes no memory"
+    )
+
+
+def history() -> str:
+    """A month of metrics of one run, read as `headway show` reads them."""
+    from headway.runfolder import RunFolder
+    from headway.segments import LONGEST_S
+    from headway.storage.memory import MemoryStore
+
+    store, steps, each = MemoryStore("memory://scale-history"), 1_000_000, 25_000
+    for number in range(steps // each):
+        lines = (json.dumps({"step": number * each + step, "loss": 1.5}) for step in range(each))
+        store.write(f"metrics/a0001-{number + 1:07d}.jsonl", ("\n".join(lines) + "\n").encode())
+    seconds, found = timed(lambda: RunFolder(store).metrics())
+    segments = 30 * 86_400 / LONGEST_S
+    logs = segments * NODES * RANKS_A_NODE
+    return (
+        f"history | {len(found):,} steps | {seconds:.1f} s to merge | {segments:,.0f} segments of metrics a month hold;"
+        f" of logs {logs / 1e6:,.0f} million over all ranks: **the second to break**; `headway logs --rank` reads few"
+    )
+
+
+def _manifest(ranks: int) -> dict[str, Any]:
+    file = {"bytes": 123_456_789, "sha256": "0" * 64}
+    files = {f"a0001-r{rank}.safetensors": {**file, "name": f"a0001-r{rank}.safetensors"} for rank in range(ranks)}
+    return {
+        "schema": 1,
+        "step": 1,
+        "epoch": 0,
+        "names": [],
+        "score": None,
+        "forever": False,
+        "state": file,
+        "files": files,
+    }
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

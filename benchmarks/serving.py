@@ -1,0 +1,233 @@
+"""A model behind HTTP: Headway's server, a plain FastAPI one and LitServe, with the same model and clients.
+
+Promised: batched throughput at least 3 × one request at a time on the same cores, with p99. The model is a captioner
+of the demo's size with a beam of 3. Each server is a process of its own; they are loaded in turn. FastAPI and LitServe
+are installed in virtual environments of their own under ~/.cache/headway-bench, and use this one's torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.harness import Absent, environment
+from tests.serve.loading import Tally, load, many_files, request_of
+
+SECONDS = 6.0  # of each load, about
+ROUNDS = 3
+CROWD = 64
+PROMISE = 3.0
+
+HEADWAY = """
+import sys
+from headway.cli import main
+sys.exit(main(["serve", sys.argv[1], "--port", sys.argv[2], "--quiet", "--queue", "512"]))
+"""
+
+MODEL = """
+import base64, io, sys
+import numpy as np
+from PIL import Image
+from headway.bundle import Bundle
+from headway.serve.service import service_of
+
+def pixels(text):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
+"""
+
+FASTAPI = (
+    MODEL
+    + """
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+service = service_of(Bundle.open(sys.argv[1]))
+app = FastAPI()
+
+class Body(BaseModel):
+    instances: list[dict[str, str]]
+
+@app.post("/predict")
+def predict(body: Body):
+    prepared = [service.prepare({"image": pixels(each["image"])}) for each in body.instances]
+    return {"predictions": service.answer(prepared, explain=False)}
+
+@app.get("/ready")
+def ready():
+    return {}
+
+uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+"""
+)
+
+LITSERVE = (
+    MODEL
+    + """
+import litserve
+
+class Captions(litserve.LitAPI):
+    def setup(self, device):
+        self.service = service_of(Bundle.open(sys.argv[1]))
+    def decode_request(self, request):
+        return self.service.prepare({"image": pixels(request["instances"][0]["image"])})
+    def batch(self, inputs):
+        return inputs
+    def predict(self, prepared):
+        return self.service.answer(prepared, explain=False)
+    def unbatch(self, answers):
+        return answers
+    def encode_response(self, answer):
+        return {"predictions": [answer]}
+
+if __name__ == "__main__":
+    api = Captions(max_batch_size=32, batch_timeout=0.005)
+    server = litserve.LitServer(api, accelerator="cpu", timeout=60)
+    server.run(port=int(sys.argv[2]), log_level="error", generate_client_file=False)
+"""
+)
+
+SIDES = {
+    "headway": (None, HEADWAY, "/ready"),
+    "FastAPI, by hand": ("fastapi", FASTAPI, "/ready"),
+    "LitServe": ("litserve", LITSERVE, "/health"),
+}
+
+
+def main() -> int:
+    many_files()
+    with tempfile.TemporaryDirectory(prefix="headway-serving-") as folder:
+        bundle, requests = _bundle(Path(folder) / "bundle"), _requests()
+        found = _measured(Path(folder), bundle, requests)
+    return _told(found)
+
+
+def _told(found: dict[str, dict[int, Tally]]) -> int:
+    alone = _rate(found["headway"][1])
+    print("| | clients | answers a second | × one at a time | p50 (ms) | p99 (ms) |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, loads in found.items():
+        for clients, tally in loads.items():
+            times = f"{tally.quantile(0.5) * 1e3:.0f} | {tally.quantile(0.99) * 1e3:.0f}"
+            print(f"| {name} | {clients} | {_rate(tally):.1f} | {_rate(tally) / alone:.2f} | {times} |")
+    gain = _rate(found["headway"][CROWD]) / alone
+    print(f"\nbatched against one request at a time: {gain:.1f} × (promised: {PROMISE:g} ×)")
+    return int(gain < PROMISE)
+
+
+def _rate(tally: Tally) -> float:
+    return tally.right / tally.took
+
+
+def _measured(folder: Path, bundle: Path, requests: list[bytes]) -> dict[str, dict[int, Tally]]:
+    """Each server is up for all rounds, and only one is asked at any time: what disturbs hits all alike."""
+    found: dict[str, dict[int, Tally]] = {}
+    running: dict[str, int] = {}
+    with ExitStack() as stack:
+        for number, (name, (package, script, ready)) in enumerate(SIDES.items()):
+            try:
+                python = str(environment(f"serving/{package}", package, "uvicorn")) if package else sys.executable
+                port = stack.enter_context(_server(python, folder / f"side{number}.py", script, bundle, ready))
+            except (Absent, subprocess.CalledProcessError, OSError, RuntimeError) as error:
+                said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+                print(f"{name} takes no part: {said[-1][:200] if said else error}\n", flush=True)
+                continue
+            running[name] = port
+            found[name] = {1: Tally(), CROWD: Tally()}
+        for _ in range(ROUNDS):
+            for name, port in running.items():
+                for clients, whole in found[name].items():
+                    _add(whole, _for_a_while(port, requests, clients))
+    return found
+
+
+def _add(whole: Tally, part: Tally) -> None:
+    assert not part.wrong, part.wrong[0]
+    whole.right += part.right
+    whole.took += part.took
+    whole.seconds += part.seconds
+
+
+def _for_a_while(port: int, requests: list[bytes], clients: int) -> Tally:
+    """About SECONDS / ROUNDS of load, as many requests as a first try says will fit."""
+    tried = asyncio.run(load(port, [(requests[0], b'"text"')] * clients, clients=clients))
+    count = max(clients * 2, int(clients * SECONDS / ROUNDS / tried.took))
+    asked = [(requests[number % len(requests)], b'"text"') for number in range(count)]
+    return asyncio.run(load(port, asked, clients=clients))
+
+
+@contextmanager
+def _server(python: str, path: Path, script: str, bundle: Path, ready: str) -> Iterator[int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path.write_text(script)
+    log = path.with_suffix(".log").open("w")
+    process = subprocess.Popen([python, str(path), str(bundle), str(port)], stdout=log, stderr=subprocess.STDOUT,
+                               start_new_session=True)  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}", timeout=5).close()
+                break
+            except (urllib.error.URLError, OSError):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(path.with_suffix(".log").read_text()[-400:] or "it does not start") from None
+                time.sleep(0.2)
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _bundle(folder: Path) -> Path:
+    """A captioner as the recipe makes it, with weights as they begin: it talks until it may not go on."""
+    import torch
+
+    from headway.recipes.captioning.config import Config
+    from headway.recipes.captioning.model import Captioner
+    from headway.recipes.captioning.predict import bundle
+    from headway.recipes.captioning.words import Vocabulary
+    from headway.spec import Job
+
+    torch.manual_seed(0)
+    words = Vocabulary.of(["a small red circle left of the large blue square"], min_count=1, max_words=100)
+    cfg = Config()
+    job = Job(name="captions", recipe="captioning", outputs="runs")
+    bundle(Captioner(cfg, words), cfg, job, {}).write(folder)
+    return folder
+
+
+def _requests() -> list[bytes]:
+    """Drawn pictures, as people would send them."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    made = []
+    for seed in range(16):
+        pixels = np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, "JPEG")
+        body = json.dumps({"instances": [{"image": base64.b64encode(out.getvalue()).decode()}]}).encode()
+        made.append(request_of("/predict", body))
+    return made

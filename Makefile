@@ -1,7 +1,7 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
 
-.PHONY: help demo test test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos check bench results clean
+.PHONY: help demo test fuzz lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
@@ -13,8 +13,9 @@ help:
 demo: .venv/.ready-demo
 	@scripts/demo
 
+# A process a core, each with files of its own: what one file's tests share is made once.
 test: .venv/.ready-test
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/.ready-test
 	@$(BIN)/ruff check src tests benchmarks
@@ -24,6 +25,10 @@ check: .venv/.ready-test
 # Vertex AI's own images have Python 3.10: what needs no torch is tested there too.
 test-3.10:
 	@scripts/test-on-3.10
+
+# A fresh Debian in a chroot, and nothing typed but what the README says: as root, with debootstrap. FRESH=demo for half.
+test-fresh-machine:
+	@scripts/test-fresh-machine $(FRESH)
 
 # These start a daemon of their own: as root, with what they need from apt.
 test-docker: .venv/.ready-test
@@ -41,16 +46,39 @@ test-ssh: .venv/.ready-test
 
 # Kills at random moments, and every write and upload failed in turn, the long form: HEADWAY_CHAOS is how many kills.
 test-chaos: .venv/.ready-test
-	@$(BIN)/python -m tests.chaos --kills $${HEADWAY_CHAOS:-200}
+	@$(BIN)/python -m tests.chaos --kills $${HEADWAY_CHAOS:-200} $(CHAOS)
+
+# Every reader of foreign bytes, for two minutes; FUZZ="--seconds 3600 --atheris" for longer and guided by coverage.
+fuzz: .venv/.ready-test
+	@$(BIN)/python -m tests.fuzz $(FUZZ)
+
+# The hashes of what is installed; the bill of materials; what is known against it (docs/security.md).
+lock:
+	@scripts/lock
+
+sbom: .venv/.ready-test
+	@mkdir -p build
+	@scripts/tool cyclonedx-bom==7.5.0 cyclonedx-py environment $(BIN)/python --of JSON -o build/sbom.json
+	@echo build/sbom.json
+
+audit:
+	@scripts/tool pip-audit==2.10.1 pip-audit --strict --disable-pip --require-hashes -r requirements/locked-test.txt
+
+# The long form of the load on a server: 1,000 clients at once, and 50,000 requests. Minutes.
+test-load: .venv/.ready-test
+	@HEADWAY_LOAD=1 $(BIN)/python -m pytest -s tests/serve/test_load.py
 
 # The long runs, for docs/results.md: hours. A minute's worth of it runs in `make test`.
 results: .venv/.ready-test
 	@$(BIN)/python scripts/results $(RESULTS)
 
 bench: .venv/.ready-test
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(BENCH)
 
-.venv/.ready-%: pyproject.toml requirements/constraints.txt requirements/test.txt scripts/setup
+bench-%: .venv/.ready-test
+	@$(BIN)/python -m benchmarks $(subst -,_,$*)
+
+.venv/.ready-%: pyproject.toml requirements/constraints.txt requirements/test.txt requirements/locked-%.txt scripts/setup
 	@scripts/setup $*
 
 clean:

@@ -13,7 +13,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 CONTROL = (
     *("cli", "image", "launcher", "ledger", "logtail", "moving", "naming", "planning", "receipts", "runs", "sending"),
-    *("ci", "afterwards", "explain", "infra", "price", "spec", "targets"),
+    *("ci", "afterwards", "curves", "deploy", "explain", "infra", "notebook", "price", "spec", "targets", "watch"),
 )
 SHARED = (
     "errors",

@@ -8,7 +8,10 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from headway.errors import BadInput
+from headway.recipes.main import refuse_phases
 from headway.recipes.registry import RECIPES
+from headway.spec import Job, Phase
 from headway.spec.comments import field_comments
 
 
@@ -42,3 +45,11 @@ def test_reading_all_configs_imports_nothing_heavy() -> None:
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr.strip()) == (0, "")
+
+
+def test_phases_are_refused_by_recipes_that_would_not_read_them() -> None:
+    phases = (Phase(name="first", epochs=1),)
+    refuse_phases(Job(name="cards", recipe="grading", phases=phases), RECIPES["grading"])
+    refuse_phases(Job(name="leaves", recipe="classification"), RECIPES["classification"])
+    with pytest.raises(BadInput, match="classification does not train in phases"):
+        refuse_phases(Job(name="leaves", recipe="classification", phases=phases), RECIPES["classification"])

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
+
+_BESIDE: Final = ("attempt", "kind", "rank", "spent_s", "step", "time")  # what every event notes, whatever it is about
+
+
+def scores_in(event: Mapping[str, Any]) -> dict[str, float]:
+    """What a run's `score` event measured."""
+    return {name: float(value) for name, value in event.items() if name not in _BESIDE}
 
 
 class BestScores(dict[str, float]):

@@ -6,6 +6,8 @@ import os
 import sys
 
 from headway.errors import BadInput, HeadwayError
+from headway.recipes.registry import RECIPES, Recipe
+from headway.spec import Job
 
 
 def main() -> int:
@@ -18,9 +20,17 @@ def main() -> int:
         raise BadInput("this is started by Headway itself, inside a run", fix="headway run -f headway.yaml")
     run = headway.start()
     recipe = recipe_of(run.job)
+    refuse_phases(run.job, recipe)
     config = from_plain(run.config, recipe.load_config(), where="config")
     recipe.load("train")(run, config)
     return 0
+
+
+def refuse_phases(job: Job, recipe: Recipe) -> None:
+    """Phases that nobody reads would be settings that silently do nothing."""
+    if job.phases and not recipe.phases:
+        able = ", ".join(sorted(name for name, other in RECIPES.items() if other.phases))
+        raise BadInput(f"the recipe {recipe.name} does not train in phases", fix=f"remove `phases`: {able} reads them")
 
 
 if __name__ == "__main__":

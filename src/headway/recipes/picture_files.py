@@ -19,10 +19,12 @@ def open_picture(path: str) -> Picture:
     """RGB, upright by its EXIF orientation. BadInput unless it is whole and of sane size."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    from headway.data.pictures import DAMAGE, readable
+
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a limit of our own
-            with Image.open(Path(path)) as file:
+            warnings.simplefilter("ignore")  # of bombs, where we have our own limit, and of damage that does no harm
+            with Image.open(Path(path), formats=readable()) as file:
                 _refuse_bombs(path, *file.size)
                 return ImageOps.exif_transpose(file).convert("RGB")
     except UnidentifiedImageError:
@@ -31,7 +33,7 @@ def open_picture(path: str) -> Picture:
         raise BadInput(f"{path} is too large: {error}", fix="make it smaller first") from None
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist", fix="check the path") from None
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that the bytes are damaged
+    except DAMAGE as error:
         raise BadInput(
             f"{path} cannot be read: {error}", fix="check that the file is whole and yours to read"
         ) from None

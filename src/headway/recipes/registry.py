@@ -20,11 +20,12 @@ class Recipe:
     train: str  # (run, config): the loop
     rebuild: str  # (config, state of the model in a checkpoint) -> model
     bundle: str  # (model, config, job, scores) -> BundleParts
-    evaluate: str  # (model, config, data, split) -> Evaluation
+    evaluate: str  # (model, config, data, split, cache=…) -> Evaluation
     predictor: str  # (bundle) -> something that turns a list of inputs into a list of answers
     data_default: str  # what is trained on when the job names no data
     graphs: str = ""  # (model, config) -> the graphs that ONNX and torch.export get; none where there are none yet
     takes: Literal["pictures", "text"] = "pictures"  # what `headway predict` is given: files, or what is typed
+    phases: bool = False  # whether it trains in the phases that a job names
     extras: tuple[str, ...] = ()  # parts of Headway it needs besides `train`
 
     def load_config(self) -> type[Any]:
@@ -76,6 +77,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         predictor="headway.recipes.grading.predict:Predictor",
         graphs="headway.recipes.grading.graphs:graphs",
         data_default="builtin:cards",
+        phases=True,
     ),
     "translation": Recipe(
         name="translation",

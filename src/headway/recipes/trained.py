@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import BadInput, NoCheckpoint, NotThere
+from headway.recipes.best_scores import scores_in
 from headway.recipes.registry import RECIPES, Recipe
 from headway.runfolder import RunFolder
 from headway.runtime.encoding import Damaged
@@ -47,7 +48,8 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
     """The model of a run, by a checkpoint's name or step. `best` is the newest one where none was scored."""
     store = open_store(run_url)
     folder = RunFolder(store)
-    job = undump(folder.plan().job, where=run_url)
+    plan = folder.plan()
+    job = undump(plan.job, where=run_url)
     recipe = recipe_of(job)
     config = from_plain(job.config, recipe.load_config(), where=run_url)
     step, found_as = _step(store, checkpoint)
@@ -63,12 +65,26 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
         recipe=recipe,
         job=job,
         config=config,
-        model=recipe.load("rebuild")(config, _weights(loaded.state)),
+        model=_rebuilt(recipe, config, _weights(loaded.state), by=plan.headway, where=f"{run_url}, step {step}"),
         checkpoint=found_as,
         step=step,
         scores=scores_at(folder, step),
         environment=loaded.environment,
     )
+
+
+def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str, where: str) -> nn.Module:
+    """The model that took these weights to itself. A run of an older Headway may be of a model that is no more."""
+    try:
+        model: nn.Module = recipe.load("rebuild")(config, weights)
+    except (RuntimeError, KeyError) as error:
+        lines = str(error).strip().splitlines()
+        raise NoCheckpoint(
+            f"its weights do not fit {recipe.name} as it is now: {lines[min(1, len(lines) - 1)].strip()}",
+            where=where,
+            fix=f"use the Headway that trained it ({by}), or train again",
+        ) from None
+    return model
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,8 +107,7 @@ def recipe_of(job: Job) -> Recipe:
 def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
     """What the run itself measured at a step, without what it logs at every step."""
     records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
-    skip = ("attempt", "kind", "time", "step")
-    return {name: float(value) for name, value in records[-1].items() if name not in skip} if records else {}
+    return scores_in(records[-1]) if records else {}
 
 
 def _best_of_phases(kept: Sequence[Kept]) -> tuple[int, str] | None:

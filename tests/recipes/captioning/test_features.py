@@ -11,10 +11,12 @@ import torch
 
 from headway.recipes.captioning import features as module
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Drawn, Pictures
-from headway.recipes.captioning.features import Features, features
+from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
+from headway.recipes.captioning.features import Features, features, seen
+from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.published import Published
-from headway.spec.model import Cache
+from headway.recipes.captioning.score import choose_search, evaluate
+from headway.spec.model import Cache, Data
 
 CFG = Config(encoder="resnet18", weights="none", picture=64)
 CPU = torch.device("cpu")
@@ -125,3 +127,23 @@ def test_the_number_of_threads_changes_nothing(encoder: Published, pictures: Pic
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+def test_an_evaluation_reads_what_training_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = Config(encoder="resnet18", weights="none", picture=64, decoder="lstm", test_pictures=8, val_pictures=8)
+    cache = Cache(dir=str(tmp_path))
+    model = Captioner(cfg, vocabulary(cfg, load(cfg, Data(), "test"))).eval()
+    seen(model.encoder, load(cfg, Data(), "test"), cache)  # as training does
+    shown = count_pictures(monkeypatch)
+    found = evaluate(model, cfg, Data(), "test", cache=cache)
+    choose_search(model, cfg, Data(), split="test", cache=cache)
+    assert shown == []
+    assert evaluate(model, cfg, Data(), "test").metrics == pytest.approx(dict(found.metrics), abs=0.05)
+    assert sum(shown) == 8  # without a cache the encoder looks
+
+
+def test_an_encoder_that_learns_is_shown_the_pictures(encoder: Published, pictures: Pictures, tmp_path: Path) -> None:
+    rows = np.arange(3)
+    looked = seen(encoder, [pictures], Cache(dir=str(tmp_path)), learns=True).read(rows)
+    assert torch.equal(looked, pictures.pixels.read(rows))
+    assert not list(tmp_path.rglob("*.f16"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from headway.data import cards
 from headway.data.prepare import Wishes, prepare
 from headway.errors import BadInput
 from headway.recipes.grading.data import augmentation, load, prepared
+from headway.recipes.grading.model import Grader
 from headway.runtime.feed import Filler
 from headway.spec import Data, Source
 from tests.recipes.grading.jobs import grading_config
@@ -70,8 +72,45 @@ def test_prepared_pairs_are_the_same_pictures_under_the_same_names(shards: str) 
     assert Counter(mine["label"].tolist()) == Counter(made["label"].tolist())
     assert torch.equal(mine["front"][0], made["front"][0])
     assert torch.equal(mine["back"][0], made["back"][0])
-    assert "targets" not in mine
+    assert torch.equal(mine["targets"], made["targets"])
     assert np.array_equal(graded.pictures(0)[0], drawn.pictures(0)[0])
+
+
+def test_what_is_known_of_some_cards_only_is_learnt_from_those(tmp_path: Path) -> None:
+    splits = cards.write_pairs(tmp_path / "cards", {"train": 6, "val": 2, "test": 2})
+    rows = splits["train"]
+    for entry in rows[1:]:
+        del entry["edge"], entry["center"]
+    rows[1]["edge"] = {"front": 0.5}
+    (tmp_path / "cards" / "splits.json").write_text(json.dumps(splits))
+    wishes = Wishes(fit="squash")
+    prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, wishes=wishes)
+    graded = load(grading_config(), Data(train=(Source(source=str(tmp_path / "shards")),)), "train")
+    batch = graded.feed(grading_config(), training=False, seed=0).batch(0, 0, 0, 1)
+    known = ~batch["targets"].isnan()
+    assert known[0].all()
+    assert known[1].tolist() == [[False] * 3, [True, False, False]]
+    assert not known[2:].any()
+
+    model = Grader(grading_config(), range(1, 11)).eval()
+    answer = model(*prepared(batch, grading_config(), None))
+    parts = model.loss(answer, batch["label"] - 1, batch["targets"])
+    assert answer.front is not None
+    edges = (answer.back[0, 0] - batch["targets"][0, 0, 0]).square(), (answer.front[:2, 0] - batch["targets"][:2, 1, 0])
+    assert parts["edge"].item() == pytest.approx(0.05 * (edges[0] + edges[1].square().sum()).item() / 2, rel=1e-5)
+    sum(parts.values()).backward()  # type: ignore[union-attr]  # sum of tensors
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_cards_of_which_nothing_is_known_have_no_targets(tmp_path: Path) -> None:
+    splits = cards.write_pairs(tmp_path / "cards", {"train": 4, "val": 2, "test": 2})
+    bare = {
+        name: [{k: e[k] for k in ("cert_id", "grade", "front", "back")} for e in rows] for name, rows in splits.items()
+    }
+    (tmp_path / "cards" / "splits.json").write_text(json.dumps(bare))
+    prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1)
+    graded = load(grading_config(), Data(train=(Source(source=str(tmp_path / "shards")),)), "train")
+    assert "targets" not in graded.feed(grading_config(), training=False, seed=0).batch(0, 0, 0, 1)
 
 
 def test_validation_reads_the_training_source_where_none_is_named(shards: str) -> None:

@@ -40,7 +40,9 @@ def test_a_report_has_a_row_for_each_grade_the_confusions_and_the_calibration(ru
     page = (run / "report.html").read_text()
     assert 'class="matrix"' in page
     assert "Grade by grade" in page
-    assert page.count("<figure class=") == 24
+    assert page.count("<figure class=") == 24 + 12, "all of them, the six best and the six worst"
+    assert told["baseline"]["metrics"]["qwk"] == 0.0
+    assert "it always says grade" in page
 
 
 def test_what_each_input_adds_is_kept_for_comparisons(run: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from headway.errors import BadInput
+from headway.errors import BadInput, NoCheckpoint
+from headway.recipes.grading.data import load
 from headway.recipes.grading.model import Grader
-from headway.recipes.grading.train import curriculum, focus
+from headway.recipes.grading.train import curriculum, focus, sampled
 from headway.recipes.trained import open_trained
 from headway.runfolder import RunFolder
 from headway.runtime.phases import freeze
+from headway.spec import Data, Phase
 from headway.storage import open_store
 from tests.recipes.grading.jobs import grading_config
 from tests.recipes.grading.trained import trained_grader
@@ -35,6 +40,25 @@ def test_a_phase_of_no_epochs_is_left_out_and_none_at_all_is_refused() -> None:
     assert [phase.name for phase in curriculum(grading_config(phase1_epochs=0))] == ["phase2"]
     with pytest.raises(BadInput, match="nothing would be learnt"):
         curriculum(grading_config(phase1_epochs=0, phase2_epochs=0))
+
+
+def test_a_phase_draws_rows_by_its_own_sampler() -> None:
+    cfg = grading_config(train_cards=200, skewed=True, batch_size=200)
+    graded = load(cfg, Data(), "train")
+    as_they_are = Counter(graded.labels().tolist())
+
+    def drawn(**phase: str) -> Counter[int]:
+        settings = sampled(cfg, Phase(name="first", epochs=1, **phase))
+        return Counter(graded.feed(settings, training=True, seed=1).batch(0, 0, 0, 1)["label"].tolist())
+
+    assert drawn(sampler="uniform") == as_they_are
+    assert drawn(sampler="balanced") == drawn() != as_they_are  # the config's own is balanced
+    assert sampled(replace(cfg, use_sampler=False), Phase(name="b", epochs=1, sampler="balanced")).use_sampler
+
+
+def test_a_sampler_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadInput, match="phase first: no sampler is called 'weighted'"):
+        sampled(grading_config(), Phase(name="first", epochs=1, sampler="weighted"))
 
 
 def test_what_does_not_learn_holds_still_and_the_front_is_not_looked_at() -> None:
@@ -80,6 +104,16 @@ def test_the_best_checkpoint_is_that_of_the_last_phase_and_the_highest_qwk(run: 
     best = max(scored[1:], key=lambda event: event["qwk"])
     assert trained.step == best["step"]
     assert trained.scores["qwk"] == best["qwk"]
+
+
+@pytest.mark.slow
+def test_weights_of_another_model_are_refused_by_name(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    plan = json.loads((other / "plan.json").read_text())
+    plan["job"]["config"]["head"] = "coral"
+    (other / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(NoCheckpoint, match=r"do not fit grading as it is now: .*head"):
+        open_trained(str(other))
 
 
 @pytest.mark.slow

@@ -56,6 +56,10 @@ class Config:
     # always in the first epoch it falls evenly to this
     teacher_forcing: Part = 1.0
 
+    self_critical_epochs: Annotated[int, ">= 0"] = 0  # more of them, to raise the CIDEr of what it says itself …
+    self_critical_lr: Annotated[float, "> 0"] = 5e-5  # … at this rate …
+    self_critical_samples: Annotated[int, ">= 2"] = 5  # … by so many captions a picture, each judged by the others
+
     beam: Count = 3  # captions kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 0.7  # a caption's score is its log-probability / words ^ this
     best: Literal["bleu_4", "cider", "rouge_l"] = "bleu_4"  # what the best checkpoint is chosen by

@@ -21,6 +21,8 @@ class Said(NamedTuple):
     words: Tensor  # (rows, max_length), filled up with PAD after END
     log_probability: Tensor  # (rows,): the sum over the words, END included
     looks: Tensor | None  # (rows, max_length, cells): where it looked for each word; None if the decoder does not look
+    kept: Tensor | None = None  # (rows, beam, max_length): all that a beam search kept to the end, the best first
+    kept_log_probability: Tensor | None = None  # (rows, beam)
 
 
 @torch.inference_mode()
@@ -60,6 +62,15 @@ def sample(
     return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
 
 
+def sample_to_learn(model: Captioner, pictures: Tensor, *, max_length: int, samples: int) -> Said:
+    """The same, while learning: `log_probability` can be differentiated."""
+
+    def drawn(gains: Tensor) -> Tensor:
+        return torch.multinomial(gains.detach().exp(), 1)[:, 0]
+
+    return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
+
+
 def _surest(gains: Tensor) -> Tensor:
     return gains.argmax(dim=1)
 
@@ -77,11 +88,11 @@ def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose,
         scores, state = model.decoder(word[:, None], state)
         gains = _sayable(scores[:, 0]).log_softmax(dim=1)
         word = choose(gains)
-        total += gains.gather(1, word[:, None])[:, 0] * going
+        total = total + gains.gather(1, word[:, None])[:, 0] * going
         said[:, step] = torch.where(going, word, PAD)
         if state.looks is not None:
             looks.append(state.looks * going[:, None])
-        going &= word != END
+        going = going & (word != END)
         if not going.any():
             break
     return Said(said, total, _stacked(looks, max_length))
@@ -120,7 +131,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
         if bool(((word == END) | (word == PAD)).all()):
             break
     found = _stacked(looks, max_length)
-    return Said(said[:, 0], total[:, 0], None if found is None else found[::beam])
+    return Said(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
 
 
 def _sayable(scores: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.encoders.weights import fingerprint
 from headway.errors import DiskFull
 from headway.recipes.captioning.data import Numbers, Pictures
+from headway.recipes.captioning.feed import Sources
 from headway.recipes.captioning.published import Published
 from headway.spec.model import Cache
 
@@ -42,6 +43,25 @@ class Features:
         """Half precision (rows, cells, channels)."""
         sides = np.zeros(len(rows), np.int64) if mirrored is None else mirrored.astype(np.int64)
         return torch.from_numpy(self._grids[sides, rows])
+
+
+def seen(
+    encoder: nn.Module,
+    pictures: list[Pictures],
+    cache: Cache | None,
+    *,
+    learns: bool = False,
+    mirrored: bool = False,
+    device: torch.device | None = None,
+) -> Sources:
+    """What a model is given: the pictures, or what its encoder makes of them where that is published and never learns.
+
+    Without a cache it is the pictures.
+    """
+    if cache is None or learns or not isinstance(encoder, Published):
+        return Sources(pictures)
+    at = device or torch.device("cpu")
+    return Sources(pictures, [features(encoder, part, cache, mirrored=mirrored, device=at) for part in pictures])
 
 
 def features(encoder: Published, pictures: Pictures, cache: Cache, *, mirrored: bool, device: torch.device) -> Features:

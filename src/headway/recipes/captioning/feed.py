@@ -74,8 +74,8 @@ class TrainingFeed:
     """
 
     def __init__(self, cfg: Config, sources: Sources, words: Vocabulary, *, seed: int) -> None:
-        self.workers, self.seed = cfg.workers, seed
-        self._sources, self._mirror, self._each = sources, cfg.mirror, cfg.captions
+        self.workers, self.seed, self.sources = cfg.workers, seed, sources
+        self._mirror, self._each = cfg.mirror, cfg.captions
         self._batch = min(cfg.batch, len(sources))
         self._order = Order(sources.pools(), len(sources))
         self._said, self._counts = _numbered(sources.pictures, words, cfg.max_length)
@@ -109,7 +109,7 @@ class TrainingFeed:
         captions = self._said[index[:, None], which].long()
         longest = int((captions != 0).sum(dim=2).max())
         mirrored = uniforms(self.seed, epoch, positions, 1, stream=_WHICH_SIDE)[:, 0] < 0.5 if self._mirror else None
-        return Batch(index, self._sources.read(rows, mirrored), captions[:, :, :longest])
+        return Batch(index, self.sources.read(rows, mirrored), captions[:, :, :longest])
 
 
 def _numbered(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -> tuple[Tensor, Tensor]:

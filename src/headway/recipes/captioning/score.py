@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.evaluate import Evaluation, Example
+from headway.evaluate import Baseline, Evaluation, Example, extremes
+from headway.ongoing import counted
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Pictures, load
 from headway.recipes.captioning.decode import caption
@@ -21,7 +23,7 @@ from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources
 from headway.recipes.captioning.model import Captioner
 from headway.score.captions import CaptionScorer
 from headway.score.samples import of_counts, of_values
-from headway.spec.model import Data
+from headway.spec.model import Cache, Data
 
 if TYPE_CHECKING:
     from headway.runtime import Run
@@ -46,6 +48,11 @@ class Judge:
         found = {name: measured[name] for name in metrics}
         if self._pictures.valid is not None:
             found["exact"] = float(np.mean(right(self._pictures, said)))
+        return found
+
+    def each(self, said: Sequence[str]) -> list[float]:
+        """How good the caption of each picture is."""
+        found: list[float] = np.asarray(self._scorer.measure(said).cider).tolist()
         return found
 
     def samples(self, said: Sequence[str]) -> dict[str, Any]:
@@ -106,13 +113,14 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
     return said
 
 
-def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluation:
+def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """The whole split with beam search: of each source, and apart what training showed and did not show."""
-    sources = Sources(load(cfg, data, split))
+    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources)
     rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
     said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
-    each = [Judge(pictures).scores(part, EVERY) for pictures, part in zip(sources.pictures, said, strict=True)]
+    judges = [Judge(pictures) for pictures in sources.pictures]
+    each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
     metrics, by_group, examples = together(sources, each), {}, []
     for pictures, part in zip(sources.pictures, said, strict=True):
         groups = _groups(pictures)
@@ -129,13 +137,39 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str) -> Evaluatio
         metrics=metrics,
         groups=by_group,
         examples=examples,
-        samples=Judge(sources.pictures[0]).samples(said[0]) if len(sources.pictures) == 1 else {},
+        **_best_and_worst(sources, judges, said),
+        baseline=_baseline(sources, judges),
+        samples=judges[0].samples(said[0]) if len(sources.pictures) == 1 else {},
     )
 
 
-def choose_search(model: Captioner, cfg: Config, data: Data, *, split: str = "val") -> tuple[Config, dict[str, float]]:
+def _best_and_worst(sources: Sources, judges: Sequence[Judge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """By each picture's own CIDEr, over all sources."""
+    places = [(source, row) for source, part in enumerate(said) for row in range(len(part))]
+    good = [value for judge, part in zip(judges, said, strict=True) for value in judge.each(part)]
+
+    def example(at: int) -> Example:
+        source, row = places[at]
+        found = _examples(sources.pictures[source], said[source], {"": [row]})[0]
+        return replace(found, note=f"CIDEr {good[at]:.2f}")
+
+    best, worst = extremes(good)
+    return {"best": [example(at) for at in best], "worst": [example(at) for at in worst]}
+
+
+def _baseline(sources: Sources, judges: Sequence[Judge]) -> Baseline:
+    """Whoever says of every picture what is said most often."""
+    often = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
+    always = min(often, key=lambda text: (-often[text], text))
+    each = [judge.scores([always] * len(part), EVERY) for judge, part in zip(judges, sources.pictures, strict=True)]
+    return Baseline(words=f"says “{always}” of every picture, the commonest caption", metrics=together(sources, each))
+
+
+def choose_search(
+    model: Captioner, cfg: Config, data: Data, *, split: str = "val", cache: Cache | None = None
+) -> tuple[Config, dict[str, float]]:
     """The beam and length penalty that score best on `split`, in the settings, and those scores."""
-    sources = Sources(load(cfg, data, split))
+    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources)
     with torch.inference_mode():  # the pictures are seen once, whatever is tried
         seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
@@ -150,8 +184,15 @@ def choose_search(model: Captioner, cfg: Config, data: Data, *, split: str = "va
     return max(found, key=lambda one: one[1][cfg.best])
 
 
+def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: Cache | None) -> Sources:
+    """With the features that training kept of them, where its encoder was frozen."""
+    from headway.recipes.captioning.features import seen  # a server needs none of it
+
+    return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None)
+
+
 def _all(feed: EvaluationFeed) -> Iterator[Batch]:
-    return (feed.batch(0, step, 0, 1) for step in range(len(feed)))
+    return counted((feed.batch(0, step, 0, 1) for step in range(len(feed))), "captioning", len(feed))
 
 
 def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:

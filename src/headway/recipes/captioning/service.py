@@ -40,7 +40,18 @@ class CaptionService:
             "text": " ".join(words),
             "log_probability": round(float(said.log_probability[row]), 4),
             "words": [{"word": word, "attention": grid} for word, grid in zip(words, looks, strict=False)],
+            "alternatives": self._alternatives(said, row),
         }
+
+    def _alternatives(self, said: Said, row: int) -> list[Answer]:
+        """All that the search kept to the end, the best first, with the probability of each as a whole."""
+        if said.kept is None or said.kept_log_probability is None:
+            return []
+        found: dict[str, float] = {}
+        for numbers, sure in zip(said.kept[row].tolist(), said.kept_log_probability[row].tolist(), strict=True):
+            text = " ".join(self._predictor.word(number) for number in numbers if number not in (PAD, END))
+            found.setdefault(text, math.exp(sure))
+        return [{"text": text, "probability": round(value, 6)} for text, value in found.items()]
 
 
 def _grid(cells: Tensor) -> list[list[float]] | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Pictures, load, vocabulary
-from headway.recipes.captioning.feed import Sources, TrainingFeed
+from headway.recipes.captioning.critic import Critic
+from headway.recipes.captioning.data import load, vocabulary
+from headway.recipes.captioning.features import seen
+from headway.recipes.captioning.feed import TrainingFeed
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.predict import bundle
 from headway.recipes.captioning.published import Published
@@ -26,10 +29,15 @@ def train(run: Run, cfg: Config) -> None:
     words = vocabulary(cfg, pictures)
     model = run.place(Captioner(cfg, words))
     average = run.average(model, cfg.average) if cfg.average else None
-    feed = TrainingFeed(cfg, _seen(run, cfg, model, pictures, mirrored=cfg.mirror), words, seed=run.seed)
-    validation = Validation(cfg, _seen(run, cfg, model, val, mirrored=False))
+    look = partial(seen, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device)
+    feed = TrainingFeed(cfg, look(pictures, mirrored=cfg.mirror), words, seed=run.seed)
+    validation = Validation(cfg, look(val))
 
-    optimizer = torch.optim.AdamW(_groups(cfg, model), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(
+        _groups(cfg, model, cfg.lr), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
+    )
+    careful = torch.optim.AdamW(_groups(cfg, model, cfg.self_critical_lr), weight_decay=0.0, fused=True)
+    later = {"careful": careful} if cfg.self_critical_epochs else {}
     schedule = LambdaLR(optimizer, rise_and_fall(len(feed) * cfg.epochs, cfg.warmup))
     averaged = average.swapped if average else nullcontext
     best = BestScores()
@@ -38,8 +46,14 @@ def train(run: Run, cfg: Config) -> None:
         with averaged():
             return bundle(model, cfg, run.job, best)
 
+    def judge() -> None:
+        with averaged():
+            scores = validation.scores(run, model)
+        if run.score(scores, best=cfg.best):
+            best.update(scores)
+
     run.on_export(export)
-    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feed)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feed, **later)
 
     for epoch in run.epochs(cfg.epochs):
         _prepare(cfg, model, epoch)
@@ -47,32 +61,26 @@ def train(run: Run, cfg: Config) -> None:
             loss_sum, count = model(batch.pictures, batch.captions)
             run.step(loss_sum, optimizer, weight=count, clip=cfg.clip, scheduler=schedule)
             run.log(loss=loss_sum / count, lr=schedule.get_last_lr()[0])
-        with averaged():
-            scores = validation.scores(run, model)
-        if run.score(scores, best=cfg.best):
-            best.update(scores)
+        judge()
+    if cfg.self_critical_epochs:
+        critic = Critic(cfg, feed.sources)
+        for epoch in run.epochs(cfg.self_critical_epochs):
+            _prepare(cfg, model, cfg.epochs + epoch)
+            for batch in run.steps(feed):
+                loss_sum, count, reward = critic.loss(model, batch)
+                run.step(loss_sum, careful, weight=count, clip=cfg.clip)
+                run.log(loss=loss_sum / count, reward=reward)
+            judge()
     run.finish()
 
 
-def _seen(run: Run, cfg: Config, model: Captioner, pictures: list[Pictures], *, mirrored: bool) -> Sources:
-    """What the model is given: the pictures, or what its encoder sees of them where that never changes."""
-    if not isinstance(model.encoder, Published) or cfg.finetune_from is not None:
-        return Sources(pictures)
-    from headway.recipes.captioning.features import features
-
-    cache, device = run.job.cache, run.device
-    return Sources(
-        pictures, [features(model.encoder, part, cache, mirrored=mirrored, device=device) for part in pictures]
-    )
-
-
-def _groups(cfg: Config, model: Captioner) -> list[dict[str, Any]]:
+def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
     """The encoder's weights learn more slowly than the rest, or not at all."""
     if not isinstance(model.encoder, Published):
-        return [{"params": list(model.parameters()), "lr": cfg.lr}]
-    groups = [{"params": list(model.decoder.parameters()), "lr": cfg.lr}]
+        return [{"params": list(model.parameters()), "lr": lr}]
+    groups = [{"params": list(model.decoder.parameters()), "lr": lr}]
     if cfg.finetune_from is not None:
-        groups.append({"params": list(model.encoder.parameters()), "lr": cfg.lr * cfg.finetune_rate})
+        groups.append({"params": list(model.encoder.parameters()), "lr": lr * cfg.finetune_rate})
     return groups
 
 
@@ -81,7 +89,7 @@ def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
     model.train()
     if isinstance(model.encoder, Published) and cfg.finetune_from is not None and epoch >= cfg.finetune_from:
         model.encoder.learn()
-    model.decoder.own_words = (1 - cfg.teacher_forcing) * epoch / max(1, cfg.epochs - 1)
+    model.decoder.own_words = (1 - cfg.teacher_forcing) * min(1.0, epoch / max(1, cfg.epochs - 1))
 
 
 def rise_and_fall(steps: int, warmup: float) -> Callable[[int], float]:

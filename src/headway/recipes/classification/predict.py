@@ -12,7 +12,6 @@ from torch import Tensor
 from headway.bundle import Bundle, BundleParts
 from headway.errors import BadBundle
 from headway.recipes.classification.config import Config
-from headway.recipes.classification.data import LEAVES
 from headway.recipes.classification.model import Classifier
 from headway.recipes.fitting import fill
 from headway.recipes.picture_files import middle_square, open_picture
@@ -82,6 +81,8 @@ def _classes(bundle: Bundle) -> list[str]:
 
 
 def _card(name: str, model: Classifier, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
+    from headway.recipes.classification.data import LEAVES  # needs what data needs, and a server has none
+
     weights = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [LEAVES]
     sources = ", ".join(f"`{source}`" for source in named)

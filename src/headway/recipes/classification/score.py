@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.evaluate import Evaluation, Example, Table
+from headway.evaluate import Baseline, Evaluation, Example, Table, extremes
+from headway.ongoing import counted
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, check_classes, groups_of, load, picture_at
 from headway.recipes.classification.model import Classifier
 from headway.score.classification import ClassificationScores
 from headway.score.samples import of_values
-from headway.spec.model import Data
+from headway.spec.model import Cache, Data
 
 if TYPE_CHECKING:
     from headway.runtime import Run
@@ -45,20 +46,24 @@ def probabilities(model: Classifier, count: int, batches: Iterable[Any]) -> Tens
     return found
 
 
-def evaluate(model: Classifier, cfg: Config, data: Data, split: str) -> Evaluation:
+def evaluate(model: Classifier, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """The whole split: metrics, a row for each class, and the matrices."""
-    read = load(cfg, data, split)
+    read = load(cfg, data, split, cache=cache)
     check_classes(model.classes, read)
     feed = read.in_order()
-    batches = (feed.batch(0, step, 0, 1) for step in range(len(feed)))
+    batches = counted((feed.batch(0, step, 0, 1) for step in range(len(feed))), "looking at pictures", len(feed))
     found = probabilities(model, len(read), batches).numpy()
     scores = _scores(cfg, read, found)
     report = scores.report()
+    best, worst = extremes(found[np.arange(len(read)), read.labels()].tolist())
     return Evaluation(
         data=read.name,
         count=len(read),
         metrics=scores.metrics() | _without(cfg, read, found),
         examples=_examples(read, found),
+        best=[_example(read, found, row) for row in best],
+        worst=[_example(read, found, row) for row in worst],
+        baseline=_baseline(cfg, read),
         tables=_tables(report),
         samples=_samples(cfg, read, found),
     )
@@ -125,19 +130,31 @@ def _confused(confusion: dict[str, Any]) -> Table:
     return Table(name="confused", title="Mistaken most often", head=("in truth", "taken for", "how often"), rows=rows)
 
 
+def _baseline(cfg: Config, read: Labelled) -> Baseline:
+    """Whoever knows only which class is commonest."""
+    counts = np.bincount(read.labels(), minlength=len(read.classes))
+    always = int(counts.argmax())
+    said = np.zeros((len(read), len(read.classes)))
+    said[:, always] = 1.0
+    metrics = _scores(cfg, read, said).metrics() | _without(cfg, read, said)
+    return Baseline(words=f"always says {read.classes[always]}, the commonest", metrics=metrics)
+
+
 def _examples(read: Labelled, found: NDArray[Any]) -> list[Example]:
     """Evenly over the split, which is often in the order of its classes."""
-    labels = read.labels()
     rows = np.unique(np.linspace(0, len(read) - 1, min(SHOWN, len(read))).astype(int)).tolist()
-    return [
-        Example(
-            picture=_png(picture_at(read, row)),
-            answer=f"{read.classes[int(found[row].argmax())]} ({100 * float(found[row].max()):.0f} %)",
-            expected=(read.classes[int(labels[row])],),
-            right=bool(found[row].argmax() == labels[row]),
-        )
-        for row in rows
-    ]
+    return [_example(read, found, row) for row in rows]
+
+
+def _example(read: Labelled, found: NDArray[Any], row: int) -> Example:
+    truth = int(read.labels()[row])
+    return Example(
+        picture=_png(picture_at(read, row)),
+        answer=f"{read.classes[int(found[row].argmax())]} ({100 * float(found[row].max()):.0f} %)",
+        expected=(read.classes[truth],),
+        right=bool(found[row].argmax() == truth),
+        note=f"{100 * float(found[row, truth]):.1f} % for the truth",
+    )
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

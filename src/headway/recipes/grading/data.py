@@ -1,8 +1,8 @@
 """Graded things and the batches made of them: drawn cards, or prepared shards of pairs or of single pictures.
 
 A batch is a dictionary: `row`, `back` (or the only picture) and `front` as uint8 (n, 3, height, width), `label` (the
-grade itself), where the data knows them `targets` (n, 2, 3: back and front; edge damage, off-centre across and down),
-and while training `draws`, the numbers of the augmentation.
+grade itself), where the data knows them `targets` (n, 2, 3: back and front; edge damage, off-centre across and down;
+NaN for a thing of which one is not known), and while training `draws`, the numbers of the augmentation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch import Tensor
 from headway.data import cards
 from headway.data.augment import Augment
 from headway.data.loader import PictureFeed, Weighted
+from headway.data.manifest import Manifest
 from headway.data.mix import Order, Pool, balanced
 from headway.data.opening import open_sources
+from headway.data.sources.pairs import TARGETS
 from headway.errors import BadInput
 from headway.recipes.grading.config import Config
 from headway.runtime.feed import Filler, share
@@ -200,6 +202,7 @@ class Prepared:
         self._names = np.array([int(name) for name in manifest.classes])
         self.grades = tuple(range(int(self._names.min()), int(self._names.max()) + 1))
         self._columns = {column.name: column for column in manifest.columns if column.kind == "picture"}
+        self._knows_targets = all(_has(source.rows.manifest, TARGETS) for source in self._sources)
         self._check(cfg, sources[0].source)
 
     def _check(self, cfg: Config, where: str) -> None:
@@ -221,7 +224,7 @@ class Prepared:
             cfg.batch_size if training else _EVALUATED,
             training=training,
             crop=None if raw else cfg.side,
-            columns=[*wanted, "label"],
+            columns=[*wanted, "label", *([TARGETS] if self._knows_targets else [])],
             balance=ROOT_OF_FREQUENCY if training and cfg.use_sampler else None,
             augment=augmentation(cfg) if training else None,
             seed=seed,
@@ -236,6 +239,10 @@ class Prepared:
                 return [_pixels(source.rows.cell(name, row), self._columns[name].encoding) for name in names]
             row -= len(source.rows)
         raise IndexError(row)
+
+
+def _has(manifest: Manifest, name: str) -> bool:
+    return any(column.name == name for column in manifest.columns)
 
 
 def _pixels(cell: Any, encoding: str) -> NDArray[np.uint8]:
@@ -266,6 +273,8 @@ class ShardFeed:
     def _renamed(self, batch: Batch) -> Batch:
         renamed = {**batch, "label": self._names[batch["label"]]}
         renamed["back"] = renamed.pop(self._one)
+        if TARGETS in renamed:
+            renamed[TARGETS] = renamed[TARGETS].reshape(-1, 2, 3)
         return renamed
 
 

@@ -77,7 +77,7 @@ class Grader(nn.Module):
         return Answer(self.head(self.dropout(fused)), damage, self.front_damage(other).sigmoid())
 
     def loss(self, answer: Answer, labels: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """Sums over the batch: the head's own, `emd`, and where `targets` (n, 2, 3) are known, `edge` and `center`."""
+        """Sums over the batch: the head's own, `emd`, and where there are `targets` (n, 2, 3), `edge` and `center`."""
         parts = {
             self.cfg.head: self.head.loss(answer.scores, labels).sum(),
             "emd": self.cfg.alpha_emd * squared_emd(self.head.probabilities(answer.scores), labels).sum(),
@@ -85,7 +85,7 @@ class Grader(nn.Module):
         if targets is not None:
             sides = [(answer.back, targets[:, 0]), (answer.front, targets[:, 1])]
             known = [(found, true) for found, true in sides if found is not None]
-            errors = torch.stack([functional.mse_loss(f, t, reduction="none").sum(dim=0) for f, t in known]).mean(dim=0)
+            errors = torch.stack([_errors(found, true).sum(dim=0) for found, true in known]).mean(dim=0)
             parts |= {"edge": self.cfg.beta_edge * errors[0], "center": self.cfg.beta_center * errors[1:].sum()}
         return parts
 
@@ -107,6 +107,12 @@ class Grader(nn.Module):
         loaded = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._both = bool(self.both) and self.front is not None
         return loaded
+
+
+def _errors(found: Tensor, true: Tensor) -> Tensor:
+    """Squared; where the truth is not known (NaN), none."""
+    known = ~true.isnan()
+    return functional.mse_loss(found, torch.where(known, true, 0.0), reduction="none") * known
 
 
 def _branch(cfg: Config, name: str, weights: str | None) -> Encoder:

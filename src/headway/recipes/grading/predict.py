@@ -12,7 +12,6 @@ from headway.bundle import Bundle, BundleParts, to_json
 from headway.errors import BadInput
 from headway.recipes.fitting import fitting
 from headway.recipes.grading.config import Config
-from headway.recipes.grading.data import CARDS
 from headway.recipes.grading.model import Grader, rebuild
 from headway.recipes.picture_files import open_picture, squashed
 from headway.recipes.state_files import as_pth
@@ -87,6 +86,8 @@ class Predictor:
 
 
 def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
+    from headway.recipes.grading.data import CARDS  # needs what data needs, and a server has none
+
     count = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [CARDS]
     rows = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in sorted(scores.items()))

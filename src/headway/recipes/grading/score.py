@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import BadInput
-from headway.evaluate import Evaluation, Example, Table
+from headway.evaluate import Baseline, Evaluation, Example, Table, extremes
+from headway.ongoing import counted as told
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import Batch, Graded, load, prepared
 from headway.recipes.grading.model import Grader
 from headway.score.ordinal import OrdinalScores
 from headway.score.samples import of_grades, of_values
-from headway.spec.model import Data
+from headway.spec.model import Cache, Data
 
 if TYPE_CHECKING:
     from headway.runtime import Run
@@ -68,19 +69,24 @@ def _proper(chances: Tensor) -> NDArray[np.float64]:
     return proper
 
 
-def evaluate(model: Grader, cfg: Config, data: Data, split: str) -> Evaluation:
+def evaluate(model: Grader, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """The whole split, with a row for each grade, the confusion matrix and the calibration."""
-    graded = load(cfg, data, split)
+    graded = load(cfg, data, split, cache=cache)
     feed = graded.feed(cfg, training=False, seed=0)
-    chances = judge(model, cfg, len(graded), (feed.batch(0, step, 0, 1) for step in range(len(feed))))
+    batches = told((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
+    chances = judge(model, cfg, len(graded), batches)
     counted = scores(model, graded, chances)
     named = model.named(chances).numpy()
     metrics = {name: value for name, value in counted.metrics().items() if value is not None}
+    best, worst = extremes(_goodness(model, graded, named, chances))
     return Evaluation(
         data=graded.name,
         count=len(graded),
         metrics=metrics,
-        examples=_examples(graded, named, chances),
+        examples=[_example(graded, named, chances, row) for row in range(min(SHOWN, len(graded)))],
+        best=[_example(graded, named, chances, row) for row in best],
+        worst=[_example(graded, named, chances, row) for row in worst],
+        baseline=_baseline(model, graded),
         tables=_tables(counted.report()),
         samples=_samples(graded.labels(), named, [int(grade) for grade in model.grades]),
     )
@@ -111,17 +117,36 @@ def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[i
     }
 
 
-def _examples(graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[Example]:
+def _goodness(model: Grader, graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[float]:
+    """How far off, and among equals how sure of the truth."""
     labels = graded.labels()
-    return [
-        Example(
-            picture=_png(graded.pictures(row)),
-            answer=f"grade {named[row]} ({100 * float(chances[row].max()):.0f} % on its likeliest)",
-            expected=(f"grade {labels[row]}",),
-            right=bool(labels[row] == named[row]),
-        )
-        for row in range(min(SHOWN, len(graded)))
-    ]
+    place = {int(grade): at for at, grade in enumerate(model.grades)}
+    sure = _proper(chances)[np.arange(len(graded)), [place[int(label)] for label in labels]]
+    found: list[float] = (sure - np.abs(labels - named)).tolist()
+    return found
+
+
+def _baseline(model: Grader, graded: Graded) -> Baseline:
+    """Whoever says the middle grade of all: no other single one errs less."""
+    grades = [int(grade) for grade in model.grades]
+    middle = int(np.sort(graded.labels())[len(graded) // 2])
+    said = np.zeros((len(graded), len(grades)))
+    said[:, grades.index(middle)] = 1.0
+    counted = OrdinalScores(grades)
+    counted.add(graded.labels(), np.full(len(graded), middle), said)
+    metrics = {name: 0.0 if value is None else value for name, value in counted.metrics().items()}
+    return Baseline(words=f"always says grade {middle}, the middle one of all", metrics=metrics)
+
+
+def _example(graded: Graded, named: NDArray[np.int64], chances: Tensor, row: int) -> Example:
+    label = graded.labels()[row]
+    return Example(
+        picture=_png(graded.pictures(row)),
+        answer=f"grade {named[row]} ({100 * float(chances[row].max()):.0f} % on its likeliest)",
+        expected=(f"grade {label}",),
+        right=bool(label == named[row]),
+        note="" if label == named[row] else f"{abs(int(label) - int(named[row]))} off",
+    )
 
 
 def _png(views: list[NDArray[np.uint8]]) -> bytes:

@@ -10,15 +10,18 @@ from PIL import Image
 from torch import Tensor
 
 from headway.bundle import Bundle
+from headway.graphs import Graph
 from headway.recipes.grading.model import DAMAGE
 from headway.recipes.grading.predict import Predictor
 from headway.recipes.picture_files import squashed
+from headway.serve.engine import Run
 from headway.serve.service import Answer, Field, Instance
 
 
 class GradeService:
     def __init__(self, bundle: Bundle) -> None:
         self._predictor = Predictor(bundle)
+        self._run: Run | None = None
         both = self._predictor.config.views == "both"
         named = (("front", "its front"), ("back", "its back")) if both else (("image", "a picture"),)
         self.fields = tuple(Field(name=name, kind="picture", summary=told) for name, told in named)
@@ -27,13 +30,26 @@ class GradeService:
         side = self._predictor.config.side
         return [squashed(Image.fromarray(instance[field.name]), side) for field in self.fields]
 
+    def graph(self) -> Graph:
+        from headway.recipes.grading.graphs import graphs
+
+        (whole,) = graphs(self._predictor.model, self._predictor.config)
+        return whole
+
+    def use(self, run: Run) -> None:
+        self._run = run
+
     @torch.no_grad()
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
         model = self._predictor.model
         back = torch.stack([views[-1] for views in prepared])
         front = torch.stack([views[0] for views in prepared]) if len(self.fields) == 2 else None
-        seen = model(back, front)
-        chances = model.probabilities(seen)
+        if self._run is not None and not explain:  # the graph does not say what was seen
+            views = [back] if front is None or not bool(model.both) else [back, front]
+            chances = self._run(views)[0]
+        else:
+            seen = model(back, front)
+            chances = model.probabilities(seen)
         answers = [
             self._predictor.told(grade, row.tolist())
             for grade, row in zip(model.named(chances).tolist(), chances, strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -18,12 +20,15 @@ from headway.runtime import Run
 from headway.runtime.schedules import Schedule
 from headway.spec.model import Phase
 
+SAMPLERS: Final = {"balanced": True, "uniform": False}  # what a phase may call them: `use_sampler` for its epochs
+
 
 def train(run: Run, cfg: Config) -> None:
     """Learn to grade, first by the back alone, then by both; the best weights are those of the highest QWK."""
     cache = run.job.cache
     graded, val = (load(cfg, run.job.data, split, cache=cache) for split in ("train", "val"))
-    feed, augment = graded.feed(cfg, training=True, seed=run.seed), augmentation(cfg)
+    phases, augment = run.job.phases or curriculum(cfg), augmentation(cfg)
+    feeds = {phase.name: graded.feed(sampled(cfg, phase), training=True, seed=run.seed) for phase in phases}
 
     model = run.place(channels_last(Grader(cfg, graded.grades, weights=cfg.weights)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr_phase1, weight_decay=cfg.weight_decay)
@@ -31,12 +36,12 @@ def train(run: Run, cfg: Config) -> None:
     best = BestScores()
     run.on_export(lambda: bundle(model, cfg, run.job, best))
     run.keep_epochs(cfg.checkpoint_epochs)
-    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feed)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, best=best, data=feeds[phases[0].name])
 
-    for phase in run.phases(curriculum(cfg)):
+    for phase in run.phases(phases):
         focus(model)
         for _ in run.epochs(phase.epochs):
-            for batch in run.steps(feed):
+            for batch in run.steps(feeds[phase.name]):
                 back, front = prepared(batch, cfg, augment)
                 labels = batch["label"] - int(graded.grades[0])
                 parts = model.loss(model(back, front), labels, batch.get("targets"))
@@ -65,6 +70,18 @@ def curriculum(cfg: Config) -> tuple[Phase, ...]:
     if not made:
         raise BadInput("phase1_epochs and phase2_epochs are both 0: nothing would be learnt", fix="raise one of them")
     return made
+
+
+def sampled(cfg: Config, phase: Phase) -> Config:
+    """The settings with the phase's own way to draw rows, where it has one."""
+    if phase.sampler is None:
+        return cfg
+    if phase.sampler not in SAMPLERS:
+        raise BadInput(
+            f"phase {phase.name}: no sampler is called {phase.sampler!r}",
+            fix=f"choose one of {', '.join(SAMPLERS)}, or leave it out: use_sampler then decides",
+        )
+    return replace(cfg, use_sampler=SAMPLERS[phase.sampler])
 
 
 def focus(model: Grader) -> None:

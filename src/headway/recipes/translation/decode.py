@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.data.text import END, PAD, START, UNKNOWN
+from headway.ongoing import tell
 from headway.recipes.translation.model import Memory, Translator
 
 _NEVER = (PAD, START, UNKNOWN)  # what no translation says
@@ -106,7 +107,10 @@ def translate_all(
     tokens = [[*model.tokenizer.encode(text)[:max_length], END] for text in texts]
     answers = [""] * len(texts)
     device = model.source.weight.device
+    done = 0
     for rows in batches_by_length([len(one) for one in tokens], _ROOM // beam):
+        tell("translating", done, len(texts))
+        done += len(rows)
         source = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(tokens[row]) for row in rows], batch_first=True, padding_value=PAD
         )

@@ -84,6 +84,12 @@ class Attention(nn.Module):
         asked = self._by_head(self.ask(x).view(heads.keys.shape[0], -1, width))
         return self._attended(asked, heads, visible, causal=False).view(rows, length, width)
 
+    def looks(self, x: Tensor, heads: Heads) -> Tensor:
+        """How much each token attends to each of its sentence's (rows, length, tokens): the mean of the heads."""
+        asked = self._by_head(self.ask(x))
+        found = asked @ heads.keys.transpose(2, 3) / math.sqrt(asked.shape[3])
+        return found.softmax(dim=3).mean(dim=1)
+
     def _attended(self, queries: Tensor, heads: Heads, visible: Tensor | None, *, causal: bool) -> Tensor:
         found = functional.scaled_dot_product_attention(
             queries,
@@ -153,6 +159,11 @@ class DecoderLayer(nn.Module):
         x = self.second.added(x, self.reading.across(self.second.given(x), read, visible))
         return self.third.added(x, self.forward_layer(self.third.given(x))), heads
 
+    def looks(self, x: Tensor, read: Heads) -> Tensor:
+        """Where each token looks in its sentence: (rows, length, tokens)."""
+        answer, _ = self.attention.within(self.first.given(x), visible=None, causal=True, before=None)
+        return self.reading.looks(self.second.given(self.first.added(x, answer)), read)
+
 
 class Translator(nn.Module):
     """Encoder, decoder and tokenizer. Its state holds the tokenizer too: weights are worth nothing without it."""
@@ -210,6 +221,17 @@ class Translator(nn.Module):
             x, _ = layer(x, heads, visible)
         found: Tensor = self.decoded(x)
         return found
+
+    @torch.inference_mode()
+    def looks(self, source: Tensor, written: Tensor) -> Tensor:
+        """Where each token of a translation looked in its sentence, as the mean of all layers. Without padding."""
+        read, _ = self._read(source)
+        x = self._embedded(self._target, written, 0)
+        found = []
+        for layer, heads in zip(self.decoder, read, strict=True):
+            found.append(layer.looks(x, heads))  # type: ignore[operator]
+            x, _ = layer(x, heads, None)
+        return torch.stack(found).mean(dim=0)
 
     def heads_of(self, source: Tensor, visible: Tensor | None) -> tuple[Heads, ...]:
         """The sentences read: what each layer of the decoder attends to."""

@@ -11,7 +11,6 @@ from headway.bundle import Bundle, BundleParts
 from headway.errors import BadInput
 from headway.recipes.fitting import fill
 from headway.recipes.translation.config import Config
-from headway.recipes.translation.data import PHRASES
 from headway.recipes.translation.decode import translate_all
 from headway.recipes.translation.model import Translator, tokenizer_from
 from headway.spec import Job
@@ -67,6 +66,8 @@ class Predictor:
 
 
 def _card(name: str, model: Translator, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
+    from headway.recipes.translation.data import PHRASES  # needs what data needs, and a server has none
+
     weights = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [PHRASES]
     sources = ", ".join(f"`{source}`" for source in named)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.data.sentences import SentenceFeed
-from headway.evaluate import Evaluation, Example, Table
+from headway.evaluate import Baseline, Evaluation, Example, Table, extremes
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import Pairs, load
 from headway.recipes.translation.decode import translate, translate_all
@@ -18,7 +18,7 @@ from headway.recipes.translation.model import Translator
 from headway.score.bleu import BleuCounts
 from headway.score.samples import of_counts, of_values
 from headway.score.translation import score, translation_counts
-from headway.spec.model import Data
+from headway.spec.model import Cache, Data
 
 if TYPE_CHECKING:
     from headway.runtime import Run
@@ -61,9 +61,9 @@ def scores(pairs: Pairs, said: Sequence[str], rows: Sequence[int] | None = None)
     return found
 
 
-def evaluate(model: Translator, cfg: Config, data: Data, split: str) -> Evaluation:
+def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """The whole split with beam search; apart, what has combinations that training showed and did not show."""
-    pairs = load(cfg, data, split)
+    pairs = load(cfg, data, split, cache=cache)
     given, wanted = pairs.texts("source"), pairs.texts("target")
     said = translate_all(model, given, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
     groups = _groups(pairs)
@@ -71,26 +71,37 @@ def evaluate(model: Translator, cfg: Config, data: Data, split: str) -> Evaluati
     metrics = scores(pairs, said)
     for name, found in by_group.items():
         metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu", "exact")}
-    examples = [
-        Example(
-            given=given[row],
-            answer=said[row],
-            expected=(wanted[row],),
-            right=None if pairs.held_out is None else said[row] == wanted[row],
-            group=name,
-        )
-        for name, rows in (groups or {"": range(len(given))}).items()
-        for row in rows[:SHOWN]
-    ]
+    good = _goodness(said, wanted)
+
+    def example(row: int, group: str = "", note: str = "") -> Example:
+        right = None if pairs.held_out is None else said[row] == wanted[row]
+        return Example(given=given[row], answer=said[row], expected=(wanted[row],), right=right, group=group, note=note)
+
+    best, worst = ([example(row, note=f"{100 * good[row]:.0f} % in common") for row in rows] for rows in extremes(good))
     return Evaluation(
         data=pairs.name,
         count=len(pairs),
         metrics=metrics,
         groups=by_group,
-        examples=examples,
+        examples=[
+            example(row, group=name)
+            for name, rows in (groups or {"": range(len(given))}).items()
+            for row in rows[:SHOWN]
+        ],
+        best=best,
+        worst=worst,
+        baseline=Baseline(words="repeats the sentence as it was given", metrics=scores(pairs, given)),
         tables=[_signatures(said, wanted), _by_length(given, said, wanted)],
         samples=_samples(pairs, said, wanted),
     )
+
+
+def _goodness(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
+    """Of each sentence, the share of words and runs of up to four that it has in common with what was wanted."""
+    counts = translation_counts(said, wanted)
+    whole = np.maximum(counts.guesses.sum(axis=1), np.maximum(4 * counts.reference_length - 6, 1))
+    found: list[float] = (counts.correct.sum(axis=1) / whole).tolist()
+    return found
 
 
 def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:

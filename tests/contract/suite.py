@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -51,22 +52,18 @@ def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(intent, "datetime", Skewed)
 
 
-class TargetContract:
-    """Subclasses give `kind`, `target`, `half_gone` and `failing_submit`."""
+class TargetContract(ABC):
+    """Subclasses give `kind`, a fixture `target`, `half_gone` and `failing_submit`."""
 
     kind: str
 
-    @pytest.fixture
-    def target(self) -> Target:
-        raise NotImplementedError
-
+    @abstractmethod
     def half_gone(self, hold: Launched) -> None:
         """Remove part of a live run from the target behind Headway's back, without a farewell."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> AbstractContextManager[None]:
         """Inside it, a submit of two ranks fails after it has begun to make things."""
-        raise NotImplementedError
 
     # What the tests below share.
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from headway.planning.cost import reserved
 from headway.price import experience
 from headway.price.devices import sustained_tflops
 from headway.price.estimate import Device, device_of, estimate
 from headway.price.experience import Experience, learn, length_of, remembered, work_of
-from headway.price.flops import examples_per_epoch, flops_per_example
-from headway.price.storing import kept, retained
+from headway.price.flops import examples_per_epoch, flops_per_example, loading_core_s
+from headway.price.storing import export_s, kept, retained
+from headway.spec import Budget, Job
 
 T4 = Device(kind="T4")
 JOB: dict[str, Any] = {
@@ -162,3 +164,27 @@ def test_a_bigger_model_counts_for_more() -> None:
     assert wide
     assert tiny < wide < base
     assert sustained_tflops("unheard-of") is None
+
+
+def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
+    """A small network on a large GPU waits for its pictures; on cores alone both are added up."""
+    job = {**JOB, "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden": 8, "train_pictures": 10**7}}
+    large, larger = (estimate(job, Device(kind=kind)) for kind in ("H100", "B200"))
+    assert large is not None
+    assert larger is not None
+    assert large.hours == larger.hours
+    assert large.how == "a count of its pictures"
+    alone = estimate(job, Device(kind=None, count=8))
+    assert alone is not None
+    assert alone.hours > large.hours
+    assert loading_core_s({"size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
+
+
+def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:
+    learn(seen(export_s=100.0))
+    assert export_s(JOB) == 100.0
+    limited, free = Job(name="j", recipe="captioning", budget=Budget(hours=1)), Job(name="j", recipe="captioning")
+    assert reserved(limited, JOB) == {"HEADWAY_EXPORT_S": "120"}
+    assert reserved(free, JOB) == {}
+    learn(seen(export_s=4.0))
+    assert reserved(limited, JOB) == {}, "as much is kept anyway"

@@ -9,6 +9,7 @@ import pytest
 
 from headway.price.machines import accelerators_of, machine_for, machine_with
 from headway.price.quote import Quote, compare_regions, quote, region_of
+from headway.price.table import load, update
 from headway.spec import Job, Resources
 from headway.spec.model import Accelerator
 from headway.spec.units import ACCELERATORS
@@ -135,5 +136,19 @@ def test_machines_and_what_they_carry_agree() -> None:
             if machine is not None:
                 assert accelerators_of(machine) in (None, (kind, count))
     assert machine_for("H200", 1) is None
-    assert machine_with(None, None) == "n1-standard-2"
+    assert machine_with(None, None) == "n1-standard-4"
+    assert machine_for("T4", 1, cpus=12) == machine_for("T4", 1, memory=40 * 2**30) == "n1-standard-16"
+    assert machine_for("L4", 1, cpus=10) == "g2-standard-12"
     assert machine_with(500, None) == "n1-highmem-96"
+
+
+def test_disks_and_buckets_cost_what_a_newer_table_says(tmp_path: Path) -> None:
+    with_disk = on(JOB, disk=100 * 10**9)
+    assert billed(with_disk, "vertex", **EAST).disk_usd_per_month == pytest.approx(10.0)
+    rows = load().text.replace(load().dated, "2099-01-01", 1).rstrip("\n")
+    more = "disk,pd-balanced,1,,,us-east1,0.001,\nstorage,standard,1,,,us-east1,0.0001,\n"
+    (tmp_path / "new.csv").write_text(f"{rows}\n{more}")
+    update(tmp_path / "new.csv")
+    assert billed(with_disk, "vertex", **EAST).disk_usd_per_month == pytest.approx(73.0)
+    assert load().per_gb_month("storage", "standard", "us-east1", 0.02) == pytest.approx(0.073)
+    assert load().per_gb_month("storage", "standard", "us-west1", 0.02) == 0.02

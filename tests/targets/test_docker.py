@@ -21,9 +21,9 @@ from headway.errors import BadInput, HeadwayError
 from headway.image.engine import ANSWER_S, Refusal, Unreachable, run
 from headway.launcher import Launched
 from headway.lease import STALE_S
-from headway.planning import Plan, plan
+from headway.planning import Plan
 from headway.planning.model import RUN
-from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
+from headway.spec import Budget, Data, Image, Mount, Resources, Secret, Source
 from headway.storage import open_store, subfolders
 from headway.targets.base import State, Target
 from headway.targets.docker import memory
@@ -199,24 +199,6 @@ class TestDocker(TargetContract):
         docker("kill", hold.handle.details["containers"][1])
         eventually(lambda: "node 1 ended with 137" in hold.target.status(hold.handle).reason, "it is said")
         assert hold.down().left == ()
-
-    def test_four_accelerators_are_four_ranks_without_a_change_of_code(
-        self, start: Callable[..., Launched], tmp_path: Path, outputs: str
-    ) -> None:
-        project = write_project(tmp_path / "gpus")
-        (project / "requirements.txt").write_text("")
-        job = Job(
-            name="four",
-            script="play.py",
-            args=(json.dumps({"lines": ["{RANK}/{WORLD_SIZE}"], "exit_code": 0, "until_stopped": False}),),
-            outputs=outputs,
-            root=str(project),
-            resources=Resources(accelerator=Accelerator(kind="T4", count=4)),
-            image=Image(base=BASE),
-            requirements="requirements.txt",
-        )
-        hold = launcher.launch(plan(job, on="docker"))
-        assert sorted(line.text for line in hold.logs() if "/4" in line.text) == ["0/4", "1/4", "2/4", "3/4"]
 
     # What containers see and leave.
 

@@ -46,7 +46,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 run.restore(model=model, optimizer=optimizer, data=feed)
 for epoch in run.epochs(3):
     for x, y in run.steps(feed):
-        time.sleep(run.config["pause_s"])
+        time.sleep(run.config["pause_s"] if os.environ["HEADWAY_ATTEMPT"] == "1" else 0)
         loss = ((model(x).squeeze(-1) - y) ** 2).sum()
         run.step(loss, optimizer, weight=len(x))
         run.log(loss=loss / len(x))

@@ -28,14 +28,6 @@ from tests.testbed.sshd import Server, lacking, running_below
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("sshd"))
-    server.start()
-    yield server
-    server.stop()
-
-
 def there(hold: Launched) -> list[labelled.Process]:
     """The run's processes on the machine behind the connection, which is this one."""
     label = [found for found in labelled.labels(target="ssh") if found[labelled.RUN] == hold.run]

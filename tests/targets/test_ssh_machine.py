@@ -37,14 +37,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("sshd"))
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))

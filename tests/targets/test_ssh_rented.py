@@ -35,14 +35,6 @@ from tests.testbed.sshd import Server, lacking, running_below
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("sshd"))
-    server.start()
-    yield server
-    server.stop()
-
-
 class Cloud:
     """Machines, as files in a folder; every call is noted."""
 

@@ -93,31 +93,45 @@ def _dockerd() -> subprocess.Popen[bytes]:
     return process
 
 
+def base_tar() -> Path:
+    """A small Debian with Python, as an archive: made once, by debootstrap, and kept."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "base.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (CACHE / "base.tar").exists():
+            _debootstrap(CACHE / "root", CACHE / "base.tar")
+    return CACHE / "base.tar"
+
+
+def base_context() -> Path:
+    """The folder from which the base is built on top of that archive: it brings this machine's certificates."""
+    folder = CACHE / "base"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Dockerfile").write_text(f"FROM {ROOT}\nCOPY ca-certificates.crt {CERTIFICATES}\n")
+    shutil.copyfile(CERTIFICATES, folder / CERTIFICATES.name)
+    return folder
+
+
+def _debootstrap(root: Path, tar: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    made = subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout[-2000:]
+    leavings = ("--exclude=./var/cache/apt/archives/*.deb", "--exclude=./var/lib/apt/lists/*")
+    partial = tar.with_suffix(".part")
+    subprocess.run(["tar", "-C", str(root), "--numeric-owner", *leavings, "-cf", str(partial), "."], check=True)
+    partial.rename(tar)
+    shutil.rmtree(root)
+
+
 def _require_base() -> None:
     if docker("images", "--quiet", BASE):
         return
-    tar = CACHE / "base.tar"
-    if not tar.exists():
-        root = CACHE / "root"
-        shutil.rmtree(root, ignore_errors=True)
-        made = subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert made.returncode == 0, made.stdout[-2000:]
-        leavings = ("--exclude=./var/cache/apt/archives/*.deb", "--exclude=./var/lib/apt/lists/*")
-        partial = tar.with_suffix(".part")
-        subprocess.run(["tar", "-C", str(root), "--numeric-owner", *leavings, "-cf", str(partial), "."], check=True)
-        partial.rename(tar)
-        shutil.rmtree(root)
-    docker(
-        "import", "--change", "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", str(tar), ROOT
-    )
-    folder = CACHE / "base"
-    folder.mkdir(exist_ok=True)
-    (folder / "Dockerfile").write_text(f"FROM {ROOT}\nCOPY ca-certificates.crt {CERTIFICATES}\n")
-    shutil.copyfile(CERTIFICATES, folder / CERTIFICATES.name)
-    docker("build", "--tag", BASE, str(folder))
+    path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    docker("import", "--change", path, str(base_tar()), ROOT)
+    docker("build", "--tag", BASE, str(base_context()))
 
 
 def _tidy() -> None:

@@ -5,15 +5,18 @@ Every host calls itself 127.0.1.1, as Debian does: whoever goes by a host's name
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import IO
 
 from tests.testbed import sshd
 
 BRIDGE = "hw-test"
 NETWORK = "10.213.77"
+LOCK = Path("/run/headway-test-hosts.lock")  # names and addresses are the machine's: one process has them at a time
 
 
 def lacking() -> str:
@@ -24,10 +27,11 @@ def lacking() -> str:
         return "ip not installed: apt-get install iproute2"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    probe = subprocess.run(["ip", "netns", "add", "hw-probe"], capture_output=True, text=True)
+    name = f"hw-probe-{os.getpid()}"
+    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if probe.returncode:
         return f"no network namespaces: {probe.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", "hw-probe"], check=True)
+    subprocess.run(["ip", "netns", "delete", name], check=True)
     return ""
 
 
@@ -41,9 +45,12 @@ class Hosts:
             for number, name in enumerate(self.names)
         ]
         self.config = folder / "ssh_config"
+        self._lock: IO[str] | None = None
 
     def start(self) -> None:
-        self.stop()
+        self._lock = LOCK.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._remove()  # what a process left that was killed
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("address", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
         _ip("link", "set", BRIDGE, "up")
@@ -63,6 +70,12 @@ class Hosts:
         self.config.write_text("\n".join(server.config.read_text() for server in self.servers))
 
     def stop(self) -> None:
+        if self._lock is not None:
+            self._remove()
+            self._lock.close()
+            self._lock = None
+
+    def _remove(self) -> None:
         for name, server in zip(self.names, self.servers, strict=True):
             server.stop()
             subprocess.run(["ip", "link", "delete", f"v-{name}"], capture_output=True)

@@ -28,17 +28,14 @@ def podman() -> dict[str, str]:
     """The variables with which podman finds its own place."""
     if os.getuid() or any(shutil.which(name) is None for name in ("podman", "runc")):
         pytest.skip("podman: needs root, podman and runc")
-    if not (docker.CACHE / "base.tar").exists():
-        pytest.skip("podman: the base is made by the docker tests")
     CACHE.mkdir(parents=True, exist_ok=True)
     (CACHE / "containers.conf").write_text(SETTINGS)
     (CACHE / "storage.conf").write_text(STORAGE.format(folder=CACHE))
     env = {"CONTAINERS_CONF": f"{CACHE}/containers.conf", "CONTAINERS_STORAGE_CONF": f"{CACHE}/storage.conf"}
     if _podman(env, "image", "exists", docker.BASE).returncode:
         path = "ENV=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        made = _podman(env, "import", "--change", path, str(docker.CACHE / "base.tar"), docker.ROOT)
-        folder = docker.CACHE / "base"
-        made = made if made.returncode else _podman(env, "build", "--tag", docker.BASE, str(folder))
+        made = _podman(env, "import", "--change", path, str(docker.base_tar()), docker.ROOT)
+        made = made if made.returncode else _podman(env, "build", "--tag", docker.BASE, str(docker.base_context()))
         if made.returncode:
             pytest.skip(f"podman: it does not work here: {made.stderr.splitlines()[-1:]}")
     return env

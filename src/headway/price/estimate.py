@@ -13,9 +13,10 @@ from typing import Any
 
 from headway.price.devices import sustained_tflops
 from headway.price.experience import REHEARSAL, Experience, length_of, remembered, what_of, work_of
-from headway.price.flops import examples_per_epoch, flops_per_example
+from headway.price.flops import examples_per_epoch, flops_per_example, loading_core_s
 
 MEASURED, ROUGH = "measured", "rough"
+FEEDING = 8  # cores beside an accelerator, on the machines that are usual for it
 START_S, STEP_S = 60.0, 0.01  # what a start and a step take besides arithmetic: small models take little else
 
 
@@ -37,6 +38,11 @@ class Device:
     @property
     def label(self) -> str:
         return f"{self.kind or 'cpu'}:{self.count}"
+
+    @property
+    def cores(self) -> int:
+        """That read and prepare data, on all nodes."""
+        return (self.count if self.kind is None else FEEDING * self.count) * self.nodes
 
     @property
     def tflops(self) -> float | None:
@@ -106,8 +112,11 @@ def _counted(job: Mapping[str, Any], device: Device) -> Estimate | None:
     each, total, speed = flops_per_example(config), _examples(job), device.tflops
     if not each or not total or not speed:
         return None
-    hours = _floor(job) + each * total / (speed * 1e12) / 3600
-    return Estimate(hours=hours, basis=ROUGH, how="a count of the model's arithmetic")
+    computing, loading = each * total / (speed * 1e12), loading_core_s(config) * total / device.cores
+    # A GPU computes while cores read ahead: the slower of the two counts. Where there is none, cores do both.
+    seconds = computing + loading if device.kind is None else max(computing, loading)
+    slower = "its pictures" if device.kind is not None and loading > computing else "the model's arithmetic"
+    return Estimate(hours=_floor(job) + seconds / 3600, basis=ROUGH, how=f"a count of {slower}")
 
 
 def _floor(job: Mapping[str, Any]) -> float:

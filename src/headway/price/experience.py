@@ -36,6 +36,7 @@ class Experience:
     checkpoint_bytes: int | None = None
     checkpoint_s: float | None = None
     export_bytes: int | None = None
+    export_s: float | None = None
     basis: str = RUN
 
 

@@ -16,7 +16,7 @@ def learn_from(folder: RunFolder, spent_s: float) -> None:
     threads = str(plan.environment.get("threads", ""))
     cpus = int(threads) * plan.processes if threads.isdigit() else None
     device = device_of(plan.job, plan.kind, cpus)
-    saved = [event for event in events if event.get("kind") == "checkpoint"]
+    saved, exported = ([event for event in events if event.get("kind") == kind] for kind in ("checkpoint", "export"))
     epoch = examples_per_epoch(plan.job)
     length = length_of(plan.job)
     if spent_s <= 0:
@@ -34,6 +34,7 @@ def learn_from(folder: RunFolder, spent_s: float) -> None:
             checkpoint_bytes=_largest(saved, "bytes"),
             checkpoint_s=_largest(saved, "seconds"),
             export_bytes=sum(entry.size for entry in folder.store.list("export/")) or None,
+            export_s=_largest(exported, "seconds"),
         )
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # For kinds whose machines are made for them: how many accelerators, and the machine with so many.
 _BUILT_IN = {
@@ -13,17 +14,44 @@ _BUILT_IN = {
     "H100-MEGA": {8: "a3-megagpu-8g"},
     "H200": {8: "a3-ultragpu-8g"},
 }
-# These are attached to a machine of the first general family; it needs CPUs enough to feed them.
-_ATTACHED = {"T4": (1, 2, 4), "P4": (1, 2, 4), "P100": (1, 2, 4), "V100": (1, 2, 4, 8)}
-_FEEDS = {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32", 8: "n1-standard-64"}
+# These are attached to a general machine: with CPUs enough to feed them, and no more than they allow.
+_MOST_CPUS = {
+    "T4": {1: 16, 2: 32, 4: 96},
+    "P4": {1: 16, 2: 32, 4: 96},
+    "P100": {1: 16, 2: 32, 4: 32},
+    "V100": {1: 8, 2: 16, 4: 32, 8: 96},
+}
+_FEEDS = {1: 8, 2: 16, 4: 32, 8: 64}
+_N1 = (4, 8, 16, 32, 64, 96)  # n1-standard-1 and -2 are not offered for training
 _G2 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
+_GIB_PER_CPU = {"n1-standard": 3.75, "n1-highmem": 6.5, "g2-standard": 4.0}
 
 
-def machine_for(kind: str, count: int) -> str | None:
-    """The usual machine for so many of a kind; None where it is not sold like that."""
+def machine_for(kind: str, count: int, *, cpus: int | None = None, memory: int | None = None) -> str | None:
+    """The usual machine for so many of a kind, or the next bigger with so many CPUs and bytes of memory.
+
+    None where it is not sold like that. Where none is big enough it is the usual one: a target says what is wrong.
+    """
     if kind in _BUILT_IN:
-        return _BUILT_IN[kind].get(count)
-    return _FEEDS[count] if count in _ATTACHED.get(kind, ()) else None
+        usual = _BUILT_IN[kind].get(count)
+        sizes = [size for size, has in _G2.items() if kind == "L4" and has == count and size >= 8]
+        return _smallest("g2-standard", sizes, cpus, memory) or usual
+    most = _MOST_CPUS.get(kind, {}).get(count)
+    if most is None:
+        return None
+    sizes = [size for size in _N1 if _FEEDS[count] <= size <= most]
+    return _general(sizes, cpus, memory) or f"n1-standard-{_FEEDS[count]}"
+
+
+def _general(sizes: Iterable[int], cpus: int | None, memory: int | None) -> str | None:
+    sizes = list(sizes)
+    return _smallest("n1-standard", sizes, cpus, memory) or _smallest("n1-highmem", sizes, cpus, memory)
+
+
+def _smallest(family: str, sizes: Iterable[int], cpus: int | None, memory: int | None) -> str | None:
+    gib = (memory or 0) / 2**30
+    fitting = (size for size in sorted(sizes) if size >= (cpus or 1) and size * _GIB_PER_CPU[family] >= gib)
+    return next((f"{family}-{size}" for size in fitting), None)
 
 
 def accelerators_of(machine: str) -> tuple[str, int] | None:
@@ -38,9 +66,5 @@ def accelerators_of(machine: str) -> tuple[str, int] | None:
 
 
 def machine_with(cpus: int | None, memory: int | None) -> str:
-    """The smallest general machine with so many CPUs and so much memory, for a job that names none."""
-    gib = (memory or 0) / 2**30
-    for size in (2, 4, 8, 16, 32, 64, 96):
-        if size >= (cpus or 1) and size * 3.75 >= gib:
-            return f"n1-standard-{size}"
-    return "n1-highmem-96"
+    """The smallest general machine with so many CPUs and bytes of memory, for a job that names none."""
+    return _general(_N1, cpus, memory) or "n1-highmem-96"

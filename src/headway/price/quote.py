@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.price.machines import accelerators_of, machine_for, machine_with
-from headway.price.table import ACCELERATOR, MACHINE, Price, Table, load
+from headway.price.table import ACCELERATOR, DISK, HOURS_A_MONTH, MACHINE, Price, Table, load
 
 if TYPE_CHECKING:
     from headway.spec import Job
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DEFAULT_REGION = "us-central1"
 VERTEX_FACTOR = 1.15  # Vertex AI bills a fee for management on top of the machine's price
 GOOGLE = {"vertex": VERTEX_FACTOR, "kubernetes": 1.0}  # kinds priced by Google's table, and their factor
+# Google's list prices in the cheapest regions, of 2026-08; a table with rows for disks says it better.
 DISKS_USD_PER_GB_MONTH = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17}
-HOURS_A_MONTH = 730
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,7 @@ class Quote:
     dated: str = ""
     disk_gb: float = 0.0
     disk_kind: str = "pd-balanced"
+    disk_usd_per_gb_month: float = 0.0
     missing: str = ""  # why there is no price, in words
 
     @property
@@ -52,7 +53,7 @@ class Quote:
 
     @property
     def disk_usd_per_month(self) -> float:
-        return self.disk_gb * self.nodes * DISKS_USD_PER_GB_MONTH[self.disk_kind]
+        return self.disk_gb * self.nodes * self.disk_usd_per_gb_month
 
     @property
     def disk_usd(self) -> float:
@@ -83,7 +84,7 @@ def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Qu
     region = region_of(options)
     machine, accelerator = shape(job)
     factor = options.get("management_factor")
-    disk = job.resources.disk
+    disk, disk_kind = job.resources.disk, str(options.get("disk_type") or "pd-balanced")
     priced = _node(machine, accelerator, region, table)
     return Quote(
         items=priced if isinstance(priced, tuple) else (),
@@ -95,7 +96,8 @@ def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Qu
         factor=GOOGLE[kind] if factor is None else float(factor),
         dated=table.dated,
         disk_gb=0.0 if disk is None else disk / 1e9,
-        disk_kind=str(options.get("disk_type") or "pd-balanced"),
+        disk_kind=disk_kind,
+        disk_usd_per_gb_month=table.per_gb_month(DISK, disk_kind, region, DISKS_USD_PER_GB_MONTH[disk_kind]),
         missing=priced if isinstance(priced, str) else "",
     )
 
@@ -117,8 +119,9 @@ def shape(job: Job) -> tuple[str, tuple[str, int] | None]:
     wanted = None if asked is None else (asked.kind, asked.count)
     machine = resources.machine
     if machine is None:
-        usual = machine_for(*wanted) if wanted else None
-        machine = usual or machine_with(resources.cpus, resources.memory)
+        cpus, memory = resources.cpus, resources.memory
+        usual = machine_for(*wanted, cpus=cpus, memory=memory) if wanted else None
+        machine = usual or machine_with(cpus, memory)
     return machine, wanted or accelerators_of(machine)
 
 

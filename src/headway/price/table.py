@@ -1,7 +1,7 @@
 """The price table: Compute Engine's figures, dated, in the package; a newer one from a file takes its place.
 
-A row is a machine or an accelerator, never both: what is billed is their sum. The text is searched, not parsed: a plan
-needs two rows of four thousand.
+A row is a machine or an accelerator, never both: what is billed is their sum; or a disk or a bucket, priced by the GB.
+The text is searched, not parsed: a plan needs two rows of four thousand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from headway.errors import BadInput
 from headway.home import home
 
 COLUMNS = "kind,name,count,vcpus,memory_gib,region,usd_per_hour,spot_usd_per_hour"
-MACHINE, ACCELERATOR = "machine", "accelerator"
+MACHINE, ACCELERATOR, DISK, STORAGE = "machine", "accelerator", "disk", "storage"
+KINDS = (MACHINE, ACCELERATOR, DISK, STORAGE)
+HOURS_A_MONTH = 730
 _OWN = Path(__file__).with_name("prices.csv")
 _LARGEST = 16 << 20
 
@@ -69,6 +71,11 @@ class Table:
             return exact.price
         fewest = min(here, key=lambda row: row.count, default=None)
         return None if fewest is None else fewest.price.times(count / fewest.count)
+
+    def per_gb_month(self, kind: str, name: str, region: str, otherwise: float) -> float:
+        """Of a disk or a bucket, whose rows are for a GB and an hour; `otherwise` where the table has none."""
+        found = self.price(kind, name, region)
+        return otherwise if found is None else found.usd * HOURS_A_MONTH
 
     def regions(self, kind: str, name: str) -> list[str]:
         return sorted({row.region for row in self.rows(kind, name)})
@@ -135,8 +142,8 @@ def _row(line: str) -> Row:
     if len(parts) != 8:
         raise ValueError(f"{len(parts)} values instead of 8")
     kind, name, count, vcpus, memory, region, usd, spot = parts
-    if kind not in (MACHINE, ACCELERATOR):
-        raise ValueError(f"{kind!r} is neither {MACHINE} nor {ACCELERATOR}")
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
     price = Price(float(usd), float(spot or usd))
     if not (0 <= price.usd < 1e6 and 0 <= price.spot_usd < 1e6):
         raise ValueError(f"{usd} and {spot}")

@@ -203,3 +203,26 @@ def test_links_lead_to_the_logs_of_this_run() -> None:
 )
 def test_what_keeps_a_pod_waiting_is_said_with_what_to_do(trouble: str, advice: str) -> None:
     assert advice in seen.explained(trouble)
+
+
+def test_why_is_told_what_the_cluster_remembers_also_of_pods_that_are_gone() -> None:
+    def event(about: str, reason: str, at: str) -> dict[str, Any]:
+        object_ = {"name": about}
+        return {"involvedObject": object_, "reason": reason, "message": about, "lastTimestamp": at, "metadata": {}}
+
+    remembered = [
+        event("r1-1", "Evicted", "2026-01-01T00:00:02Z"),
+        event("r1", "FailedCreate", "2026-01-01T00:00:01Z"),
+        event("r1-worker-0", "FailedScheduling", "2026-01-01T00:00:03Z"),
+        event("r10-0", "OfAnotherRun", "2026-01-01T00:00:04Z"),
+        event("r1-reaper", "OfTheReaper", "2026-01-01T00:00:05Z"),
+    ]
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    status = {"phase": "Running", "containerStatuses": [{"lastState": ended}]}
+    pod = {"metadata": {"name": "r1-0"}, "status": status}
+    api = Answering(
+        answers={"/api/v1/namespaces/ml/events": {"items": remembered}, "/api/v1/namespaces/ml/pods": {"items": [pod]}}
+    )
+    told = KubernetesTarget(Options(namespace="ml"), api=api).evidence(Handle(target="gke", run="r1", url="gs://b/r1"))
+    assert [line.partition(":")[0] for line in told] == ["FailedCreate", "Evicted", "FailedScheduling", "pod r1-0"]
+    assert told[-1] == "pod r1-0: ended with 137, OOMKilled"

@@ -17,9 +17,9 @@ from headway.targets.kubernetes.api import Client, Object, Refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract, eventually
+from tests.contract.suite import TargetContract
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
-from tests.testbed.kubernetes.cluster import Cluster, cluster
+from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
 
 __all__ = ["cluster"]
 pytestmark = pytest.mark.slow
@@ -48,9 +48,7 @@ class TestStatefulSet(TargetContract):
     @pytest.fixture(autouse=True)
     def _shared(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with bucket(cluster, monkeypatch) as shared:
-            cluster.kubectl("create", "namespace", NAMESPACE, check=False)
-            account = ("get", "serviceaccount", "default", "-n", NAMESPACE, "-o", "name")
-            eventually(lambda: "default" in cluster.kubectl(*account, check=False), "the namespace is ready")
+            ready(cluster, NAMESPACE)
             self.shared, self.cluster = shared, cluster
             yield
 

@@ -25,16 +25,11 @@ from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.suite import eventually
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import NODE, Cluster, cluster
+from tests.testbed.kubernetes.images import TRAINS_INSIDE
 from tests.testbed.kubernetes.workload import SCRIPT, digest, steps
 
 __all__ = ["cluster"]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        sys.version_info[:2] != (3, 11), reason="kubernetes: the image has Python 3.11, torch is mounted"
-    ),
-]
+pytestmark = TRAINS_INSIDE
 PATIENCE_S = 240.0
 
 

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headway.errors import BadInput
+from headway.explain.why import why
 from headway.launcher import Launched, launch
 from headway.planning import Plan
 from headway.spec import Accelerator, Image, Resources, Secret, TargetEntry
 from headway.targets.base import State
 from headway.targets.fake import Play
+from headway.targets.kubernetes.api import Refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, eventually
 from tests.targets.kubernetes.plans import job_of
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
-from tests.testbed.kubernetes.cluster import Cluster, cluster
+from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
 
 __all__ = ["cluster"]
 pytestmark = pytest.mark.slow
@@ -34,9 +37,7 @@ def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     project = write_project(tmp_path / "project")
     holds: list[Launched] = []
     with bucket(cluster, monkeypatch) as shared:
-        cluster.kubectl("create", "namespace", NAMESPACE, check=False)
-        account = ("get", "serviceaccount", "default", "-n", NAMESPACE, "-o", "name")
-        eventually(lambda: "default" in cluster.kubectl(*account, check=False), "the namespace is ready")
+        ready(cluster, NAMESPACE)
 
         def begin(play: Play = WAITS, *, options: dict[str, Any] | None = None, **more: Any) -> Launched:
             entry = TargetEntry(kind="kubernetes", options={"namespace": NAMESPACE, **(options or {})})
@@ -73,7 +74,12 @@ def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., Launched]) -
 
 
 def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., Launched]) -> None:
-    says(start(image=Image(uri="127.0.0.1:1/no/such:image")), "headway image --push")
+    hold = start(image=Image(uri="127.0.0.1:1/no/such:image"))
+    says(hold, "headway image --push")
+    assert why(hold, hold.target.status(hold.handle)).name == "image-pull"
+    assert hold.down().left == ()
+    told = hold.target.evidence(hold.handle)  # type: ignore[attr-defined]
+    assert any("no/such:image" in line for line in told), "the cluster remembers what pods it had"
 
 
 def test_a_missing_secret_is_said(start: Callable[..., Launched]) -> None:
@@ -169,6 +175,19 @@ def test_the_doctor_finds_a_real_cluster_ready(cluster: Cluster, monkeypatch: py
     assert [finding for finding in found if finding.mark == "bad"] == []
     lacking = list(KubernetesTarget(Options(engine="pytorchjob", namespace="nowhere")).doctor(job))
     assert "kubectl create namespace nowhere" in lacking[-1].fix
+
+
+def test_credentials_that_the_cluster_does_not_know_are_answered_with_what_to_type(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    config["users"] = [{"name": each["name"], "user": {"token": "of-nobody"}} for each in config["users"]]
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(Refusal, match="does not know who we are") as refused:
+        KubernetesTarget().found()
+    assert refused.value.code == 401
+    assert "gcloud auth login" in refused.value.problem.fix
 
 
 def _reaper(cluster: Cluster) -> str:

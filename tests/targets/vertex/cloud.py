@@ -94,6 +94,7 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
             "GOOGLE_APPLICATION_CREDENTIALS": str(auth.service_account_file(folder / "account.json")),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{vertex.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{vertex.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY": f"{vertex.url}/",
         }
         for name, value in shell.items():
             monkeypatch.setenv(name, value)

@@ -9,9 +9,11 @@ import pytest
 
 from headway import cli
 from headway.errors import BadJob
-from headway.spec import Notify
+from headway.spec import Image, Notify
+from headway.spec.plain import undump
 from headway.targets.fake import Play
 from tests.contract.suite import WAITS
+from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.jobs import ready_image
 from tests.targets.vertex.lab import Lab
 
@@ -61,6 +63,29 @@ def test_a_launch_that_google_would_refuse_claims_no_name(lab: Lab) -> None:
         lab.start(Play(), image=ready_image())
     lab.server.forbidden = ""
     assert not [name for name in lab.cloud.stored() if "plan.json" in name]
+
+
+@pytest.mark.parametrize("name", ["nowhere:v1", f"play@sha256:{'0' * 64}", "a/b:v1"])
+def test_an_image_that_the_registry_has_not_is_said_before_anything_is_launched(
+    lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    uri = f"us-docker.pkg.dev/my-project/headway/{name}"
+    (lab.project / "headway.yaml").write_text(JOB.replace(", mode: package", "") + f"image: {{uri: '{uri}'}}\n")
+    monkeypatch.chdir(lab.project)
+    words = ["plan", "--on", "vertex", "--online"]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"there is no image {uri}" in said
+    assert "gcloud artifacts docker images list us-docker.pkg.dev/my-project/headway --include-tags" in said
+    lab.server.images[uri] = There()
+    assert cli.main(words) == 0
+    assert "it would be taken" in capsys.readouterr().out
+
+
+def test_a_registry_that_may_not_be_read_keeps_nobody_from_launching(lab: Lab) -> None:
+    lab.server.images_forbidden = True
+    plan = lab.plan(Play(), image=Image(uri="us-docker.pkg.dev/my-project/headway/nowhere:v1"))
+    assert lab.target(plan).online(undump(plan.job)) == []
 
 
 def test_links_lead_to_the_console_and_to_the_logs(lab: Lab, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_job_that_fails_before_the_supervisor_says_why_in_its_machines_own_wor
     assert status.state is State.FAILED
     assert "before the supervisor started; it last said: " in status.reason
     assert "exited with a non-zero status" in status.reason
+    assert any("the module is gone" in line for line in hold.target.evidence(hold.handle))  # type: ignore[attr-defined]
 
 
 def test_what_cloud_logging_does_not_let_us_read_is_said_and_stops_nothing(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.price.quote import shape
+from headway.price.table import MACHINE, load
 from headway.spec import Accelerator, Job, Resources
 from headway.spec.units import ACCELERATORS as NAMES
 from headway.targets.vertex import machines
@@ -91,7 +92,26 @@ def test_a_machine_is_chosen_where_the_job_names_none(resources: Resources, mach
     assert not list(problems(machine, resources.accelerator, where="resources"))
 
 
-@pytest.mark.parametrize("accelerator", ["T4:1", "T4:2", "T4:4", "V100:8", "L4:2", "A100:1", "A100-80GB:4", "H100:8"])
-def test_the_machine_is_the_one_that_the_price_is_reckoned_with(accelerator: str) -> None:
-    resources = Resources(accelerator=wanted(accelerator))
-    assert chosen(resources) == shape(Job(name="j", recipe="captioning", resources=resources))[0]
+@pytest.mark.parametrize(
+    "accelerator",
+    ["", "T4:1", "T4:2", "T4:4", "V100:1", "V100:8", "P100:4", "L4:1", "L4:2", "A100:1", "A100-80GB:4", "H100:8"],
+)
+@pytest.mark.parametrize(
+    ("cpus", "memory"), [(None, None), (2, 2 * 2**30), (12, None), (None, 100 * 2**30), (40, None)]
+)
+def test_the_machine_is_the_one_that_the_price_is_reckoned_with(
+    accelerator: str, cpus: int | None, memory: int | None
+) -> None:
+    resources = Resources(accelerator=wanted(accelerator), cpus=cpus, memory=memory)
+    machine = shape(Job(name="j", recipe="captioning", resources=resources))[0]
+    assert chosen(resources) == machine
+    assert machine in MACHINES, "one that Vertex AI trains on"
+
+
+def test_machines_are_as_large_as_the_price_table_says() -> None:
+    table, seen = load(), 0
+    for machine in MACHINES.values():
+        for row in table.rows(MACHINE, machine.name)[:1]:
+            seen += 1
+            assert (row.vcpus, round(row.memory_gib, 1)) == (machine.cpus, machine.memory_gib), machine.name
+    assert seen > 60

@@ -89,6 +89,7 @@ def test_when_no_place_has_room_all_of_them_are_named(lab: Lab) -> None:
 
 def test_an_image_that_is_not_there_is_answered_with_the_command_that_pushes_it(lab: Lab) -> None:
     image = Image(uri="us-docker.pkg.dev/my-project/headway/nowhere:v1")
+    lab.server.images_forbidden = True  # so that Vertex AI itself is the first to say it
     said = refusal(lab, image=image)
     assert "does not exist" in said
     assert "headway image --push" in said

@@ -54,8 +54,9 @@ class Cluster:
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
-    def items(self, kind: str, selector: str = "headway.run") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))["items"]
+    def items(self, kind: str, selector: str = "headway.run", *, namespace: str = "default") -> list[dict[str, Any]]:
+        shown = self.kubectl("-n", namespace, "get", kind, "-l", selector, "-o", "json")
+        found: list[dict[str, Any]] = json.loads(shown)["items"]
         return found
 
 
@@ -83,6 +84,13 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
         _running.append(holding.__enter__())
         request.config.add_cleanup(lambda: (holding.__exit__(None, None, None), None)[1])
     return _running[0]
+
+
+def ready(cluster: Cluster, namespace: str) -> None:
+    """A namespace of a test's own, with the account that pods begin with."""
+    cluster.kubectl("create", "namespace", namespace, check=False)
+    account = ("-n", namespace, "get", "serviceaccount", "default", "-o", "name")
+    _await(lambda: "default" in cluster.kubectl(*account, check=False), f"{namespace} is ready")
 
 
 @contextmanager

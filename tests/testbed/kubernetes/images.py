@@ -1,6 +1,6 @@
 """Images of the test bed, made without a registry or a builder: a base with Python, and this very Headway on top.
 
-torch and what else Headway imports come from this machine's own site-packages, which tests mount at /site.
+Headway's own dependencies lie beside it; torch comes from this machine's own site-packages, which tests mount at /site.
 """
 
 from __future__ import annotations
@@ -11,14 +11,25 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
+
+import pytest
 
 TRAINER, PAUSE = "docker.io/local/headway-test:1", "docker.io/local/pause:1"
 SITE = "/site"
 PACKAGES = "python3,ca-certificates"
 DIST = "usr/local/lib/python3.11/dist-packages"
+BASE = ("argcomplete", "obstore", "pathspec", "yaml", "rich", "typing_extensions.py")  # what Headway imports anywhere
+TRAINS_INSIDE = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        sys.version_info[:2] != (3, 11), reason="kubernetes: the image has Python 3.11, torch is mounted"
+    ),
+]
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "headway"
 
 
@@ -48,9 +59,11 @@ def site_packages() -> str:
 
 def _headway() -> bytes:
     files = {f"{DIST}/headway-test.pth": f"{SITE}\n".encode()}
-    for path in sorted(SOURCE.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            files[f"{DIST}/headway/{path.relative_to(SOURCE)}"] = path.read_bytes()
+    site = Path(site_packages())
+    for root in (SOURCE, *(site / name for name in BASE)):
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[f"{DIST}/{path.relative_to(root.parent)}"] = path.read_bytes()
     return _layer(files)
 
 

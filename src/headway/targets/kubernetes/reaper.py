@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headway.runfolder import RunFolder
 
 LOOK_S = 10.0
-BIRTH_S = 600.0  # for a set that the client is still making: after this there will be none
+BIRTH_S = 600.0  # for a set that the client is still making: after this there will be none (HEADWAY_BIRTH_S)
 FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
@@ -51,18 +51,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_secrets(os.environ)
     api = Client(access=kubeconfig.in_pod())
     look_s = float(os.environ.get("HEADWAY_LOOK_S", LOOK_S))
-    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say)
+    birth_s = float(os.environ.get("HEADWAY_BIRTH_S", BIRTH_S))
+    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say, birth_s=birth_s)
 
 
-def guard(watched: Watched, api: Client, *, wait: Callable[[], bool], say: Callable[[str], None]) -> int:
+def guard(
+    watched: Watched,
+    api: Client,
+    *,
+    wait: Callable[[], bool],
+    say: Callable[[str], None],
+    birth_s: float | None = None,
+) -> int:
     """Look again and again; 0 when the set is gone, 143 when we are asked to leave first."""
+    birth_s = BIRTH_S if birth_s is None else birth_s
     began, seen = time.monotonic(), False
     while True:
         age = None
         try:
             age = _age_s(watched, api)
             seen = seen or age is not None
-            if age is None and (seen or time.monotonic() - began > BIRTH_S):
+            if age is None and (seen or time.monotonic() - began > birth_s):
                 say(f"statefulset/{watched.name} is gone" if seen else f"there never was a statefulset/{watched.name}")
                 return 0
             why = "" if age is None else reason(watched, age, say)

@@ -70,14 +70,28 @@ def pod_of(item: Object) -> Pod:
     )
 
 
-def events(api: Api, namespace: str, names: Iterable[str]) -> list[str]:
-    """Warnings about these objects, the newest last, each once."""
+def own_account(api: Api, options: Options, run: str, url: str) -> list[str]:
+    """Warnings about a run and its pods, which a cluster remembers for an hour, and how pods that are there ended."""
+    pods = workers(api, options, run, url)
+    said = events(api, options.namespace, [run, *(pod.name for pod in pods)], of_run=run)
+    ends = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.trouble, pod.ended) if each]
+    return [*said, *ends]
+
+
+def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
+    """Warnings about these objects, the newest last, each once. With `of_run` about its pods too, gone or not."""
+    pods = re.compile(rf"{re.escape(of_run)}-(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?") if of_run else None
     wanted = set(names)
     try:
         answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
     except (Forbidden, Gone):  # a nicety is missing, not the answer
         return []
-    items = [item for item in answer.get("items") or () if item.get("involvedObject", {}).get("name") in wanted]
+    about = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
+    items = [
+        item
+        for item in answer.get("items") or ()
+        if about[id(item)] in wanted or (pods is not None and pods.fullmatch(about[id(item)]))
+    ]
     items.sort(key=_moment)
     return list(dict.fromkeys(f"{item.get('reason')}: {str(item.get('message', '')).strip()}" for item in items))
 

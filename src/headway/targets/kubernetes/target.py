@@ -111,6 +111,10 @@ class KubernetesTarget:
         """Where to look at it in a browser."""
         return links.links(handle, self.options, self._context())
 
+    def evidence(self, handle: Handle) -> list[str]:
+        """For `headway why`: the cluster's own words about the run, also about pods that are gone."""
+        return seen.own_account(self._api(), self.options, handle.run, handle.url)
+
     def doctor(self, job: Job) -> Iterator[Finding]:
         """What is ready for this job in the cluster, and the exact command for what is missing."""
         from headway.targets.kubernetes import doctor

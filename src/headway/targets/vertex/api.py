@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 from headway.errors import Denied, MissingExtra, TargetError, Transient
 from headway.storage.patience import Patience, keep_trying
@@ -82,6 +83,13 @@ class Client:
     def one(self, region: str) -> None:
         """The smallest question: whether this region answers us at all."""
         self._patiently("GET", self.vertex(region), None, {"pageSize": "1"})
+
+    def image(self, project: str, location: str, repository: str, name: str, kind: str, version: str) -> None:
+        """Whether Artifact Registry has it; Gone where it has not. `kind` is tags, or versions for a digest."""
+        host = os.environ.get(f"{OVERRIDES}ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com").rstrip("/")
+        folder = f"{host}/v1/projects/{project}/locations/{location}/repositories/{repository}"
+        # Asked once: whoever does not answer here is no reason not to train.
+        self._asked("GET", f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}", None, None)
 
     def entries(self, where: str, *, limit: int = 10_000, newest: bool = False) -> Iterator[dict[str, Any]]:
         """What Cloud Logging holds, the oldest first unless the newest are asked for."""

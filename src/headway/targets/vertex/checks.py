@@ -180,7 +180,7 @@ def _hardware(job: Job, options: Options) -> Iterator[Problem]:
         yield from machines.problems(place.machine, place.accelerator, where="targets.fallback")
     for name in ("cpus", "memory"):
         asked, known = getattr(job.resources, name), machines.MACHINES.get(first.machine)
-        has = None if known is None else known.cpus if name == "cpus" else known.memory_gb * 1e9
+        has = None if known is None else known.cpus if name == "cpus" else known.memory_gib * 2**30
         if asked and has and asked > has:
             shown = f"{asked / 1e9:g}GB" if name == "memory" else asked
             what = f"{first.machine} has less than {name}: {shown}"

@@ -36,7 +36,7 @@ class Machine:
 
     name: str
     cpus: int
-    memory_gb: float
+    memory_gib: float
     built_in: Accelerator | None = None
 
     def takes(self, wanted: Accelerator | None) -> bool:
@@ -60,9 +60,9 @@ def attachable(machine: str, kind: str) -> tuple[int, ...]:
     return ()
 
 
-def _sizes(family: str, sizes: tuple[int, ...], gb_per_cpu: float) -> Iterator[Machine]:
+def _sizes(family: str, sizes: tuple[int, ...], gib_per_cpu: float) -> Iterator[Machine]:
     for cpus in sizes:
-        yield Machine(name=f"{family}-{cpus}", cpus=cpus, memory_gb=round(cpus * gb_per_cpu, 1))
+        yield Machine(name=f"{family}-{cpus}", cpus=cpus, memory_gib=round(cpus * gib_per_cpu, 1))
 
 
 def _general() -> Iterator[Machine]:
@@ -84,11 +84,11 @@ def _general() -> Iterator[Machine]:
     yield from _sizes("c3-highmem", (4, 8, 22, 44, 88, 176), 8)
     yield from _sizes("c3-highcpu", (4, 8, 22, 44, 88, 176), 2)
     for name, cpus, gb in (("m1-ultramem-40", 40, 961), ("m1-ultramem-80", 80, 1922), ("m1-ultramem-160", 160, 3844)):
-        yield Machine(name=name, cpus=cpus, memory_gb=gb)
-    yield Machine(name="m1-megamem-96", cpus=96, memory_gb=1433.6)
+        yield Machine(name=name, cpus=cpus, memory_gib=gb)
+    yield Machine(name="m1-megamem-96", cpus=96, memory_gib=1433.6)
 
 
-# type, CPUs, GB, kind, count: accelerators that are part of the machine.
+# type, CPUs, GiB, kind, count: accelerators that are part of the machine.
 _ACCELERATED = (
     *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", 1) for cpus in (4, 8, 12, 16, 32)),
     *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", count) for cpus, count in ((24, 2), (48, 4), (96, 8))),
@@ -107,7 +107,7 @@ MACHINES: dict[str, Machine] = {
     for machine in (
         *_general(),
         *(
-            Machine(name=name, cpus=cpus, memory_gb=gb, built_in=Accelerator(kind=kind, count=count))
+            Machine(name=name, cpus=cpus, memory_gib=gb, built_in=Accelerator(kind=kind, count=count))
             for name, cpus, gb, kind, count in _ACCELERATED
         ),
     )
@@ -120,19 +120,22 @@ def chosen(resources: Resources) -> str:
     if resources.machine:
         return resources.machine
     wanted = resources.accelerator
-    usual = machine_for(wanted.kind, wanted.count) if wanted else machine_with(resources.cpus, resources.memory)
+    cpus, memory = resources.cpus, resources.memory
+    usual = machine_with(cpus, memory)
+    if wanted is not None:
+        usual = machine_for(wanted.kind, wanted.count, cpus=cpus, memory=memory) or ""
     if usual in MACHINES and _fits(MACHINES[usual], resources):
         return usual
     fitting = [machine for machine in MACHINES.values() if _fits(machine, resources)]
     general = [machine for machine in fitting if machine.name.startswith("n1-standard")]
-    best = min(general or fitting, key=lambda machine: (machine.cpus, machine.memory_gb), default=None)
+    best = min(general or fitting, key=lambda machine: (machine.cpus, machine.memory_gib), default=None)
     return best.name if best else usual or "n1-standard-8"
 
 
 def _fits(machine: Machine, resources: Resources) -> bool:
     cpus = resources.cpus or 1
-    memory = (resources.memory or 0) / 1e9
-    return machine.takes(resources.accelerator) and machine.cpus >= cpus and machine.memory_gb >= memory
+    memory = (resources.memory or 0) / 2**30
+    return machine.takes(resources.accelerator) and machine.cpus >= cpus and machine.memory_gib >= memory
 
 
 def cpus_of(name: str) -> int:
@@ -194,7 +197,7 @@ def _mismatch(machine: Machine, wanted: Accelerator | None, where: str) -> Probl
 
 def _with(wanted: Accelerator) -> list[str]:
     found = [machine for machine in MACHINES.values() if machine.takes(wanted)]
-    return [machine.name for machine in sorted(found, key=lambda machine: (machine.cpus, machine.memory_gb))]
+    return [machine.name for machine in sorted(found, key=lambda machine: (machine.cpus, machine.memory_gib))]
 
 
 def _or(counts: tuple[int, ...]) -> str:

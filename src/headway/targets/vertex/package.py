@@ -66,6 +66,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     return wheel
 
 def build_sdist(folder, config_settings=None):
+    # Every build backend must have it; pip has the sdist in hand and never calls it.
     raise NotImplementedError("it is one already")
 '''
 

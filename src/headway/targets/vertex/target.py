@@ -18,7 +18,18 @@ from headway.spent import remainder, spent_s
 from headway.targets.afar import FOR_GOOD, free_the_lease, over
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
-from headway.targets.vertex import checks, cloud_logs, doctor, jobs, machines, prices, removal, rendering, starting
+from headway.targets.vertex import (
+    checks,
+    cloud_logs,
+    doctor,
+    images,
+    jobs,
+    machines,
+    prices,
+    removal,
+    rendering,
+    starting,
+)
 from headway.targets.vertex.api import Client, Refused
 from headway.targets.vertex.jobs import UNDER_WAY, Job
 from headway.targets.vertex.options import Options
@@ -51,8 +62,10 @@ class VertexTarget:
         return [*checks.notes(job, self.options, self.today()), *prices.notes(job, self.options)]
 
     def online(self, job: Wanted) -> list[Problem]:
-        """What only Google can say: whether we may, in every region that a run may go to."""
-        return list(doctor.refusals(self._client(), regions(self.options)))
+        """What only Google can say: whether we may, in every region that a run may go to, and have the image."""
+        refused = list(doctor.refusals(self._client(), regions(self.options)))
+        absent = images.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
+        return refused if absent is None else [absent]
 
     def doctor(self, job: Wanted) -> Iterator[Finding]:
         """What works with this project and what does not, each with what to type."""
@@ -63,6 +76,13 @@ class VertexTarget:
         name = str(handle.details.get("job", ""))
         project = self.options.project or ""
         return {"console": jobs.console_link(name, project), "logs": jobs.logs_link(name, project)} if name else {}
+
+    def evidence(self, handle: Handle) -> list[str]:
+        """For `headway why`: how Vertex AI says that its job ended, and what the machines printed last."""
+        job = self._newest(handle)
+        if job is None:
+            return []
+        return [line for line in (cloud_logs.last_words(self._client(), job.id), job.error) if line]
 
     def limits(self, job: Wanted) -> Limits:
         """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""

@@ -36,3 +36,15 @@ def page(browser: Any) -> Iterator[Any]:
 
 def _ours(url: str) -> bool:
     return url.startswith(("http://127.0.0.1:", "blob:", "data:"))
+
+
+def serious(page: Any) -> list[str]:
+    """What axe-core finds on this page that keeps people from using it, one line each."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Generator
 from importlib.util import find_spec
 
@@ -11,16 +12,31 @@ import pytest
 
 # What needs root and a daemon has a command of its own, which starts the daemon and sets this.
 DAEMONS = {
-    "docker": ("test_docker.py", "test_docker_image.py", "test_docker_in_a_bucket.py", "test_docker_training.py"),
+    "docker": (
+        "test_docker.py",
+        "test_docker_image.py",
+        "test_docker_in_a_bucket.py",
+        "test_docker_kills.py",
+        "test_docker_training.py",
+    ),
     "kubernetes": (
         "test_cluster_contract.py",
+        "test_cluster_examples.py",
+        "test_cluster_kills.py",
+        "test_cluster_moving.py",
         "test_cluster_operators.py",
         "test_cluster_training.py",
         "test_cluster_trouble.py",
     ),
     "podman": ("test_podman.py",),
-    "slurm": ("test_slurm.py",),
-    "ssh": ("test_ssh_nodes.py", "test_ssh_container.py", "test_moving_around.py"),
+    "slurm": ("test_slurm.py", "test_slurm_kills.py"),
+    "ssh": (
+        "test_moving_around.py",
+        "test_ssh_bootstrap.py",
+        "test_ssh_container.py",
+        "test_ssh_kills.py",
+        "test_ssh_nodes.py",
+    ),
 }
 COMMANDS = {
     "docker": "make test-docker",
@@ -29,6 +45,9 @@ COMMANDS = {
     "slurm": "make test-slurm",
     "ssh": "make test-ssh",
 }
+
+# Where tests run side by side, those of one file stay in one process, and those that share a daemon too.
+TOGETHER = dict.fromkeys((*DAEMONS["docker"], "test_ssh_container.py", "test_moving_around.py"), "docker")
 
 # These import nothing heavy themselves, but start something that trains.
 TRAINING = (
@@ -41,11 +60,16 @@ TRAINING = (
     "tests/runtime/test_exact.py",
     "tests/runtime/test_run_by_hand.py",
     "tests/spec/test_templates.py::test_the_script_template_trains",
+    "tests/targets/vertex/test_client_kills.py",
     "tests/targets/vertex/test_life.py::test_a_job_that_fails_before_the_supervisor_says_why_in_its_machines_own_words",
     "tests/targets/vertex/test_moving.py",
     "tests/targets/vertex/test_project_pages.py::test_what_is_run_here_first_plans_as_it_is_typed",
     "tests/test_evaluate.py",
 )
+
+# A shell starts what runs in the background deaf to Ctrl-C, and children inherit that: tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(torch|safetensors)'")
 
@@ -69,9 +93,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.nodeid.startswith(TRAINING):
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+    if os.environ.get("HEADWAY_TEST_DAEMONS"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.name, item.path.name)))
+        return
     for daemon, files in DAEMONS.items():
-        if os.environ.get("HEADWAY_TEST_DAEMONS"):
-            continue
         for item in items:
             if item.path.name in files:
                 item.add_marker(pytest.mark.skip(reason=f"{COMMANDS[daemon]} runs it"))

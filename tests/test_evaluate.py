@@ -29,7 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
 def test_an_evaluation_writes_both_reports_beside_the_runs_own_validation(run: Path) -> None:
     told = evaluate_run(str(run))
     assert told == json.loads((run / "report.json").read_text())
-    assert (run / "report.html").read_text().count("<figure class=") == 48
+    page = (run / "report.html").read_text()
+    assert page.count("<figure class=") == 48 + 12, "24 of each group, the six best and the six worst"
+    assert told["baseline"]["metrics"]["bleu_4"] < told["metrics"]["bleu_4"]
+    assert "it says “" in page
     assert told["count"] == 80
     assert told["checkpoint"] == "best"
     assert told["validation"]["bleu_4"] == Bundle.open(str(run / "export")).metrics["bleu_4"]

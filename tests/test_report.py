@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.evaluate import Example
+from headway.evaluate import Evaluation, Example, extremes
 from headway.report import named, write_report
 from headway.report_job import as_job_file
 from headway.spec import loads
@@ -36,6 +36,7 @@ EXAMPLES = [
     Example(picture=PNG, answer="a red star", expected=("a red star",), right=True, group="held_out"),
     Example(picture=PNG, answer="a <script>", expected=("a blue & green ring",), right=False, group="held_out"),
 ]
+MEASURED = Evaluation(data="", count=2, metrics={}, examples=EXAMPLES)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ class Page(HTMLParser):
 
 
 def test_report_json_says_what_was_found_and_how_the_training_went(run: Path) -> None:
-    told = write_report(str(run), FOUND, EXAMPLES)
+    told = write_report(str(run), FOUND, MEASURED)
     assert told == json.loads((run / "report.json").read_text())
     assert told["metrics"] == FOUND["metrics"]
     training = told["training"]
@@ -117,7 +118,7 @@ def test_the_supervisors_count_of_time_goes_before_the_clock_on_the_wall(run: Pa
 
 
 def test_the_page_shows_metrics_curves_pictures_and_how_to_do_it_again(run: Path) -> None:
-    write_report(str(run), FOUND, EXAMPLES)
+    write_report(str(run), FOUND, MEASURED)
     page = Page((run / "report.html").read_text())
     for words in ("captions-1", "50.0 %", "100.0 %", "0.875", "2 min 10 s", "in 2 attempts", "a red star", "torch"):
         assert words in page.text
@@ -129,7 +130,7 @@ def test_the_page_shows_metrics_curves_pictures_and_how_to_do_it_again(run: Path
 
 
 def test_the_page_needs_nothing_from_outside(run: Path) -> None:
-    write_report(str(run), FOUND, EXAMPLES)
+    write_report(str(run), FOUND, MEASURED)
     text = (run / "report.html").read_text()
     page = Page(text)
     for tag, attrs in page.found:
@@ -143,7 +144,7 @@ def test_the_page_needs_nothing_from_outside(run: Path) -> None:
 
 
 def test_what_a_model_says_cannot_break_the_page(run: Path) -> None:
-    write_report(str(run), FOUND, EXAMPLES)
+    write_report(str(run), FOUND, MEASURED)
     page = Page((run / "report.html").read_text())
     assert "a <script>" in page.text
     assert "a blue & green ring" in page.text
@@ -154,6 +155,31 @@ def test_a_run_without_curves_or_examples_still_gets_a_page(run: Path) -> None:
         path.unlink()
     write_report(str(run), FOUND)
     assert "How it learnt" not in Page((run / "report.html").read_text()).text
+
+
+def test_the_page_holds_metrics_against_the_baseline_and_says_what_it_cost(run: Path) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    plan["price"] = {"usd_per_hour": 36.0, "spot_usd_per_hour": 12.0, "ceiling_usd": 5.0, "expected_usd": 1.5}
+    (run / "plan.json").write_text(json.dumps(plan))
+    told = write_report(str(run), {**FOUND, "baseline": {"words": "guesses", "metrics": {"exact": 0.125}}}, MEASURED)
+    assert told["cost"] == {"usd": 1.305, "budget_usd": 5.0, "expected_usd": 1.5, "target": "local"}
+    page = Page((run / "report.html").read_text())
+    for words in ("12.5 %", "it guesses.", "$1.30 on local ($1.50 expected, $5.00 budget)"):
+        assert words in page.text
+
+
+def test_the_best_and_the_worst_are_shown_apart(run: Path) -> None:
+    worst = [Example(given="a question", answer="an answer", expected=("another",), right=False, note="0 % in common")]
+    write_report(str(run), FOUND, Evaluation(data="", count=2, metrics={}, best=EXAMPLES[:1], worst=worst))
+    text = Page((run / "report.html").read_text()).text
+    assert text.index("Where it does best") < text.index("a red star") < text.index("Where it does worst")
+    assert "0 % in common" in text[text.index("Where it does worst") :]
+
+
+def test_the_best_and_the_worst_are_different_ones() -> None:
+    assert extremes([0.5, 0.9, 0.1, 0.7], count=2) == ([1, 3], [2, 0])
+    assert extremes([0.5, 0.9, 0.1]) == ([1], [2])
+    assert extremes([]) == ([], [])
 
 
 JOB_FILE = """
@@ -184,7 +210,7 @@ def test_a_job_file_made_from_a_job_gives_the_job_again() -> None:
     ("metric", "words"),
     [
         ("bleu_4", "BLEU-4"),
-        ("exact_held_out", "right captions, new combinations"),
+        ("exact_held_out", "exactly right, new combinations"),
         ("word_accuracy", "word accuracy"),
     ],
 )

@@ -4,6 +4,7 @@ job = headway.Job.load("headway.yaml")     # on a laptop or in CI
 run = headway.launch(headway.plan(job, on="local"))
 
 run = headway.start()                      # inside a training script
+headway.open_run("last")                   # in a notebook: state, curves and money as a card
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from headway.version import __version__
 
 if TYPE_CHECKING:
     from headway.launcher import launch
+    from headway.notebook.recorded import open_run
     from headway.planning import plan
     from headway.runtime import Run, start
     from headway.spec import Job
 
-__all__ = ["Job", "Run", "__version__", "launch", "plan", "start"]
+__all__ = ["Job", "Run", "__version__", "launch", "open_run", "plan", "start"]
 
 # Imported on first use, so that `headway --help` stays instant and control never meets torch.
 _HOMES = {
     "Job": "headway.spec",
     "Run": "headway.runtime",
     "launch": "headway.launcher",
+    "open_run": "headway.notebook.recorded",
     "plan": "headway.planning",
     "start": "headway.runtime",
 }

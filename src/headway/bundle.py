@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.errors import BadBundle, NotThere
+from headway.foreign import json_of
 from headway.storage import fetch_file, local_path, open_store
 from headway.version import __version__
 
@@ -107,7 +108,7 @@ class Record:
     def read(cls, text: bytes, where: str) -> Record:
         """BadBundle unless it is one of ours, of a format that we know."""
         try:
-            raw = json.loads(text)
+            raw = json_of(text)
             if not isinstance(raw["format"], int):
                 raise TypeError("its format is no number")
             if raw["format"] > FORMAT:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from headway.errors import BadInput
+from headway.spec.model import Cache
 
 SPLITS = ("train", "val", "test")
 SAMPLES = "report_samples.json"
@@ -19,7 +21,7 @@ SAMPLES = "report_samples.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One input with the model's answer, for people to look at. Taken in order, never picked."""
+    """One input with the model's answer, for people to look at."""
 
     picture: bytes | None = None  # PNG
     given: str = ""  # what was asked, where it was text
@@ -27,6 +29,7 @@ class Example:
     expected: tuple[str, ...]
     right: bool | None = None  # None where nothing can tell
     group: str = ""
+    note: str = ""  # how good this one is, in a few words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,14 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What is reached without learning anything from an input: metrics mean little without it."""
+
+    words: str  # what it does: "always says grade 5"
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """What a recipe found out about a model on one split."""
 
@@ -48,7 +59,10 @@ class Evaluation:
     count: int  # how many inputs
     metrics: Mapping[str, float]
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the same, for parts of the data
-    examples: Sequence[Example] = ()
+    examples: Sequence[Example] = ()  # taken in order, never picked
+    best: Sequence[Example] = ()  # picked: those that went best, and …
+    worst: Sequence[Example] = ()  # … those that went worst, the worst first
+    baseline: Baseline | None = None
     tables: Sequence[Table] = ()
     samples: Mapping[str, Any] = field(default_factory=dict)  # by metric, what each input adds to it: for intervals
 
@@ -84,7 +98,9 @@ def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: s
     trained = open_trained(run_url, checkpoint)
     begun = time.monotonic()
     with named_data(data, root, split, trained.config, otherwise=trained.job.data) as read:
-        found: Evaluation = trained.recipe.load("evaluate")(trained.model, trained.config, read, split)
+        found: Evaluation = trained.recipe.load("evaluate")(
+            trained.model, trained.config, read, split, cache=_cache_here(trained.job.cache)
+        )
     record = {
         "run": run_url.rstrip("/").rsplit("/", 1)[-1],
         "checkpoint": trained.checkpoint,
@@ -94,7 +110,12 @@ def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: s
         **_record(trained.recipe.name, split, found, time.monotonic() - begun),
     }
     write_samples(run_url, record, found.samples)
-    return write_report(run_url, record, found.examples, found.tables)
+    return write_report(run_url, record, found)
+
+
+def _cache_here(cache: Cache) -> Cache:
+    """The run's own where its folder is on this machine, else this machine's."""
+    return cache if cache.dir is None or Path(cache.dir).expanduser().is_dir() else replace(cache, dir=None)
 
 
 def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict[str, Any]:
@@ -126,6 +147,9 @@ def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[
         "count": found.count,
         "metrics": dict(found.metrics),
         "groups": {name: dict(values) for name, values in found.groups.items()},
+        "baseline": None
+        if found.baseline is None
+        else {"words": found.baseline.words, "metrics": dict(found.baseline.metrics)},
         **{table.name: [dict(zip(table.head, row, strict=True)) for row in table.rows] for table in found.tables},
         "seconds": round(seconds, 3),
     }
@@ -138,6 +162,13 @@ def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str,
     about = {name: record[name] for name in ("data", "split", "count", "step")}
     body = json.dumps({**about, "samples": samples}, sort_keys=True, separators=(",", ":")) + "\n"
     open_store(run_url).write(SAMPLES, body.encode())
+
+
+def extremes(good: Sequence[float], count: int = 6) -> tuple[list[int], list[int]]:
+    """Which inputs went best and which went worst, given how good each is; none is both."""
+    order = sorted(range(len(good)), key=lambda row: (-good[row], row))
+    count = min(count, len(order) // 2)
+    return order[:count], order[len(order) - count :][::-1]
 
 
 def is_bundle(ref: str) -> bool:

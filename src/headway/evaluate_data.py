@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from headway.storage import fetch_file, local_path, open_store
 
 PICTURES: Final = "pictures"  # where those of a splits.json lie while they are prepared
 _SIDES: Final = ("front", "back")
+_AT_ONCE: Final = 16  # pictures fetched at the same time
 _ALIASES: Final = {"val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"), "train": ("train",)}
 
 
@@ -44,7 +46,9 @@ def _prepared(data: str, root: str | None, split: str, config: Any, folder: Path
     entries = _entries(data, split)
     base = root or data.rpartition("/")[0] or "."
     (folder / "source").mkdir()
-    rows = [_brought(entry, base, folder / "source") for entry in entries]
+    keys = {path: _key(path, base) for entry in entries for path in _named(entry)}
+    _bring(set(keys.values()), base, folder / "source" / PICTURES)
+    rows = [_moved(entry, keys) for entry in entries]
     (folder / "source" / "splits.json").write_text(json.dumps({split: rows}))
     to = str(folder / "shards")
     side = int(getattr(config, "side", 224))
@@ -67,30 +71,46 @@ def _entries(data: str, split: str) -> list[Any]:
     return listed[0]
 
 
-def _brought(entry: Any, base: str, source: Path) -> Any:
-    """The entry with its pictures below `source`: linked where they lie here, fetched where they do not."""
-    if not isinstance(entry, dict):
-        return entry  # preparing says what is wrong with it
-    changed = dict(entry)
-    for side in _SIDES:
-        if isinstance(entry.get(side), str):
-            changed[side] = _picture(entry[side], base, source)
-    return changed
+def _named(entry: Any) -> list[str]:
+    """The pictures of an entry, as it names them."""
+    found = [entry.get(side) for side in _SIDES] if isinstance(entry, dict) else []
+    return [path for path in found if isinstance(path, str)]
 
 
-def _picture(path: str, base: str, source: Path) -> str:
+def _moved(entry: Any, keys: Mapping[str, str]) -> Any:
+    """The entry with its pictures where they were brought to. Preparing says what else is wrong with it."""
+    return (
+        entry
+        if not _named(entry)
+        else {
+            name: f"{PICTURES}/{keys[value]}" if name in _SIDES and isinstance(value, str) else value
+            for name, value in entry.items()
+        }
+    )
+
+
+def _bring(keys: Iterable[str], base: str, to: Path) -> None:
+    """Linked where they lie here, else fetched, many at once. What is missing stays missing: preparing reports it."""
     here = local_path(base)
+
+    def bring(key: str) -> None:
+        place = to / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if here is None:
+            with suppress(NotThere):
+                fetch_file(open_store(base), key, place)
+        elif (here / key).is_file():
+            place.symlink_to((here / key).resolve())
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(bring, sorted(keys)))
+
+
+def _key(path: str, base: str) -> str:
     key = _relative(path, base)
     if ".." in PurePosixPath(key).parts or key.startswith("/"):
         raise BadInput(f"{path!r} leads outside of {base}", fix="say where the pictures are with --root")
-    place = source / PICTURES / key
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if here is None:
-            fetch_file(open_store(base), key, place)
-        elif (here / key).is_file():
-            place.symlink_to((here / key).resolve())
-    return f"{PICTURES}/{key}"
+    return key
 
 
 def _relative(path: str, base: str) -> str:

@@ -75,7 +75,7 @@ def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
         asked = {name: value.numpy() for name, value in inputs.items()}
         return [torch.from_numpy(each) for each in session.run(list(graph.outputs), asked)]
 
-    return _record(graph, path, _checked(graph, answer, "ONNX Runtime"))
+    return _record(graph, path, checked(graph, answer, "ONNX Runtime"))
 
 
 def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
     def answer(inputs: Mapping[str, Tensor]) -> list[Tensor]:
         return _listed(loaded(*inputs.values()))
 
-    return _record(graph, path, _checked(graph, answer, "the exported program"))
+    return _record(graph, path, checked(graph, answer, "the exported program"))
 
 
 WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
@@ -109,7 +109,7 @@ def _dynamic(graph: Graph) -> tuple[Any, ...]:
     return (*shapes[:plain], tuple(shapes[plain:]))
 
 
-def _checked(graph: Graph, answer: Any, what: str) -> float:
+def checked(graph: Graph, answer: Any, what: str) -> float:
     """The largest difference to the model, relative to its largest value, over all inputs that are tried."""
     worst = 0.0
     for inputs in (graph.inputs, *graph.more):

@@ -8,9 +8,11 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from headway import processes
 from headway.errors import Conflict, HeadwayError, NotThere, RunBusy
+from headway.foreign import json_of
 from headway.segments import segments
 from headway.storage.base import ABSENT, Store
 
@@ -32,6 +34,15 @@ class Record:
     started: str = ""
     beat: int = 0
 
+    @classmethod
+    def of(cls, raw: Any) -> Record:
+        """TypeError unless it is a record as we write them: nobody's numbers are taken on trust."""
+        found = cls(**raw)
+        numbers, words = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
+        if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in words):
+            raise TypeError("not a lease")
+        return found
+
     @property
     def seen(self) -> bool | None:
         """Whether the holder's process lives, where this very host can see it; None elsewhere."""
@@ -42,7 +53,7 @@ def read(store: Store) -> tuple[Record | None, str]:
     """The record and its version; (None, ABSENT) where nobody ever took it."""
     try:
         version = store.stat(KEY).version
-        return Record(**json.loads(store.read(KEY))), version
+        return Record.of(json_of(store.read(KEY))), version
     except NotThere:
         return None, ABSENT
     except (ValueError, TypeError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,19 @@ class Ledger:
             "ORDER BY created DESC, rowid DESC LIMIT ?3",
             (glob, target, -1 if limit is None else limit),
         )
+
+    def page(self, words: Sequence[str], *, offset: int, limit: int) -> tuple[int, list[Row]]:
+        """How many runs say all these words in name, job, target or state; and some of them, newest first."""
+        said = "lower(name || ' ' || job || ' ' || target || ' ' || state)"
+        where = "WHERE " + " AND ".join(["1", *(f"instr({said}, ?)" for _ in words)])
+        values: tuple[object, ...] = tuple(word.lower() for word in words)
+
+        def count(db: sqlite3.Connection) -> int:
+            return int(db.execute(f"SELECT count(*) FROM runs {where}", values).fetchone()[0])
+
+        total = self._attempt(count, 0) if self.path.exists() else 0
+        shown = f"{where} ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?"
+        return total, self._read(shown, (*values, limit, offset))
 
     def named(self, prefix: str) -> list[Row]:
         """Runs whose name starts with `prefix`, newest first."""

@@ -17,11 +17,13 @@ from headway.chart import Line, chart
 from headway.report_job import as_job_file
 from headway.runfolder import REPORT, RunFolder, encode
 from headway.spec import Job, undump
+from headway.spent import spent_usd
 from headway.storage import open_store
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.evaluate import Example, Table
+    from headway.evaluate import Evaluation, Example, Table
+    from headway.planning.model import Plan
 
 PAGE = "report.html"
 _NOISY = ("grad_norm", "loss")  # drawn with their running mean
@@ -37,7 +39,7 @@ _WORDS = {
     "qwk": "QWK",
     "within_one": "within one grade",
     "cider": "CIDEr",
-    "exact": "right captions",
+    "exact": "exactly right",
     "held_out": "new combinations",
     "seen": "known combinations",
     "loss": "training loss",
@@ -46,31 +48,42 @@ _WORDS = {
     "lr": "learning rate",
 }
 
+_AGAINST = {"expected_usd": "expected", "budget_usd": "budget"}
 _HEADINGS = {
     "held_out": "new combinations, of kinds that training never showed",
     "seen": "known combinations, in pictures that training never showed",
 }
 
 
-def write_report(
-    run_url: str, found: Mapping[str, Any], examples: Sequence[Example] = (), tables: Sequence[Table] = ()
-) -> dict[str, Any]:
-    """Both files into the run folder. Returns what report.json says: `found`, and how the training went."""
+def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | None = None) -> dict[str, Any]:
+    """Both files into the run folder. Returns what report.json says: `record`, how the training went, and its cost.
+
+    Of `found`, the page shows the examples and tables.
+    """
     folder = RunFolder(open_store(run_url))
     plan = folder.plan()
     job = undump(plan.job, where=run_url)
     history = folder.metrics()
-    record = {
-        **found,
+    training = _training(folder, history, plan.nodes * plan.processes)
+    told = {
+        **record,
         "job": job.name,
         "headway": __version__,
         "plan": plan.hash,
         "written_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "training": _training(folder, history, plan.nodes * plan.processes),
+        "training": training,
+        "cost": _cost(plan, training["seconds"]),
     }
-    folder.store.write(REPORT, encode(record))
-    folder.store.write(PAGE, page(run_url, record, job, history, examples, tables).encode())
-    return record
+    folder.store.write(REPORT, encode(told))
+    folder.store.write(PAGE, page(run_url, told, job, history, found).encode())
+    return told
+
+
+def _cost(plan: Plan, seconds: float) -> dict[str, Any]:
+    """By the price that the plan was reviewed with; no dollars where nothing is billed."""
+    usd = spent_usd(plan, seconds)
+    return {"usd": None if usd is None else round(usd, 4), "budget_usd": plan.price.get("ceiling_usd"),
+            "expected_usd": plan.price.get("expected_usd"), "target": plan.target}  # fmt: skip
 
 
 def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
@@ -102,16 +115,18 @@ def page(
     record: Mapping[str, Any],
     job: Job,
     history: Sequence[Mapping[str, Any]],
-    examples: Sequence[Example],
-    tables: Sequence[Table] = (),
+    found: Evaluation | None = None,
 ) -> str:
     """The whole page as text."""
     assets = files("headway") / "report_assets"
+    tables, examples = (found.tables, found.examples) if found else ((), ())
     body = [
         _tiles(record),
         _section("How it learnt", _charts(history)),
         _section("How good it is", _metrics(record) + "".join(map(_detail, tables))),
         _section("What it says", _sheets(examples)),
+        _section("Where it does best", _sheets(found.best) if found else ""),
+        _section("Where it does worst", _sheets(found.worst) if found else ""),
         _section("How it was made", _facts(run_url, record, job)),
         _section("Make it again", _again(run_url, job)),
     ]
@@ -139,6 +154,8 @@ def _tiles(record: Mapping[str, Any]) -> str:
         wanted.remove("exact")
     numbers = [(_shown(metrics[name], name), named(name)) for name in wanted or list(metrics)[:4]]
     numbers += [(_time(training["seconds"]), "training time"), (f"{training['steps']:,}", "steps")]
+    if record["cost"]["usd"] is not None:
+        numbers.append((_usd(record["cost"]["usd"]), "cost"))
     tiles = "".join(
         f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for value, name in numbers
     )
@@ -171,10 +188,12 @@ def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, flo
 def _metrics(record: Mapping[str, Any]) -> str:
     """A row a metric; a column for the whole split, for each part of it, and for the run's own validation."""
     groups, validation = record["groups"], record["validation"]
+    baseline = record.get("baseline") or {"metrics": {}, "words": ""}
     plain = [name for name in record["metrics"] if not any(name.endswith(f"_{group}") for group in groups)]
     head = [
         "",
         record["split"],
+        *(["baseline"] if baseline["metrics"] else []),
         *(f"{record['split']}: {named(group)}" for group in groups),
         "validation, while training",
     ]
@@ -182,12 +201,14 @@ def _metrics(record: Mapping[str, Any]) -> str:
         [
             named(name),
             _shown(record["metrics"][name], name),
+            *([_shown(baseline["metrics"].get(name), name)] if baseline["metrics"] else []),
             *(_shown(values.get(name), name) for values in groups.values()),
             _shown(validation.get(name), name),
         ]
         for name in plain
     ]
     note = f"Weights of step {record['step']:,} (checkpoint “{record['checkpoint']}”)."
+    note += f" The baseline has learnt nothing: it {baseline['words']}." if baseline["words"] else ""
     return f"{_table(head, rows)}<p>{_text(note)}</p>"
 
 
@@ -217,7 +238,7 @@ def _cell(value: str | float | None) -> str:
 
 
 def _sheets(examples: Sequence[Example]) -> str:
-    """Pictures with what was said of them, a block for each group; the first of the split, in order."""
+    """Pictures with what was said of them, a block for each group."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example.group, []).append(example)
@@ -237,6 +258,7 @@ def _picture(example: Example) -> str:
     kind = {True: "right", False: "wrong", None: "said"}[example.right]
     mark = {True: "✓", False: "✗", None: ""}[example.right]
     expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
+    expected += f'<span class="expected">{_text(example.note)}</span>' if example.note else ""
     return (
         f'<figure class="{kind}">{_given(example)}'
         f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
@@ -260,12 +282,24 @@ def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
         ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"],
         ["seed", str(job.seed)],
         ["training", f"{_time(training['seconds'])}{resumed}, {training['steps']:,} steps, {training['state']}"],
+        ["cost", _costs(record["cost"])],
         ["checkpoints written", str(training["checkpoints"])],
         ["evaluation", f"{_time(record['seconds'])} for {record['count']:,} inputs"],
         *([name, str(value)] for name, value in sorted(record.get("environment", {}).items())),
         ["plan", record["plan"][:16]],
     ]
     return _table([], rows, kind="facts")
+
+
+def _costs(cost: Mapping[str, Any]) -> str:
+    if cost["usd"] is None:
+        return f"nothing is billed on {cost['target']}"
+    against = [f"{_usd(cost[key])} {words}" for key, words in _AGAINST.items() if cost[key] is not None]
+    return f"{_usd(cost['usd'])} on {cost['target']}" + (f" ({', '.join(against)})" if against else "")
+
+
+def _usd(amount: float) -> str:
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
 
 
 def _again(run_url: str, job: Job) -> str:
@@ -294,7 +328,7 @@ def _row(cells: Sequence[str], tag: str, kind: str) -> str:
 
 
 def named(metric: str) -> str:
-    """A metric's name as people write it: exact_held_out → right captions, combinations never trained on."""
+    """A metric's name as people write it: exact_held_out → exactly right, new combinations."""
     for tail in ("held_out", "seen"):
         if metric.endswith(f"_{tail}"):
             return f"{named(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"

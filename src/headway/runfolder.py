@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headway.errors import BadPlan, NotThere, UnknownRun
+from headway.foreign import json_of
 from headway.planning.model import Plan
 from headway.segments import Segment, lines, segments
 from headway.storage.base import ABSENT, Store
@@ -52,7 +53,7 @@ class RunFolder:
         except NotThere:
             return None
         try:
-            value = json.loads(text)
+            value = json_of(text)
         except ValueError as error:
             raise BadPlan(f"damaged: {error}", where=f"{self.url}/{key}") from None
         if not isinstance(value, dict):
@@ -71,7 +72,7 @@ class RunFolder:
         return [
             {"attempt": segment.attempt, **record}
             for segment in segments(self.store, "events")
-            for record in _records(self.store, segment)
+            for record in _records(self.store, segment, {"kind": str})
         ]
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -82,7 +83,7 @@ class RunFolder:
         history: dict[int, dict[str, Any]] = {}
         past: dict[int, dict[int, dict[str, Any]]] = {}  # what each attempt had come to, with all before it
         for segment in segments(self.store, "metrics"):
-            for record in _records(self.store, segment):
+            for record in _records(self.store, segment, {"step": int, "resume_step": int}):
                 if "resume_step" in record:
                     start = record["resume_step"]
                     before = past.get(record.get("resume_attempt", -1), history)
@@ -126,8 +127,13 @@ def _log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
             yield parse_log(rank, line)
 
 
-def _records(store: Store, segment: Segment) -> Iterator[dict[str, Any]]:
-    for line in lines(store, segment):
-        record = json.loads(line)
-        if isinstance(record, dict):
+def _records(store: Store, segment: Segment, needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    """The records that have one of these fields, of its type: others are somebody else's. No JSON at all is damage."""
+    for number, line in enumerate(lines(store, segment), 1):
+        try:
+            record = json_of(line)
+        except ValueError as error:
+            where = f"{store.url}/{segment.key}:{number}"
+            raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
+        if isinstance(record, dict) and any(isinstance(record.get(name), kind) for name, kind in needs.items()):
             yield record

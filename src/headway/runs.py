@@ -106,20 +106,24 @@ def _unknown(text: str, ledger: Ledger) -> UnknownRun:
 def rows_below(outputs: str) -> Iterator[Row]:
     """A row of the index for every run in this folder or bucket. What cannot be read is passed over."""
     root = open_store(outputs)
-    for name in subfolders(root):
-        folder = RunFolder(open_store(join(root.url, name)))
-        try:
-            plan, known, status = folder.plan(), intent.read(folder), folder_status(folder)
-        except (HeadwayError, ValueError):  # half a folder, or somebody else's: the index is no place to complain
-            continue
-        yield Row(
-            name=folder.name,
-            url=folder.url,
-            target=plan.target,
-            job=str(plan.job.get("name", "")),
-            created=intent.unix(known.get("created_at")),
-            state=status.state.value,
-        )
+    rows = (row_of(RunFolder(open_store(join(root.url, name)))) for name in subfolders(root))
+    yield from (row for row in rows if row is not None)
+
+
+def row_of(folder: RunFolder) -> Row | None:
+    """This run as the index lists it. None for half a folder, or somebody else's: the index is no place to complain."""
+    try:
+        plan, known, status = folder.plan(), intent.read(folder), folder_status(folder)
+    except (HeadwayError, ValueError):
+        return None
+    return Row(
+        name=folder.name,
+        url=folder.url,
+        target=plan.target,
+        job=str(plan.job.get("name", "")),
+        created=intent.unix(known.get("created_at")),
+        state=status.state.value,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

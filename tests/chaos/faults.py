@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.case import REPOSITORY, Case, Place
+from tests.chaos.case import IMPORTS, REPOSITORY, Case, Place
 from tests.chaos.injected import WORD
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
@@ -27,7 +27,7 @@ def short_case(tmp: Path, place: Place, ranks: int = 1, *, fault: dict[str, Any]
         "CHAOS_WRITES": str(tmp / "writes.log"),
         "CHAOS_FAULT": json.dumps(fault or {}),
         "HEADWAY_RENEW_S": "1",
-        "PYTHONPATH": f"{HOOKS}:{REPOSITORY}",
+        "PYTHONPATH": f"{HOOKS}:{IMPORTS}",
     }
     return Case(tmp=tmp, place=place, ranks=ranks, canary=f"canary-of-{tmp.name}", config=dict(SHORT), env=env)
 

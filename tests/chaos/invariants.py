@@ -43,7 +43,7 @@ def result_of(case: Case) -> Result:
     )
 
 
-def check(case: Case, straight: Result | None, commits: list[tuple[int, int]]) -> Result:
+def check(case: Case, straight: Result | None, commits: list[tuple[int, int]], *, hurt: bool = False) -> Result:
     """Every invariant; an AssertionError names the one that does not hold.
 
     `commits` are pairs of an attempt and the newest step that was committed while it was the newest attempt.
@@ -51,7 +51,7 @@ def check(case: Case, straight: Result | None, commits: list[tuple[int, int]]) -
     check_nothing_is_left(case)
     check_end(case)
     check_history(case)
-    check_commits(case, commits)
+    check_commits(case, commits, hurt=hurt)
     check_secret(case)
     result = result_of(case)
     if straight is not None:
@@ -85,13 +85,16 @@ def check_history(case: Case) -> None:
     assert steps == list(range(1, case.steps + 1)), f"there are records after the end: {steps[case.steps :]}"
 
 
-def check_commits(case: Case, commits: list[tuple[int, int]]) -> None:
-    """Whoever restored went on from the newest commit there was; what the record keeps is there and whole."""
+def check_commits(case: Case, commits: list[tuple[int, int]], *, hurt: bool = False) -> None:
+    """Whoever restored went on from the newest commit there was; what the record keeps is there and whole.
+
+    Where a checkpoint was `hurt` on purpose, the one before it is the right one.
+    """
     for event in case.events("restored"):
         known = [step for attempt, step in commits if attempt < event["attempt"]]
         newest = max(known, default=0)
         assert event["step"] >= newest, f"attempt {event['attempt']} restored {event['step']}, {newest} was committed"
-        assert not event["fallback"], f"attempt {event['attempt']} found damage"
+        assert hurt or not event["fallback"], f"attempt {event['attempt']} found damage"
     seen = [step for _, step in commits]
     assert seen == sorted(seen), f"a commit was lost: {seen}"
     store = case.folder.store

@@ -18,6 +18,7 @@ from tests.chaos import faults, invariants
 from tests.chaos.case import Case, Place
 from tests.chaos.invariants import Result
 from tests.chaos.kills import Killer, Tally
+from tests.chaos.troubles import Maker
 from tests.servers import processes
 
 WORLDS = (1, 2, 3, 1, 2, 1)  # how many ranks, in turn: starting one takes seconds of a core, so most runs are small
@@ -34,6 +35,7 @@ class Settings:
     seconds: float | None = None
     jobs: int = 2
     keep: bool = False
+    from_run: int = 0  # the number of the first run of kills
     places: list[Place] = field(default_factory=list)
     straight: dict[int, Result] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
@@ -108,7 +110,7 @@ def make_case(settings: Settings, place: Place, ranks: int, name: str) -> Case:
 def kills(settings: Settings) -> list[str]:
     """Anything killed at any moment: the run ends with the same bits."""
     tally, lock, wrong = Tally(), threading.Lock(), list[str]()
-    numbers = iter(range(1_000_000))
+    numbers = iter(range(settings.from_run, 1_000_000))
 
     def left() -> int:
         return settings.kills - len(tally.hits)
@@ -228,6 +230,30 @@ def _survive_refusal(case: Case, straight: Result, fault: faults.Nth) -> None:
         faults.assert_the_error_was_seen(case, "denied")
 
 
+# -- troubles ---------------------------------------------------------------------------------------------------------
+
+
+def troubles(settings: Settings) -> list[str]:
+    """One trouble a run, drawn by chance: as many as the time allows, or a tenth of the kills asked for."""
+    endpoint = settings.places[1].env["AWS_ENDPOINT_URL"]
+    maker = Maker(settings.folder, settings.seed, settings.places[0], endpoint, bucket)
+    most = 1_000_000 if settings.seconds is not None else max(1, settings.kills // 10)
+    done, wrong = 0, list[str]()
+    for number in range(settings.from_run, settings.from_run + most):
+        if settings.time_is_up or wrong:
+            break
+        try:
+            say(maker.one(number))
+            done += 1
+        except Exception as error:  # noqa: BLE001  reported with everything that is needed to find the cause
+            wrong.append(f"trouble {number} of seed {settings.seed}: {error!r}\n{traceback.format_exc()}")
+    settings.counts.append(f"{done} runs in trouble")
+    say(
+        f"{done} runs in trouble, seed {settings.seed}: " + ", ".join(f"{n} {what}" for what, n in maker.counts.items())
+    )
+    return wrong
+
+
 def attempted(settings: Settings, case: Case, work: Callable[[], None]) -> str:
     """What went wrong, with everything that is needed to find the cause; or nothing."""
     try:
@@ -254,6 +280,7 @@ def say(text: str) -> None:
 
 SCENARIOS: dict[str, Callable[[Settings], list[str]]] = {
     "kills": kills,
+    "troubles": troubles,
     "uploads": every_upload,
     "writes": every_write,
 }

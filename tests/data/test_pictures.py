@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from headway.data.pictures import BadPicture, Shape, decode, encode_jpeg, perceptual_hash
+from headway.data.pictures import BadPicture, Shape, decode, encode_jpeg, perceptual_hash, readable
 from tests.data.made_pictures import jpeg, photograph, psnr, saved
 
 AS_IS = Shape(None)
@@ -22,6 +22,8 @@ AS_IS = Shape(None)
         (1632, 1224, {}),
         (1224, 1632, {"progressive": True}),
         (2048, 1365, {"quality": 75}),
+        (1500, 1125, {}),  # no eighth of it but the whole is a whole number of pixels
+        (1279, 1705, {}),
     ],
 )
 def test_the_result_is_within_45_db_of_lanczos_on_the_full_picture(
@@ -167,3 +169,15 @@ def test_encoded_pictures_decode_to_nearly_the_same() -> None:
     pixels = np.asarray(photograph(256, 256))
     assert psnr(decode(encode_jpeg(pixels, 90), AS_IS).pixels, pixels) > 26
     assert psnr(decode(encode_jpeg(pixels, 98), AS_IS).pixels, pixels) > 34
+
+
+def test_a_format_that_this_pillow_lacks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    readable.cache_clear()
+    Image.init()
+    monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
+    try:
+        assert decode(saved(photograph(40, 30), "TGA"), AS_IS).width == 40
+        with pytest.raises(BadPicture, match="not a picture"):
+            decode(b"neither this nor that, for certain", AS_IS)
+    finally:
+        readable.cache_clear()

@@ -19,6 +19,7 @@ COLUMNS = (
     Column(name="captions", kind="texts"),
     Column(name="tokens", kind="integers"),
     Column(name="label", kind="integer"),
+    Column(name="targets", kind="numbers"),
 )
 ROWS = 5
 PIXELS = np.random.default_rng(0).integers(0, 256, (ROWS, 4, 6, 3), dtype=np.uint8)
@@ -29,6 +30,7 @@ VALUES: dict[str, Any] = {
     "captions": [["one", "zwei"], [], ["drei"], ["vier", "fünf", "six"], [""]],
     "tokens": [[1, 2], [], [3], [4, 5, 6], [2**31 - 1]],
     "label": [3, 1, -1, 0, 2],
+    "targets": [[0.5, float("nan")], [0.0, 1.0], [-2.5, 0.25], [float("nan")] * 2, [1e6, 3.0]],
 }
 
 
@@ -46,6 +48,7 @@ def test_every_cell_is_read_back_as_it_was_written(path: Path) -> None:
         assert np.array_equal(shard.cells("picture")[row], PIXELS[row])
         assert bytes(shard.cells("thumbnail")[row]) == VALUES["thumbnail"][row]
         assert shard.cells("tokens")[row].tolist() == VALUES["tokens"][row]
+        assert np.array_equal(shard.cells("targets")[row], VALUES["targets"][row], equal_nan=True)
         for name in ("id", "captions", "label"):
             assert shard.cells(name)[row] == VALUES[name][row]
 
@@ -103,7 +106,7 @@ def test_an_empty_shard_can_be_written_and_read(tmp_path: Path) -> None:
     file.write_bytes(shard_bytes(COLUMNS, {column.name: [] for column in COLUMNS}).body)
     shard = Shard(file, COLUMNS)
     assert len(shard) == 0
-    assert [len(shard.cells(column.name)) for column in COLUMNS] == [0] * 6
+    assert [len(shard.cells(column.name)) for column in COLUMNS] == [0] * len(COLUMNS)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * 500])

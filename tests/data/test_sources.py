@@ -234,6 +234,32 @@ def test_graded_pairs_of_wrong_types_are_reported(tmp_path: Path) -> None:
     assert len(bad) == 6
 
 
+def test_graded_pairs_may_say_what_is_known_of_edges_and_centring(tmp_path: Path) -> None:
+    plain = {"grade": 5, "front": "f.jpg", "back": "b.jpg"}
+    known = [
+        plain | {"cert_id": "both", "edge": {"back": 0, "front": 0.5}, "center": {"back": [0.1, 0], "front": [1, 0.2]}},
+        plain | {"cert_id": "one", "center": {"front": [None, 0.3]}, "edge": None},
+        plain | {"cert_id": "none"},
+    ]
+    wrong = [
+        plain | {"cert_id": "number", "edge": 0.5},
+        plain | {"cert_id": "side", "edge": {"top": 0.5}},
+        plain | {"cert_id": "range", "edge": {"front": 1.5}},
+        plain | {"cert_id": "truth", "edge": {"front": True}},
+        plain | {"cert_id": "single", "center": {"front": 0.5}},
+        plain | {"cert_id": "nan", "center": {"front": [float("nan"), 0.5]}},
+    ]
+    layouts.put(tmp_path / "splits.json", json.dumps({"train": [*known, *wrong]}))
+    rows, _, bad = read(tmp_path)
+    assert [list(row.numbers.get("targets", ())) for row in rows] == [
+        [0.0, 0.1, 0.0, 0.5, 1.0, 0.2],
+        [None, None, None, None, None, 0.3],
+        [],
+    ]
+    assert [thing.row for thing in bad] == ["number", "side", "range", "truth", "single", "nan"]
+    assert "edge of the front is 1.5, not a number from 0 to 1" in bad[2].detail
+
+
 def test_a_source_may_lie_in_an_object_store(tmp_path: Path) -> None:
     local = layouts.flickr8k(tmp_path / "here")
     store = open_store("memory://test-sources/flickr")

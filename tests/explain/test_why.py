@@ -92,6 +92,17 @@ def test_what_the_target_itself_says_counts_also_for_a_run_that_never_starts(
     assert why(hold, status).name == "image-pull"
 
 
+def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_later(
+    ended: Callable[..., Launched],
+) -> None:
+    target = Telling(plays=play_of)
+    target.words = ("FailedScheduling: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",)
+    hold = ended("ModuleNotFoundError: No module named 'albumentations'", target=target)
+    assert why(hold, hold.target.status(hold.handle)).name == "missing-module"
+    unknown = ended("the frobnicator is jammed", target=target)
+    assert why(unknown, unknown.target.status(unknown.handle)).name == "no-node-fits", "better than nothing"
+
+
 def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Callable[..., Launched]) -> None:
     target = Telling(plays=play_of)
     target.words = ()

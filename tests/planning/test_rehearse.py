@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from headway import launcher
 from headway.errors import BadInput, HeadwayError, RunFailed
 from headway.ledger import Ledger
+from headway.planning import Plan
 from headway.planning.rehearse import rehearse
-from headway.spec import Job, Secret
+from headway.spec import Image, Job, Secret
+from headway.targets.base import State
+from headway.targets.fake import FakeTarget, Play
 from headway.targets.local import LocalTarget
+from headway.targets.registry import TARGETS
+from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +99,36 @@ def test_without_torch_or_an_image_a_recipe_is_skipped_and_says_so(monkeypatch: 
     found = rehearse(Job(name="j", recipe="captioning"))
     assert "torch is not installed here" in found.skipped
     assert found.acts == ()
+
+
+def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import headway.planning.rehearse as module
+
+    target, planned = FakeTarget(plays=play_of), []
+    monkeypatch.setitem(TARGETS, "fake", FAKE)
+    made = plan_play(write_project(tmp_path / "p"), Play(until_stopped=True), on="fake", outputs=str(tmp_path / "runs"))
+    hold = launcher.launch(made, target=target, detach=True)
+    for kind in ("score", "export"):
+        target._tell(hold.url, kind=kind)
+    target.end(hold.url, State.FINISHED, exit_code=0)
+
+    def plan(job: Job, on: str) -> Plan:
+        planned.append(on)
+        return made
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("headway.planning.make.plan", plan)
+    monkeypatch.setattr(module, "_train", lambda plan, ends: (hold, []))
+    job = Job(name="j", recipe="captioning", image=Image(uri="registry.example.com/trainer:v1"))
+    monkeypatch.setattr(module, "_docker_answers", lambda: False)
+    assert "no Docker that answers" in rehearse(job).skipped
+    monkeypatch.setattr(module, "_docker_answers", lambda: True)
+    found = rehearse(job)
+    assert planned == ["docker"]
+    assert [(act.name, "image" in act.words) for act in found.acts[:2]] == [("evaluate", True), ("export", True)]
+    assert "torch is not installed here" in found.acts[2].words
 
 
 def tiny_wheel(folder: Path) -> Path:

@@ -488,6 +488,17 @@ def test_at_the_end_of_the_budget_the_best_so_far_is_exported(start: Start) -> N
     assert (Path(run.folder) / "checkpoints/00000010/manifest.json").exists()
 
 
+@pytest.mark.parametrize(("measured_s", "ends"), [(None, False), ("150", True)])
+def test_what_an_export_took_before_is_kept_of_the_budget(
+    start: Start, monkeypatch: pytest.MonkeyPatch, measured_s: str | None, ends: bool
+) -> None:
+    if measured_s is not None:
+        monkeypatch.setenv("HEADWAY_EXPORT_S", measured_s)
+    run = start(deadline_s=1e6)
+    run._session.stopping._deadline = run._session.stopping._clock() + 100.0
+    assert run._boundary._over_budget() is ends
+
+
 def test_a_finished_run_has_its_bundle_and_its_pictures(start: Start) -> None:
     run = start()
     model, optimizer, feed = parts(run)

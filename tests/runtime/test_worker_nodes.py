@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from headway.runtime import meeting
-from headway.runtime.network import free_ports
 from tests.runtime.supervised import PATIENCE_S, Case, Supervisor, alive, cases, eventually
 
 Make = Callable[..., Case]
@@ -26,12 +26,23 @@ def _make(tmp_path: Path) -> Iterator[Make]:
     yield from cases(tmp_path)
 
 
+def two_free_ports() -> int:
+    """The first of two in a row, below those that the kernel gives to anybody who asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        try:
+            with socket.create_server(("", port)), socket.create_server(("", port + 1)):
+                return port
+        except OSError:
+            continue
+
+
 class Gang:
     """A run on several nodes of this machine, each with its own spool."""
 
     def __init__(self, case: Case, nodes: int) -> None:
         self.case, self.nodes = case, nodes
-        self.port = free_ports(1)[0]
+        self.port = two_free_ports()
         self.members: dict[int, Supervisor] = {}
         for node in range(nodes):
             self.start(node)
@@ -254,7 +265,7 @@ def test_gloo_meets_over_the_interface_and_port_that_ranks_are_given(make: Make)
 @pytest.fixture(name="gate")
 def _gate() -> Iterator[tuple[int, SimpleQueue[Any]]]:
     posted: SimpleQueue[Any] = SimpleQueue()
-    port = free_ports(1)[0]
+    port = two_free_ports()
     gate = meeting.Meeting(port, b"key", 3, posted.put)
     yield port, posted
     gate.close()
@@ -295,9 +306,21 @@ def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
 
 
 def test_joining_waits_for_a_node_0_that_is_late() -> None:
-    port, posted = free_ports(1)[0], SimpleQueue[Any]()
+    port, posted = two_free_ports(), SimpleQueue[Any]()
     meeting.Joining(("127.0.0.1", port), b"key", 1, {}, posted.put, patience_s=PATIENCE_S).start()
     time.sleep(0.3)  # so that it has knocked in vain at least once
     gate = meeting.Meeting(port, b"key", 2, lambda message: None)
     assert isinstance(posted.get(timeout=PATIENCE_S), meeting.Joined)
     gate.close()
+
+
+def test_after_a_failure_every_node_is_kept_until_its_time_is_up_or_it_is_taken_down(make: Make) -> None:
+    keep = {"HEADWAY_KEEP_ON_FAILURE_S": "3600"}
+    case = make("sys.exit(3)", nodes=2, job={"retries": 0, "env": keep}, limits={"budget_s": 1800.0})
+    gang = Gang(case, 2)
+    for node in range(2):
+        eventually(lambda node=node: "kept after the failure until" in gang.members[node].printed, case.explain)  # type: ignore[misc]
+    assert (case.folder.ended() or {})["state"] == "failed", "said before anybody waits"
+    for member in gang.members.values():
+        member.send(signal.SIGTERM)
+    assert gang.end() == [1, 1], case.explain()

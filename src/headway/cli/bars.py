@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headway.cli.show import duration
+from headway.ongoing import Report, heard_by
+
 PLAIN_S = 10.0
-Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+PATIENCE_S = 2.0  # what is done by then needs no bar
+DRAW_S = 0.2
 
 
 @contextmanager
@@ -24,12 +29,13 @@ def bar() -> Iterator[Report]:
 @contextmanager
 def _live() -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -59,3 +65,47 @@ def _plain() -> Report:
         print(f"headway: {what}{share}", file=sys.stderr, flush=True)
 
     return report
+
+
+@contextmanager
+def working(what: str) -> Iterator[Report]:
+    """Around anything that may take longer than a moment: shown from then on, with how far it is where that is told.
+
+    Gives a function to tell it by; what is told within by `headway.ongoing` counts too.
+    """
+    told = _Told(what)
+    over = threading.Event()
+    show = threading.Thread(target=_show, args=(told, over), name="headway-working", daemon=True)
+    show.start()
+    try:
+        with heard_by(told.take):
+            yield told.take
+    finally:
+        over.set()
+        show.join()
+
+
+class _Told:
+    """The newest word on how far something is."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.done, self.total = what, 0, 0
+
+    def take(self, what: str, done: int, total: int) -> None:
+        self.what, self.done, self.total = what, done, total
+
+
+def _show(told: _Told, over: threading.Event) -> None:
+    began = time.monotonic()
+    if over.wait(PATIENCE_S):
+        return
+    if sys.stderr.isatty():
+        with _live() as report:
+            while not over.wait(DRAW_S):
+                report(told.what, told.done, told.total)
+        return
+    while True:
+        share = f" {told.done / told.total:.0%}" if told.total else ""
+        print(f"headway: {told.what}{share}, {duration(time.monotonic() - began)}", file=sys.stderr, flush=True)
+        if over.wait(PLAIN_S):
+            return

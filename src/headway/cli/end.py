@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from headway.cli.bars import working
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json
 from headway.errors import FINISHED, LEFT_BEHIND
@@ -27,7 +28,9 @@ def _stop(args: argparse.Namespace) -> int:
     from headway.cli.attached import say
     from headway.launcher import reach
 
-    outcome = reach(locate(args.run), say=say).stop()
+    hold = reach(locate(args.run), say=say)
+    with working(f"stopping {hold.run}: a checkpoint is written first"):
+        outcome = hold.stop()
     left = outcome.receipt.left if outcome.receipt else ()
     if args.json:
         print(as_json({"run": outcome.run, "state": outcome.status.state.value, "left": list(left)}))
@@ -43,7 +46,8 @@ def _down(args: argparse.Namespace) -> int:
     from headway.launcher import reach
 
     hold = reach(locate(args.run), say=say)
-    receipt = hold.down()
+    with working(f"taking {hold.run} down"):
+        receipt = hold.down()
     if args.json:
         print(as_json(asdict(receipt)))
     else:

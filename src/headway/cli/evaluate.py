@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from headway.cli.bars import working
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json, table
 from headway.extras import needs
@@ -25,7 +26,8 @@ def main(args: argparse.Namespace) -> int:
     url = locate(args.run, bundles=True)
     with needs("train", "eval"):
         from headway.evaluate import evaluate
-    report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
+    with working(f"measuring {args.run}"):
+        report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
     if args.json:
         print(as_json(report))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from headway.cli.bars import working
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json, size
 from headway.errors import BadInput
@@ -31,7 +32,8 @@ def main(args: argparse.Namespace) -> int:
         return _files(args, url)
     with needs("train", "export"):
         from headway.export import export_run
-    bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)
+    with working(f"exporting {args.run}"):
+        bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)
     print(as_json({"bundle": bundle}) if args.json else f"bundle: {bundle}\nnext: headway predict {bundle} INPUT…")
     return 0
 
@@ -43,8 +45,11 @@ def _files(args: argparse.Namespace, url: str) -> int:
     if args.form == "pth":
         if args.checkpoint:
             raise BadInput("--as pth writes every named checkpoint", fix="leave out --checkpoint")
-        return told({"to": to, "files": write_pth(url, to)}, args.json)
-    made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
+        with working(f"writing {to}"):
+            files = write_pth(url, to)
+        return told({"to": to, "files": files}, args.json)
+    with working(f"exporting and checking {args.form}"):
+        made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
     if args.json:
         print(as_json(made))
         return 0

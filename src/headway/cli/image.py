@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bars import working
 from headway.cli.jobs import DEFAULT, load_job
 from headway.cli.runs import add_json
 from headway.cli.show import as_json
@@ -90,11 +91,12 @@ def _make(job: Job, options: Options, image: Blueprint, *, push: bool, json: boo
     from headway.image import build
     from headway.image.engine import run
 
+    with working(f"{'pushing' if push else 'building'} {image.name}"):
+        make = build.push if push else build.build
+        uri = make(run, options.command, image, job.outputs)
     if push:
-        uri = build.push(run, options.command, image, job.outputs)
         next_step = "plans of this very job and code name it by this digest from now on\nnext: headway plan"
     else:
-        uri = build.build(run, options.command, image, job.outputs)
         next_step = "next: headway run --on docker"
     print(as_json({"uri": uri}) if json else f"{uri}\n{next_step}")
     return 0

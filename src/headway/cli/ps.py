@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from headway.cli.bars import working
 from headway.cli.runs import add_json
 from headway.cli.show import ago, as_json, paint, table
 from headway.errors import HeadwayError
@@ -31,7 +32,9 @@ def main(args: argparse.Namespace) -> int:
 
     ledger = Ledger()
     if args.rebuild:
-        print(f"{ledger.rebuild(args.rebuild)} runs found below {args.rebuild}")
+        with working(f"looking through {args.rebuild}"):
+            found = ledger.rebuild(args.rebuild)
+        print(f"{found} runs found below {args.rebuild}")
     rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
     with ThreadPoolExecutor(8) as pool:  # each look is a round trip where the folder is in a bucket
         rows = list(pool.map(refreshed, rows))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
+from headway.cli.bars import working
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json, size
 from headway.errors import BadInput, UnknownRun
+from headway.ongoing import Report
 
 PARTS = ("checkpoints", "events", "export", "files", "logs", "metrics", "samples")
 
@@ -35,14 +38,21 @@ def main(args: argparse.Namespace) -> int:
     wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _chosen(e.key, args.only)]
     if not wanted:
         raise UnknownRun(f"there is nothing to copy in {url}", fix="headway status RUN")
-    for entry in wanted:
-        target = to / entry.key
-        if not target.exists() or target.stat().st_size != entry.size:
-            fetch_file(store, entry.key, target)
-    total = sum(entry.size for entry in wanted)
+    total, doing = sum(entry.size for entry in wanted), f"copying to {to}"
+    with working(doing) as tell:
+        done = 0
+        for entry in wanted:
+            target, before = to / entry.key, done
+            if not target.exists() or target.stat().st_size != entry.size:
+                fetch_file(store, entry.key, target, progress=partial(_told, tell, doing, before, total))
+            done += entry.size
     said = {"to": str(to), "files": len(wanted), "bytes": total}
     print(as_json(said) if args.json else f"{len(wanted)} files, {size(total)} in {to}")
     return 0
+
+
+def _told(tell: Report, doing: str, before: int, total: int, got: int, of: int) -> None:
+    tell(doing, before + got, total)
 
 
 def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
@@ -53,7 +63,9 @@ def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
         raise BadInput("--as pth says already what is copied", fix="leave out --only")
     with needs("train", "pull --as pth"):
         from headway.formats import write_pth
-    return told({"to": to, "files": write_pth(url, to)}, args.json)
+    with working(f"writing {to}"):
+        files = write_pth(url, to)
+    return told({"to": to, "files": files}, args.json)
 
 
 def _chosen(key: str, only: list[str] | None) -> bool:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bars import working
 from headway.cli.jobs import DEFAULT
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json
@@ -36,7 +37,9 @@ def main(args: argparse.Namespace) -> int:
     from headway.launcher import resume
 
     url, since = locate(args.run), now()
-    launched = resume(url, say=say, move=_move(args), budget_hours=args.budget_hours, budget_usd=args.budget_usd)
+    move = _move(args)
+    with working(f"starting {args.run} again"):
+        launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
     if not args.detach:
         return attach(launched, since=since, json=args.json)
     found = {"run": launched.run, "url": launched.url}

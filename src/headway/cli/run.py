@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.bars import working
 from headway.cli.jobs import DEFAULT, LOCAL, add_job, load_job
 from headway.cli.plan import describe, rehearsed
 from headway.cli.runs import add_json
@@ -42,7 +43,8 @@ def main(args: argparse.Namespace) -> int:
         rehearsed(job, args.on)
         plan = _plan(args)  # with what was learnt
     confirm(plan, yes=args.yes)
-    launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
+    with working(f"sending the code and starting it on {plan.target}"):
+        launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
         from headway.cli.links import lines
 

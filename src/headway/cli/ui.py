@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-from headway.cli.bars import bar
 from headway.errors import FINISHED
 from headway.extras import needs
 
@@ -27,18 +26,18 @@ def main(args: argparse.Namespace) -> int:
         from headway.serve.run import Address, listen
         from headway.ui.app import Site
         from headway.ui.board import Board
+        from headway.ui.places import Places
     from headway.ledger import Ledger
 
     ledger = Ledger()
-    for outputs in args.outputs:
-        with bar() as progress:
-            progress(f"looking through {outputs}", 0, 0)
-            ledger.rebuild(outputs)
+    places = Places(ledger, args.outputs)
+    places.start()
     taken = listen(Address(host=args.host, port=args.port))
     with taken:
+        taken.listen()  # a browser that is quicker than we are waits, and is not refused
         token = None if args.host in _LOOPBACK else _token()
         hosts = frozenset({*_LOOPBACK, "[::1]", args.host, f"[{args.host}]", *_names(args.host)})
-        site = Site(Board(ledger), stop=_stop, resume=_resume, hosts=hosts, token=token)
+        site = Site(Board(ledger, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
         address = _address(args.host, taken.getsockname()[1], token)
         print(f"all runs: {address}\nCtrl-C ends it; the runs go on")
         sys.stdout.flush()

@@ -15,6 +15,7 @@ VERBS = {
     "compare": Verb("runs side by side: metrics with intervals, settings, curves", "headway.cli.compare"),
     "completion": Verb("print the shell completion script", "headway.cli.completion"),
     "data": Verb("prepare a data set, look into it, verify it", "headway.cli.data"),
+    "deploy": Verb("put a model on Cloud Run or Vertex AI: show it, do it, end it", "headway.cli.deploy"),
     "doctor": Verb("check this machine, and say what to type for what is missing", "headway.cli.doctor"),
     "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.end"),
     "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.evaluate"),
@@ -24,6 +25,7 @@ VERBS = {
     "infra": Verb("print the Terraform that sets up a cloud project", "headway.cli.infra"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.init"),
     "logs": Verb("what a run printed", "headway.cli.logs"),
+    "notebook": Verb("Jupyter on the machine of a run, in your browser", "headway.cli.notebook"),
     "plan": Verb("what `run` would do, without doing it", "headway.cli.plan"),
     "predict": Verb("try a model on your own inputs", "headway.cli.predict"),
     "prices": Verb("what accelerators cost an hour, by region", "headway.cli.prices"),
@@ -37,14 +39,15 @@ VERBS = {
     "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.end"),
     "ui": Verb("all runs in a browser: curves, logs, comparison", "headway.cli.ui"),
     "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify_resume"),
+    "watch": Verb("a run live in this terminal: curves, speed, time left, cost", "headway.cli.watch"),
     "why": Verb("why a run failed, the line that shows it, and what to type", "headway.cli.why"),
 }
 
 GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
-    "Watch": ["ps", "status", "logs", "ui", "why"],
+    "Watch": ["ps", "status", "watch", "logs", "ui", "notebook", "why"],
     "Stop and go on": ["stop", "resume", "down", "gc"],
-    "Use the model": ["eval", "compare", "export", "predict", "serve", "pull"],
+    "Use the model": ["eval", "compare", "export", "predict", "serve", "deploy", "pull"],
     "Data and scores": ["data", "score"],
     "Set up": ["infra", "ci"],
     "This machine": ["doctor", "verify-resume", "completion"],

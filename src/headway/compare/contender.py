@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headway.recipes.best_scores import scores_in
 from headway.runfolder import REPORT, RunFolder
 from headway.storage import open_store
 
@@ -71,8 +72,7 @@ def _measured(report: Mapping[str, Any] | None) -> str:
 def _validated(folder: RunFolder) -> dict[str, float]:
     """The newest scores that the run measured itself."""
     scored = [event for event in folder.events() if event["kind"] == "score"]
-    skip = ("attempt", "kind", "time", "step")
-    return {name: float(value) for name, value in scored[-1].items() if name not in skip} if scored else {}
+    return scores_in(scored[-1]) if scored else {}
 
 
 def _samples(folder: RunFolder, report: Mapping[str, Any] | None) -> Mapping[str, Any]:

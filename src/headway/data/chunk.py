@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from headway.data.text import load_tokenizer, split_words
 from headway.errors import NotThere
 from headway.storage import Store, open_store
 
-PIPELINE = 1  # raised when the same settings would give other bytes
+PIPELINE = 2  # raised when the same settings would give other bytes
 _RAW_SHARD, _JPEG_SHARD = 64 << 20, 16 << 20  # bytes aimed at
 _TEXT_ROWS, _PICTURE_ROWS = 20_000, 512  # at most: small sets, too, are to keep many workers busy
 
@@ -45,10 +46,14 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     classes: tuple[str, ...] = ()
     tokenizer: str = ""  # JSON, for translation
+    numbers: Mapping[str, int] = field(default_factory=dict)  # columns of so many numbers each
     made_with: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"pipeline": PIPELINE}, sort_keys=True)
+        plain = asdict(self) | {"pipeline": PIPELINE}
+        if not self.numbers:
+            del plain["numbers"]  # as it was before there were any: prepared data stays what it is
+        return json.dumps(plain, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
@@ -72,7 +77,7 @@ class Settings:
             found += [Column(name=name, kind="integers") for name in ("source_ids", "target_ids")]
         else:
             found += [Column(name="label", kind="integer")]
-        return tuple(found)
+        return (*found, *(Column(name=name, kind="numbers") for name in self.numbers))
 
     @property
     def rows_in_a_shard(self) -> int:
@@ -98,7 +103,9 @@ class Chunk:
         return f"{self.split or 'all'}-{self.number:05d}"
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        # Not by asdict: it copies every row, and this is asked twice of each chunk before its work begins.
+        plain = {"split": self.split, "number": self.number, "rows": self.rows, "doomed": self.doomed}
+        return json.dumps(plain, sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +182,11 @@ def _tokenizer(text: str) -> Any:
     return load_tokenizer(text)
 
 
+def _filled(values: Sequence[float | None] | None, count: int) -> list[float]:
+    """NaN where nothing is known."""
+    return [math.nan if value is None else value for value in values or [None] * count]
+
+
 class _Maker:
     """The columns of a shard, row by row."""
 
@@ -211,6 +223,8 @@ class _Maker:
         self.values["id"].append(row["id"])
         for name, value in texts.items():
             self.values[name].append(value)
+        for name, count in self._settings.numbers.items():
+            self.values[name].append(_filled(row.get("numbers", {}).get(name), count))
         for name, (stored, _) in pictures.items():
             if self._raw:
                 self.values[name][self.rows] = stored.reshape(-1)

@@ -236,7 +236,7 @@ class PictureFeed:
                 batch[column.name] = (torch.from_numpy(array) if tensor is None else tensor).permute(0, 3, 1, 2)
                 continue
             cells = [shard.cells(column.name)[inside] for shard, inside in located]
-            batch[column.name] = torch.tensor(cells, dtype=torch.int64) if column.kind == "integer" else cells
+            batch[column.name] = _tensor(cells, column)
         if self._augment is not None:
             batch["draws"] = self._augment.draw(self.seed or 0, epoch, places)
         return batch
@@ -293,6 +293,15 @@ class _Filling:
             self._future.set_exception(error)
         except InvalidStateError:
             pass  # another slice failed first, or nobody wants it
+
+
+def _tensor(cells: list[Any], column: Column) -> Any:
+    """Numbers as one tensor; texts and lists of any length as they are."""
+    import torch
+
+    if column.kind == "integer":
+        return torch.tensor(cells, dtype=torch.int64)
+    return torch.from_numpy(np.stack(cells)) if column.kind == "numbers" else cells
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:

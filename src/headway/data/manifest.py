@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headway.errors import BadInput, NotThere
+from headway.foreign import json_of
 from headway.storage import Store, join, open_store
 
 NAME = "manifest.json"
 FORMAT, VERSION = "headway-shards", 1
 
-Kind = Literal["picture", "text", "texts", "integer", "integers"]
+Kind = Literal["picture", "text", "texts", "integer", "integers", "numbers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = NAME) -> Manifest:
         try:
-            raw = json.loads(text)
+            raw = json_of(text)
             if not isinstance(raw, dict) or raw.get("format") != FORMAT:
                 raise BadInput(
                     "this is not a prepared data set", where=where, fix="headway data prepare SOURCE --to DEST"

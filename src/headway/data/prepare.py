@@ -169,6 +169,7 @@ class _Job:
             rules=self._wishes.rules,
             classes=classes,
             tokenizer=tokenizer,
+            numbers=self._staging.number_columns,
             made_with=made_with(),
         )
 

@@ -43,6 +43,7 @@ def _arrow_type(column: Column) -> pa.DataType:
         "texts": pa.list_(pa.string()),
         "integer": pa.int32(),
         "integers": pa.list_(pa.int32()),
+        "numbers": pa.list_(pa.float32()),
     }[column.kind]
 
 
@@ -94,12 +95,18 @@ class Shard:
             with pa.memory_map(str(path)) as source:
                 reader = pa.ipc.open_file(source)
                 batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+                for batch in batches:
+                    batch.validate()  # sizes and buffers, not every cell: views never reach beyond the file
         except (pa.ArrowInvalid, OSError) as error:
             what = f"this shard cannot be read: {' '.join(str(error).split())}"
             raise BadInput(what, where=str(path), fix="headway data verify, then prepare or fetch it again") from None
         if len(batches) != 1:
             what = f"this shard has {len(batches)} record batches where Headway writes one"
             raise BadInput(what, where=str(path), fix="prepare the data again")
+        if not batches[0].schema.equals(schema_of(columns)):
+            raise BadInput(
+                "this shard has other columns than its manifest", where=str(path), fix="prepare the data again"
+            )
         self._batch = batches[0]
         self._columns = {column.name: column for column in columns}
         self._cells: dict[str, Cells] = {}
@@ -124,7 +131,9 @@ def _cells(array: pa.Array, column: Column) -> Cells:
         return Text(array)
     if column.kind == "integer":
         return Integers(array)
-    return Texts(array) if column.kind == "texts" else IntegerLists(array)
+    if column.kind == "texts":
+        return Texts(array)
+    return Lists(array, np.float32 if column.kind == "numbers" else np.int32)
 
 
 class Pixels:
@@ -164,7 +173,7 @@ class Text(Binary):
 
 class Integers:
     def __init__(self, array: pa.Array) -> None:
-        self.view = _numbers(array.buffers()[1], np.int32)[array.offset : array.offset + len(array)]
+        self.view = _values(array, np.int32)
 
     def __len__(self) -> int:
         return len(self.view)
@@ -194,13 +203,19 @@ class Texts(_Lists):
         return [self._items[i] for i in range(self.offsets[row], self.offsets[row + 1])]
 
 
-class IntegerLists(_Lists):
-    def __init__(self, array: pa.Array) -> None:
-        super().__init__(array)
-        self._items = Integers(array.values).view
+class Lists(_Lists):
+    """Numbers of one kind, any count of them a row."""
 
-    def __getitem__(self, row: int) -> NDArray[np.int32]:
+    def __init__(self, array: pa.Array, kind: type[np.generic]) -> None:
+        super().__init__(array)
+        self._items = _values(array.values, kind)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
         return self._items[self.offsets[row] : self.offsets[row + 1]]
+
+
+def _values(array: pa.Array, kind: type[np.generic]) -> NDArray[Any]:
+    return _numbers(array.buffers()[1], kind)[array.offset : array.offset + len(array)]
 
 
 def _bounds(buffer: pa.Buffer | None, array: pa.Array) -> NDArray[np.int32]:

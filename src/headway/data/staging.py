@@ -48,6 +48,7 @@ class Staging:
         path.unlink(missing_ok=True)
         # Tokenizers reads texts on a thread of its own, while this one waits: never two at a time.
         self._db = sqlite3.connect(path, check_same_thread=False)
+        self.number_columns: dict[str, int] = {}  # that some row has -> how many values
         self._db.executescript(_SCRATCH + _TABLES)
 
     def close(self) -> None:
@@ -86,7 +87,11 @@ class Staging:
             batch.clear()
 
     def _add(self, row: Row) -> None:
-        body = json.dumps({"pictures": dict(row.pictures), "texts": dict(row.texts)}, sort_keys=True)
+        known: dict[str, Any] = {"pictures": dict(row.pictures), "texts": dict(row.texts)}
+        if row.numbers:
+            known["numbers"] = {name: list(values) for name, values in row.numbers.items()}
+            self.number_columns |= {name: len(values) for name, values in row.numbers.items()}
+        body = json.dumps(known, sort_keys=True)
         values = (row.id, row.name or row.id, row.split, row.group, row.label, body)
         if not all(is_unicode(value) for value in values):
             self.drop([Dropped(row=ascii(row.id), reason="not UTF-8", split=row.split, fault=True)])

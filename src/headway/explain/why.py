@@ -45,9 +45,11 @@ def why(hold: Launched, status: Status, *, rank: int | None = None) -> Why:
     events = _events(folder)
     first = _first_failed(events) if rank is None else rank
     lines = _words_of(folder, events, first)
-    told = [*_target_says(hold), *_ending(events), status.reason]
-    # What was said last is nearest to the cause; warnings from long before are asked only if that is no help.
-    near, far = [*lines[-NEAR:], *told], [*_supervisor(folder), *lines, *told]
+    says, told = _target_says(hold), [*_ending(events), status.reason]
+    # What was said last is nearest to the cause; warnings from long before are asked only if that is no help. Where a
+    # rank failed, its own words come before those of the place, which may be about its long forgotten start.
+    near = [*lines[-NEAR:], *told, *(says if first is None else ())]
+    far = [*_supervisor(folder), *lines, *says, *told]
     return _named(hold, status, near, first, tuple(last_words(lines, SHOWN)), otherwise=far)
 
 
@@ -152,5 +154,5 @@ def _target_says(hold: Launched) -> list[str]:
         return []
     try:
         return [str(line) for line in ask(hold.handle)]
-    except HeadwayError as error:  # gone, or out of reach: the folder has to do
-        return [str(error)]
+    except HeadwayError:  # gone, or out of reach, which the status says: it is no cause of the run's end
+        return []

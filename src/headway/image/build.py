@@ -63,7 +63,7 @@ def push(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:
         raise BadInput("the job does not say where its image goes", where="image.repository", fix=fix)
     name = build(engine, command, image, outputs)
     engine([command, "push", name], within_s=None)
-    uri = _digest(engine, command, image)
+    uri = digest_of(engine, command, image)
     record = _record(image)
     body = json.dumps({"uri": uri, "name": name}, sort_keys=True) + "\n"
     open_store(str(record.parent)).write(record.name, body.encode())
@@ -88,7 +88,7 @@ def present(engine: Engine, command: str, name: str) -> bool:
         raise
 
 
-def _digest(engine: Engine, command: str, image: Blueprint) -> str:
+def digest_of(engine: Engine, command: str, image: Blueprint) -> str:
     said = engine([command, "image", "inspect", image.name])
     found: Sequence[Mapping[str, Any]] = json.loads(said)
     for digest in found[0].get("RepoDigests") or []:

@@ -16,7 +16,7 @@ _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)(?:\.[A-Za-z0-9](?:[A-Za-z
 _TAG, _DIGEST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", r"sha256:[0-9a-f]{64}"
 _REFERENCE = re.compile(rf"(?:(?P<host>{_HOST})/)?{_PART}(?:/{_PART})*(?::{_TAG})?(?:@{_DIGEST})?")
 _LOCATION = re.compile(r"[a-z]+(?:-[a-z]+\d)?")  # us, europe, us-east1
-_PROJECT = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
+GOOGLE_PROJECT = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _FOLDER = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -59,7 +59,7 @@ def _of_artifact_registry(text: str, name: str) -> Problem | None:
     project, folder, *image = parts
     checks = (
         (_LOCATION, location, "a location such as us or us-east1"),
-        (_PROJECT, project, "a project: 6 to 30 lower case letters, digits and dashes"),
+        (GOOGLE_PROJECT, project, "a project: 6 to 30 lower case letters, digits and dashes"),
         (_FOLDER, folder, "a repository: at most 63 lower case letters, digits and dashes"),
     )
     for pattern, part, words in checks:

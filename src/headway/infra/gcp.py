@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from headway.errors import BadInput
+from headway.image.reference import GOOGLE_PROJECT
 
-_PROJECT = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,28}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
@@ -37,7 +37,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         checks = (
-            ("project", self.project, _PROJECT, "my-project"),
+            ("project", self.project, GOOGLE_PROJECT, "my-project"),
             ("zone", self.zone, _ZONE, "us-central1-a"),
             ("name", self.name, _NAME, "headway"),
             ("namespace", self.namespace, _NAME, "default"),

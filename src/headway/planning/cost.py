@@ -5,6 +5,7 @@ Numbers are rounded to a tenth of a cent, so that the same inputs give the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from headway.price.estimate import Device, Estimate, device_of, estimate
 from headway.price.experience import Experience, remembered
 from headway.price.machines import machine_for
 from headway.price.quote import DEFAULT_REGION, Quote, quote
-from headway.price.storing import STORAGE_USD_PER_GB_MONTH, kept
+from headway.price.storing import export_s, kept
 from headway.price.table import ACCELERATOR, MACHINE, Table, load
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 COMPARED = ("T4", "L4", "V100", "A100")
 USD_PER_HOUR, BUDGET_USD = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD"  # read by the runtime's progress line
+EXPORT_S, EXPORT_STEP_S = "HEADWAY_EXPORT_S", 30.0  # read by the runtime; in steps, so that plans stay the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,14 @@ class Cost:
         return told if limit is None else {**told, BUDGET_USD: f"{limit:.6g}"}
 
 
+def reserved(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
+    """What ranks are told of earlier exports, so that enough of a budget is kept for this run's."""
+    seconds = export_s(dumped) if job.budget.usd is not None or job.budget.hours is not None else None
+    if seconds is None or seconds <= EXPORT_STEP_S:  # as much is kept anyway
+        return {}
+    return {EXPORT_S: f"{math.ceil(seconds / EXPORT_STEP_S) * EXPORT_STEP_S:g}"}
+
+
 def cost_of(job: Job, kind: str, options: Mapping[str, Any]) -> Cost:
     return Cost(quote=quote(job, kind, options))
 
@@ -73,13 +83,13 @@ def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, 
         record = _billed(job, cost.quote, guess)
     if guess is not None:
         record |= {"expected_hours": round(guess.hours, 4), "basis": guess.basis, "estimated_by": guess.how}
-    stored = kept(dumped, past)
+    stored = kept(dumped, past, cost.quote.region if cost.quote is not None else "")
     if stored is not None and "://" in job.outputs:
         record["storage"] = {
             "checkpoints": stored.checkpoints,
             "gb": round(stored.gb, 3),
             "usd_per_month": round(stored.usd_per_month, 4),
-            "usd_per_gb_month": STORAGE_USD_PER_GB_MONTH,
+            "usd_per_gb_month": round(stored.usd_per_gb_month, 5),
         }
     table = compared(dumped, cost.quote, past) if guess is not None else []
     return {**record, "elsewhere": table} if table else record

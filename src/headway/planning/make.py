@@ -12,7 +12,7 @@ from typing import Any
 from headway.errors import BadJob
 from headway.notify import WEBHOOK
 from headway.planning.checks import problems as static_problems
-from headway.planning.cost import Cost, cost_of, price_record
+from headway.planning.cost import Cost, cost_of, price_record, reserved
 from headway.planning.model import Code, Limits, Plan
 from headway.planning.package import Package, package
 from headway.planning.sources import data_problems, fingerprint
@@ -40,7 +40,7 @@ def plan(job: Job, on: str = "local") -> Plan:
     dumped = dump(job)
     draft = Plan(
         headway=__version__,
-        job=_told(dumped, cost.variables(job)),
+        job=_told(dumped, {**cost.variables(job), **reserved(job, dumped)}),
         target=on,
         kind=entry.kind,
         options=dict(entry.options),

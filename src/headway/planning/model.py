@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headway.errors import BadPlan
+from headway.foreign import json_of
 from headway.targets.base import Request
 
 SCHEMA = 1
@@ -68,7 +69,7 @@ class Plan:
     def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:
         """The plan that `to_json` wrote. Anything else is a BadPlan that says what is wrong."""
         try:
-            raw = json.loads(text)
+            raw = json_of(text)
             if raw["schema"] != SCHEMA:
                 raise BadPlan(
                     f"this plan has schema {raw['schema']}, this Headway reads {SCHEMA}",

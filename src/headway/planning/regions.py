@@ -74,6 +74,7 @@ def location_of(bucket: str) -> str:
         raise NoBucket(f"there is no bucket gs://{bucket}", fix=f"gcloud storage buckets create gs://{bucket}")
     if answer.status_code in (401, 403):
         raise Denied(f"may not look at gs://{bucket} (storage.buckets.get)")
-    if answer.status_code != 200:
-        raise Transient(f"Cloud Storage answers {answer.status_code} for gs://{bucket}")
-    return str(answer.json()["location"])
+    location = answer.json().get("location") if answer.status_code == 200 else None
+    if not location:  # or something that stands in for Cloud Storage, and is in no region
+        raise Transient(f"Cloud Storage answers {answer.status_code} for gs://{bucket}, and no location")
+    return str(location)

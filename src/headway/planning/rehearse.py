@@ -7,7 +7,6 @@ predict. It runs in a scratch folder, with what `requirements` names installed i
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,7 +78,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
         acts += trained
         rate = _rate(hold)
         if job.recipe and _finished(hold):
-            acts += _use(hold, job, python, ends)
+            acts += _use(hold, job, python, ends) if on == "local" else _used_inside(hold)
     if rate is not None:
         _remember(job, rate, made)
     return Rehearsal(acts=tuple(acts), examples_per_s=rate)
@@ -89,9 +88,17 @@ def _where(job: Job) -> tuple[str, str]:
     """Which target to rehearse on: this machine where it can train, else the image; or why neither."""
     if not job.recipe or find_spec("torch") is not None:
         return "local", ""
-    if job.image.uri and shutil.which("docker"):
-        return "docker", ""
-    return "", "torch is not installed here, and there is no image to try it in (pip install 'headway[train]')"
+    lacks = "no image to try it in" if not job.image.uri else "" if _docker_answers() else "no Docker that answers"
+    if lacks:
+        return "", f"torch is not installed here, and there is {lacks} (pip install 'headway[train]')"
+    return "docker", ""
+
+
+def _docker_answers() -> bool:
+    try:
+        return subprocess.run(["docker", "version"], capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _secrets(job: Job) -> Iterator[Act]:
@@ -237,6 +244,16 @@ def _use(hold: Launched, job: Job, python: str | None, ends: float) -> list[Act]
             ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
         )
         return [_typed(name, words, said, python, ends) for name, words, said in steps]
+
+
+def _used_inside(hold: Launched) -> Iterator[Act]:
+    """What the run itself did with its model in the image: the verbs would need torch on this machine."""
+    seen = {event["kind"] for event in hold.folder.events()}
+    if "score" in seen:
+        yield Act(name="evaluate", words="scored on a sample, in the image")
+    if "export" in seen:
+        yield Act(name="export", words="a bundle was made, in the image")
+    yield Act(name="predict", words="not tried: torch is not installed here")
 
 
 def _typed(name: str, words: list[str], said: str, python: str | None, ends: float) -> Act:

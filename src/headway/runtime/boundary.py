@@ -19,7 +19,7 @@ from headway.runtime.stretch import Stretch, stretch
 from headway.runtime.tail import Agreed
 
 TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
-EXPORT_S = 30.0  # what an export takes, besides twice the last checkpoint; never more than a fifth of what there is
+EXPORT_S = 30.0  # for an export, where none of an earlier run was measured (HEADWAY_EXPORT_S)
 RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and the export
 
 
@@ -36,6 +36,7 @@ class Boundary:
         self._stretch = stretch(os.environ, session.identity.attempt)
         self._alone = session.gang.world.size == 1
         self._limited = session.identity.deadline_s is not None
+        self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
 
     # With several ranks: what this one would like, and what all do
 
@@ -166,10 +167,11 @@ class Boundary:
             self._journal.settle(self._gang.exchange, self._keeping.position.step)
 
     def _over_budget(self) -> bool:
+        """With what is left, the last checkpoint and the export are done in time; it is at most a fifth of all."""
         total = self._session.identity.deadline_s
         if total is None:
             return False
-        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._keeping.saver.last_seconds + EXPORT_S))
+        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._keeping.saver.last_seconds + self._export_s))
         return self._stopping.over_budget(margin)
 
     def _leave(self) -> NoReturn:

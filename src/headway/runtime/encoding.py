@@ -54,29 +54,39 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
 
 def build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `flatten` took apart."""
+    """What `flatten` took apart. Damaged where it took nothing like this apart."""
+    try:
+        return _build(tree, tensors)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"not a state: {type(error).__name__}: {error}") from None
+
+
+def _build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
-        return [build(item, tensors) for item in tree]
+        return [_build(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     mark = next(iter(tree)) if len(tree) == 1 else ""
     if not mark.startswith("$"):
-        return {key: build(value, tensors) for key, value in tree.items()}
+        return {key: _build(value, tensors) for key, value in tree.items()}
     body = tree[mark]
     if mark in ("$tensor", "$array"):
         if body not in tensors:
             raise Damaged(f"tensor {body!r} is missing")
         return tensors[body].numpy() if mark == "$array" else tensors[body]
     if mark == "$tuple":
-        return tuple(build(item, tensors) for item in body)
+        return tuple(_build(item, tensors) for item in body)
     if mark == "$items":
-        return {build(key, tensors): build(value, tensors) for key, value in body}
+        return {_build(key, tensors): _build(value, tensors) for key, value in body}
     if mark == "$float":
         return float(body)
     if mark == "$bytes":
         return bytes.fromhex(body)
     if mark == "$dtype":
-        return getattr(torch, body)
+        dtype = getattr(torch, body)
+        if not isinstance(dtype, torch.dtype):
+            raise Damaged(f"there is no type {body!r}")
+        return dtype
     raise Damaged(f"unknown mark {mark!r}")
 
 

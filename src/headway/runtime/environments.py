@@ -5,13 +5,13 @@ One supervisor runs on each node and starts the ranks itself, so only node-level
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import BadInput
+from headway.foreign import json_of
 
 Env = Mapping[str, str]
 
@@ -103,12 +103,14 @@ def vertex(env: Env) -> Seat:
     """Vertex AI: pool 0 is the first node, pool 1 the others. Ports in the spec are TensorFlow's; we choose our own."""
     name = "CLUSTER_SPEC"
     try:
-        spec: dict[str, Any] = json.loads(env[name])
+        spec: dict[str, Any] = json_of(env[name])
         pools, task = spec["cluster"], spec["task"]
         first, others = pools["workerpool0"], pools.get("workerpool1", [])
         pool, index = task["type"], int(task["index"])
         master = str(first[0]).rpartition(":")[0] or str(first[0])
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        if not isinstance(first, list) or not isinstance(others, list) or not isinstance(pool, str):
+            raise TypeError("pools are lists, and a task's type is a name")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise _bad(name, env, f"is not a cluster spec ({type(error).__name__}: {error})") from None
     extra = sorted(set(pools) - {"workerpool0", "workerpool1"})
     if extra or len(first) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -27,14 +28,14 @@ def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None
     if not lease_is_ours(session.store, session.identity.attempt):
         raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
     with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
-        folder = Path(name)
+        folder, began = Path(name), time.monotonic()
         bundle.write(folder)
         url = join(session.store.url, "export")
         if (folder / RECORD).exists():
             publish(folder, url)
         else:
             upload(folder, session.store)
-        session.event("export", url=url)
+        session.event("export", url=url, seconds=round(time.monotonic() - began, 3))
         say(f"exported to {url}")
         to = session.identity.job.export.to
         if to:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import BadInput, HeadwayError
+from headway.foreign import json_of
 
 Message = dict[str, Any]
 Post = Callable[[Any], None]
@@ -90,7 +91,7 @@ class Connection:
         line = self._lines.readline(_LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise ConnectionResetError("the connection was closed")
-        message = json.loads(line)
+        message = json_of(line)
         if not isinstance(message, dict):
             raise ValueError("not a record")
         return message

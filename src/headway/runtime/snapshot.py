@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import BadInput
+from headway.foreign import json_of
 from headway.runtime.encoding import Damaged
 
 ALIGNMENT = 64
@@ -110,12 +111,12 @@ class Image:
 
 def read_image(body: Any) -> dict[str, Tensor]:
     """The tensors of a safetensors file, as views of its bytes. Damaged if it is not one."""
-    data = torch.frombuffer(body, dtype=torch.uint8)
     try:
+        data = torch.frombuffer(body, dtype=torch.uint8)
         length = int.from_bytes(bytes(data[:8].numpy()), "little")
         if 8 + length > data.numel():
             raise ValueError("its header is cut short")
-        header = json.loads(bytes(data[8 : 8 + length].numpy()))
+        header = json_of(bytes(data[8 : 8 + length].numpy()))
         header.pop("__metadata__", None)
         return {name: _read_tensor(data[8 + length :], entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

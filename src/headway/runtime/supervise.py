@@ -32,6 +32,7 @@ from headway.runtime.ranks import Undertaker
 from headway.runtime.verdict import Outcome
 from headway.runtime.world import NodeWorld, node_world
 from headway.segments import SegmentWriter
+from headway.spent import spent_s
 from headway.storage import open_store
 from headway.storage.patience import Patience
 
@@ -185,6 +186,10 @@ def _serve(start: Start) -> int:
         code, why = member.serve()
         node.say(why)
         complete = member.conclude(start.settings.flush_s if node.stop_at is None else 3.0)
+        if code not in (WORKER_DONE, WORKER_AGAIN):
+            outcome = Outcome(state="failed", reason=why, exit_code=code)
+            with suppress(Interrupted):
+                aftermath.stay(node, outcome, spent_s(start.folder), lambda seconds: _nap(node.loop, seconds))
     except EndNow:
         code = WORKER_AGAIN
         _end_everything(node)

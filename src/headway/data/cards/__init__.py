@@ -52,6 +52,9 @@ def write_pairs(
             for name, pixels in zip(("front", "back"), draw(card), strict=True):
                 entry[name] = f"pictures/{entry['cert_id']}-{name}.png"
                 Image.fromarray(pixels).save(folder / entry[name])
+            sides = {"front": card.front, "back": card.back}
+            entry["edge"] = {name: face.whitened for name, face in sides.items()}
+            entry["center"] = {name: [abs(face.across), abs(face.down)] for name, face in sides.items()}
             splits[split].append(entry)
     (folder / "splits.json").write_text(json.dumps(splits, indent=1) + "\n", encoding="utf-8")
     return splits

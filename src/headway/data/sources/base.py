@@ -7,7 +7,7 @@ many workers at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -24,6 +24,7 @@ class Row:
     split: str = ""
     pictures: Mapping[str, str] = field(default_factory=dict)  # column -> key below the source
     texts: Mapping[str, str] = field(default_factory=dict)  # column -> text
+    numbers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # column -> values, where known
     label: str = ""  # class, or grade in digits
     group: str = ""  # rows of one group must not stand in two splits
     again: bool = False  # it may have been named before, to which this adds nothing

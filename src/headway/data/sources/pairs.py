@@ -1,4 +1,8 @@
-"""splits.json of graded pairs: {"train": [{"cert_id": …, "grade": 1, "back": path, "front": path}, …], "val": …}."""
+"""splits.json of graded pairs: {"train": [{"cert_id": …, "grade": 1, "back": path, "front": path}, …], "val": …}.
+
+An entry may say what is known of each side, all from 0 to 1: `edge`, the share of the edges that is damaged, and
+`center`, how far the print is off-centre across and down: {"edge": {"back": 0.1}, "center": {"back": [0.2, 0.05]}}.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from headway.data.sources.tree import Tree, below
 from headway.errors import BadInput
 
 NAME = "splits.json"
+TARGETS = "targets"  # the column: edge, across, down of the back, then of the front; NaN where nothing is known
 _SPLITS = frozenset(("train", "val", "test", "valid", "validation", "dev", "training", "testing"))
 
 
@@ -46,11 +51,16 @@ class GradedPairs:
                 pictures[side] = self._inside(path)
             except BadInput as error:
                 return Bad(row=str(name), reason="path leads outside", detail=error.problem.what)
+        try:
+            targets = _targets(entry)
+        except ValueError as error:
+            return Bad(row=str(name), reason="wrong type", detail=str(error))
         return Row(
             id=f"{split}/{name}",
             name=str(name),
             split=split_name(split),
             pictures=pictures,
+            numbers={TARGETS: targets} if any(value is not None for value in targets) else {},
             label=str(int(grade)),
             group=str(name),
         )
@@ -62,3 +72,31 @@ class GradedPairs:
             path = path[len(str(root)) + 1 :]
         folder = self._key.rpartition("/")[0]
         return below(f"{folder}/{path}" if folder and not path.startswith("/") else path)
+
+
+def _targets(entry: dict[str, Any]) -> list[float | None]:
+    """Six numbers, None where nothing is said; ValueError with what is wrong."""
+    edge, center = (_sides(entry, name) for name in ("edge", "center"))
+    found: list[float | None] = []
+    for side in ("back", "front"):
+        found.append(None if edge.get(side) is None else _share(edge[side], f"edge of the {side}"))
+        pair = [None, None] if center.get(side) is None else center[side]
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"center of the {side} is {pair!r}, not [across, down]")
+        found += [None if value is None else _share(value, f"center of the {side}") for value in pair]
+    return found
+
+
+def _sides(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    said = entry.get(name)
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not said.keys() <= {"front", "back"}:
+        raise ValueError(f'{name} is {said!r}, not {{"front": …, "back": …}}')
+    return said
+
+
+def _share(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{what} is {value!r}, not a number from 0 to 1")
+    return float(value)

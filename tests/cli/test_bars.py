@@ -1,0 +1,42 @@
+"""Whatever takes longer than two seconds says so, and what is quicker says nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.cli import bars
+from headway.ongoing import counted, tell
+
+
+def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with bars.working("counting"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_what_takes_a_while_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(bars, "PLAIN_S", 0.05)
+    said = ""
+    with bars.working("counting"):
+        while "headway: counting, 0s" not in said:
+            said += capsys.readouterr().err
+        for number in counted(range(4), "counting to four", 4):
+            while number == 1 and "headway: counting to four 25%, 0s" not in said:
+                said += capsys.readouterr().err
+
+
+def test_an_error_ends_it_and_is_not_hidden() -> None:
+    def divide() -> None:
+        with bars.working("dividing"):
+            tell("dividing", 1, 0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        divide()
+
+
+def test_nobody_need_listen() -> None:
+    assert list(counted("abc", "letters", 3)) == ["a", "b", "c"]

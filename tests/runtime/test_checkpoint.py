@@ -18,6 +18,7 @@ from headway.runtime import patience
 from headway.runtime.catalogue import Catalogue, Kept, read_last
 from headway.runtime.checkpoint import Moment, Saver, Seat
 from headway.runtime.encoding import build, flatten
+from headway.runtime.patience import Impatient
 from headway.runtime.restore import Archive
 from headway.runtime.snapshot import Image, Layout, deal, read_image
 from headway.spec import Checkpoint
@@ -224,6 +225,14 @@ def test_the_last_checkpoint_is_abandoned_when_its_time_is_over(tmp_path: Path) 
     assert not saver.drain(0.05)
     saver.close(1.0)
     assert not list(tmp_path.glob("checkpoints/*/manifest.json"))
+
+
+def test_a_checkpoint_given_up_before_the_wait_for_it_is_over_is_not_called_written(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    saver = saver_on(Faulty(store, lambda verb, key, count: Impatient("out of time") if verb == "write" else None))
+    take(saver, 1)
+    assert not saver.drain()
+    assert saver.drain(), "nothing is under way any more"
 
 
 # -- which are kept ---------------------------------------------------------------------------------------------------

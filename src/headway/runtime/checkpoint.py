@@ -53,6 +53,7 @@ class Snapshot:
     image: Image
     ready: Any = None  # a CUDA event behind the copies
     done: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +170,9 @@ class Saver:
         with self._change:
             if timeout_s is not None:
                 self._abandon_at = time.monotonic() + timeout_s
+            newest = self._waiting or self._writing
             done = self._change.wait_for(lambda: not self.busy or self.fenced is not None, timeout_s)
-        return done and self.fenced is None
+        return done and self.fenced is None and not (newest is not None and newest.given_up)
 
     def close(self, timeout_s: float | None = None) -> None:
         self.drain(timeout_s)
@@ -216,8 +218,9 @@ class Saver:
                 self._change.notify_all()
             try:
                 self._save(snapshot)
-            except Impatient as given_up:
-                say(f"the checkpoint of step {snapshot.moment.step} was given up: {given_up}")
+            except Impatient as impatient:
+                snapshot.given_up = True
+                say(f"the checkpoint of step {snapshot.moment.step} was given up: {impatient}")
             except LeaseLost as lost:
                 self.fenced = lost
             except BaseException as error:  # a bug must not end checkpoints silently while training goes on

@@ -62,6 +62,8 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     script: str = SCRIPT
+    nodes: int = 1
+    prefix: tuple[str, ...] = ()  # what its supervisors are started by: another host's shell, say
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     seen_pids: set[int] = field(default_factory=set)
@@ -91,11 +93,11 @@ class Case:
 
     # Starting and waiting
 
-    def start(self, **env: str) -> None:
+    def start(self, **env: str) -> subprocess.Popen[bytes]:
         self.starts += 1
         with (self.tmp / f"supervisor-{self.starts}.out").open("wb") as output:
             self.supervisor = subprocess.Popen(
-                [sys.executable, "-m", "headway.runtime.worker", "--run", self.url],
+                [*self.prefix, sys.executable, "-m", "headway.runtime.worker", "--run", self.url],
                 env={**self.base_env, "HEADWAY_ECHO": "1", **env},
                 cwd=self.tmp,
                 stdout=output,
@@ -104,6 +106,7 @@ class Case:
                 start_new_session=True,
             )
         self.seen_pids.add(self.supervisor.pid)
+        return self.supervisor
 
     @property
     def steps(self) -> int:
@@ -113,11 +116,12 @@ class Case:
     def running(self) -> bool:
         return self.supervisor is not None and self.supervisor.poll() is None
 
-    def ends(self) -> int:
-        """The supervisor's exit code, as a shell would not say it: negative for a signal."""
-        assert self.supervisor is not None
+    def ends(self, supervisor: subprocess.Popen[bytes] | None = None) -> int:
+        """The exit code of the newest supervisor, or of another: negative for a signal, unlike a shell's."""
+        supervisor = supervisor or self.supervisor
+        assert supervisor is not None
         try:
-            return self.supervisor.wait(PATIENCE_S)
+            return supervisor.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise Stuck(f"the supervisor did not end:\n{self.explain()}") from None
 
@@ -201,7 +205,8 @@ class Case:
             secrets={"CHAOS_SECRET": Secret(ref="env:CHAOS_CANARY")},
         )
         limits = {"grace_s": GRACE_S}
-        return plan_of(job=dump(job), limits=limits, processes=self.ranks, environment={"threads": "1"})
+        world = {"nodes": self.nodes, "processes": self.ranks // self.nodes}
+        return plan_of(job=dump(job), limits=limits, environment={"threads": "1"}, **world)
 
 
 def children(pid: int) -> set[int]:

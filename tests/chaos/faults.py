@@ -82,7 +82,7 @@ class Nth(Fault):
 
 
 @contextmanager
-def proxy(to: str) -> Iterator[LoopbackServer]:
+def proxy(to: str, *, address: str = "127.0.0.1") -> Iterator[LoopbackServer]:
     """In front of a real server; `faults` makes it misbehave."""
     host = to.removeprefix("http://")
 
@@ -103,5 +103,5 @@ def proxy(to: str) -> Iterator[LoopbackServer]:
             kept["Content-Length"] = got.getheader("Content-Length") or "0"
         return Answer(status=got.status, headers=kept, body=body)
 
-    with LoopbackServer(forward) as server:
+    with LoopbackServer(forward, address=address) as server:
         yield server

@@ -5,8 +5,9 @@ message sent. Python announces each before it is made (`sys.addaudithook`), so t
 what goes over a connection of ssh that is open already, or to an object store, is announced here.
 
 `python -m tests.contract.client_kills PLAN PREFIX` starts run PREFIX-1, PREFIX-2, … of a saved plan, each in a process
-forked for it that dies at its first, second, … request; it ends when one start has come through. `--first N --every K`
-take a sample: the N-th, and every K-th from there.
+forked for it that dies at its first, second, … request; it ends when one start has come through. `--attached` follows
+each to its end, too; with `--watching` what starts it is spared, and the requests of what follows it are counted.
+`--first N --every K` take a sample: the N-th, and every K-th from there.
 """
 
 from __future__ import annotations
@@ -108,7 +109,14 @@ def _announce_exchanges() -> None:
 
 
 def kill_at_each_request(
-    plan: Plan, folder: Path, prefix: str, *, attached: bool = False, first: int = 1, every: int = 1
+    plan: Plan,
+    folder: Path,
+    prefix: str,
+    *,
+    attached: bool = False,
+    watching: bool = False,
+    first: int = 1,
+    every: int = 1,
 ) -> list[str]:
     """Starts of this plan, each killed one request (or `every`) later than the one before. The names of all of them.
 
@@ -118,7 +126,7 @@ def kill_at_each_request(
     path = folder / f"{prefix}.plan.json"
     path.write_text(plan.to_json())
     words = [sys.executable, "-m", "tests.contract.client_kills", str(path), prefix, f"--first={first}"]
-    words += [f"--every={every}", *(["--attached"] if attached else [])]
+    words += [f"--every={every}", *(["--attached"] if attached else []), *(["--watching"] if watching else [])]
     done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
@@ -155,11 +163,16 @@ def _place(plan: Plan) -> Place:
     return Place(name=plan.target, kind=plan.kind, options=plan.options)
 
 
-def _start(plan: Plan, name: str, request: int, attached: bool) -> None:
+def _start(plan: Plan, name: str, request: int, *, attached: bool, watching: bool) -> None:
     target = registry.of_plan(plan)
     try:
-        die_at(request)
-        launcher.launch(plan, name=name, detach=not attached, target=target)
+        if watching:
+            hold = launcher.launch(plan, name=name, detach=True, target=target)
+            die_at(request)
+            hold.wait()
+        else:
+            die_at(request)
+            launcher.launch(plan, name=name, detach=not attached, target=target)
     except HeadwayError:
         traceback.print_exc()
         os._exit(3)
@@ -173,6 +186,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--attached", action="store_true")
+    parser.add_argument("--watching", action="store_true")
     asked = parser.parse_args(words)
     TARGETS.setdefault("fake", FAKE)
     plan = Plan.from_json(asked.plan.read_text())
@@ -182,7 +196,7 @@ def main(words: list[str]) -> int:
         name = f"{asked.prefix}-{request}"
         child = os.fork()
         if child == 0:
-            _start(plan, name, request, asked.attached)
+            _start(plan, name, request, attached=asked.attached, watching=asked.watching)
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{name}\n")
         if not os.WIFSIGNALED(status):

@@ -30,7 +30,7 @@ CANARY = "canary-5f3a-never-to-be-seen"
 WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
 
 
-def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
     """Wait for something that must come. The limit only ends a test that has failed."""
     limit, pause = time.monotonic() + within_s, 0.02
     while not holds():

@@ -59,11 +59,11 @@ class Fault:
 class LoopbackServer:
     """Serves `answer` until the block ends. `requests` holds all that came."""
 
-    def __init__(self, answer: Callable[[Request], Answer]) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[Request], Answer], *, address: str = "127.0.0.1") -> None:
+        self._answer, self._address = answer, address
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._http = _Http(("127.0.0.1", 0), _handler(self))
+        self._http = _Http((address, 0), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self.requests: list[Request] = []
         self.mistakes: list[str] = []  # of the server itself; they fail the test when it ends
@@ -72,7 +72,7 @@ class LoopbackServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"http://{self._address}:{self._http.server_port}"
 
     def __enter__(self) -> LoopbackServer:
         self._thread.start()

@@ -46,7 +46,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 run.restore(model=model, optimizer=optimizer, data=feed)
 for epoch in run.epochs(3):
     for x, y in run.steps(feed):
-        time.sleep(run.config["pause_s"] if os.environ["HEADWAY_ATTEMPT"] == "1" else 0)
+        held_up = os.environ["HEADWAY_ATTEMPT"] == "1" and run.global_step >= 6
+        time.sleep(run.config["pause_s"] if held_up else 0)
         loss = ((model(x).squeeze(-1) - y) ** 2).sum()
         run.step(loss, optimizer, weight=len(x))
         run.log(loss=loss / len(x))
@@ -111,7 +112,7 @@ def test_a_run_that_was_taken_away_ends_with_the_same_bits(
     hosts = {line.text.split()[-1] for line in straight.logs() if line.text.startswith("step ")}
     assert len(hosts) == nodes, "each node trained in a container of its own"
 
-    broken = launcher.launch(plan(job(tmp_path, nodes=nodes, pause_s=0.3), on="docker"), name="broken", detach=True)
+    broken = launcher.launch(plan(job(tmp_path, nodes=nodes, pause_s=2.0), on="docker"), name="broken", detach=True)
     taken_down.append(broken)
     eventually(lambda: steps(broken) >= 7, "it trains")
     docker("stop", *broken.handle.details["containers"])

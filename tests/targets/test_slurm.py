@@ -149,10 +149,15 @@ class TestSlurm(TargetContract):
         assert straight.wait().status.state is State.FINISHED
         hold = start_on(Play(), {"partition": partition}, nodes=2, env={"STOP_AT": "6"})
         eventually(lambda: "step 6" in self.texts(hold), "it has made some steps")
-        cluster.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-        # A job that Slurm is still clearing away is said to be completing in between.
-        eventually(lambda: _waits_again(hold.target.status(hold.handle)), "it waits again")
-        assert not hold.target.status(hold.handle).state.ended
+        seen = tmp_path / "seen"
+        urgent = f"--wrap=while [ ! -e {seen} ]; do sleep 0.1; done"
+        cluster.run("sbatch", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", urgent)
+        try:
+            # A job that Slurm is still clearing away is said to be completing in between.
+            eventually(lambda: _waits_again(hold.target.status(hold.handle)), "it waits again")
+            assert not hold.target.status(hold.handle).state.ended
+        finally:
+            seen.touch()
         assert hold.wait().status.state is State.FINISHED
         assert attempts(hold) == 2
         assert self.texts(hold)[-1] == self.texts(straight)[-1], "as if it had never been interrupted"

@@ -162,7 +162,7 @@ def test_two_machines_train_as_one_and_a_stopped_run_ends_with_the_same_bits(
 
     straight = launcher.launch(plan(job(0.0), on="pool"), name="straight")
     assert straight.outcome().status.state is State.FINISHED, [line.text for line in straight.logs()][-20:]
-    broken = launcher.launch(plan(job(1.5), on="pool"), name="broken", detach=True)
+    broken = launcher.launch(plan(job(2.0), on="pool"), name="broken", detach=True)
     try:
         eventually(lambda: steps(broken) >= 7, "it trains")
         assert broken.stop().status.state is State.STOPPED

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from headway.spec import Budget, TargetEntry
 from headway.targets.base import State
 from headway.targets.fake import Play
 from headway.targets.ssh import rental
+from headway.targets.ssh.link import locked
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records, fill, printed
 from headway.targets.ssh.target import SshTarget
@@ -227,11 +229,8 @@ def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
     assert launcher.down(hold.url, say=lambda text: None).left == ()
 
 
-def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(
-    cloud: Cloud, plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rental, "GONE_S", 0.5)
-    entry = cloud.entry()
+def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
+    entry = cloud.entry(gone=0.5)  # for the guardian too: whoever sees the end first waits
     plan = plan_of(Play(), {**entry, "down": "echo {id} is busy"})
     target = target_of(plan, [])
     hold = launcher.launch(plan, name="sticky", detach=True, target=target)
@@ -247,6 +246,19 @@ def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(
     assert willing.down(found).left == ()
     assert cloud.machines == []
     assert target.found() == []
+
+
+def test_who_waits_for_another_process_that_takes_the_run_down_is_told(
+    cloud: Cloud, plan_of: Callable[..., Plan]
+) -> None:
+    said: list[str] = []
+    target = target_of(plan_of(Play(), cloud.entry()), said)
+    hold = launcher.launch(plan_of(Play(), cloud.entry()), name="shared", detach=True, target=target)
+    with ThreadPoolExecutor() as pool, locked(*Records().lock(hold.url)):
+        waiting = pool.submit(target.down, hold.handle)
+        eventually(lambda: any("by another process" in line for line in said), "it says what it waits for")
+        assert not waiting.done()
+    assert waiting.result().left == ()
 
 
 def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_was(

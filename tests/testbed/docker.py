@@ -1,6 +1,7 @@
 """A real Docker daemon for tests: Debian's, with its own folder, socket and base image, stopped afterwards.
 
 No image can be pulled where these tests run, so the base is made once with debootstrap and kept in ~/.cache.
+`python -m tests.testbed.docker` makes it, so that no test's time is spent on that.
 """
 
 from __future__ import annotations
@@ -142,3 +143,7 @@ def _tidy() -> None:
     if images:
         docker("rmi", "--force", "--no-prune", *dict.fromkeys(images), check=False)
     docker("image", "prune", "--force", "--filter", "until=48h", check=False)
+
+
+if __name__ == "__main__":
+    base_tar()

@@ -128,7 +128,7 @@ class Server:
             _kill(pid)
 
     def _await(self) -> None:
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         command = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", self.name, "true"]
         while subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode:
             log = (self.folder / "sshd.log").read_text()

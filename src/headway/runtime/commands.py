@@ -90,6 +90,8 @@ def command(
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in base or name in asked:
             own.pop(name, None)  # somebody knows this network better
+    if "PYTHONPATH" in base and "PYTHONPATH" in asked:  # the planned Headway may lie there, and is needed as well
+        asked["PYTHONPATH"] = _searched(base["PYTHONPATH"], asked["PYTHONPATH"])
     env = {
         **inherited,
         "PYTHONUNBUFFERED": "1",
@@ -107,3 +109,8 @@ def command(
         "HEADWAY_RESUME_DIR": str(places.resume),
     }
     return Command(rank=world.ranks[local_rank], argv=argv(plan, places.code), env=env, cwd=places.code)
+
+
+def _searched(*paths: str) -> str:
+    """Folders of several search paths, each once."""
+    return os.pathsep.join(dict.fromkeys(folder for path in paths for folder in path.split(os.pathsep) if folder))

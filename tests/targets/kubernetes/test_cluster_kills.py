@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from headway.orphans import ORPHAN, Place, look, remove
 from headway.planning import Plan
-from headway.runfolder import RunFolder
+from headway.runfolder import RECEIPT, RunFolder
 from headway.spec import Budget, TargetEntry
 from headway.storage import join, open_store
 from headway.targets.fake import Play
@@ -72,7 +72,24 @@ def test_a_killed_client_leaves_what_trains_to_its_end_and_what_a_deadline_ends(
         assert found.verdict == ORPHAN
         assert remove(found, say=lambda text: None).left == ()
     nothing_stays(target, plan, names, eventually)
-    for name in sets:
-        ended = RunFolder(open_store(join(str(plan.job["outputs"]), name))).ended()
-        assert ended is not None
-        assert ended["state"] == "finished"
+    assert states(plan, sets) == {"finished"}
+
+
+def test_a_killed_watcher_leaves_what_trains_to_its_end_and_is_taken_down_without_it(
+    plan: Plan, tmp_path: Path
+) -> None:
+    names = kill_at_each_request(plan, tmp_path, "w", watching=True, every=12)
+    receipts = {name for name in names if folder(plan, name).read_json(RECEIPT)}
+    assert names[-1] in receipts
+    assert receipts < set(names), "killed before the end, and not at all"
+    patiently = functools.partial(eventually, within_s=PATIENCE_S)
+    nothing_stays(KubernetesTarget(Options(namespace=NAMESPACE)), plan, names, patiently)
+    assert states(plan, names) == {"finished"}
+
+
+def folder(plan: Plan, name: str) -> RunFolder:
+    return RunFolder(open_store(join(str(plan.job["outputs"]), name)))
+
+
+def states(plan: Plan, names: Iterable[str]) -> set[str]:
+    return {str((folder(plan, name).ended() or {}).get("state")) for name in names}

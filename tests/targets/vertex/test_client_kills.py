@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.runfolder import RunFolder
+from headway.runfolder import RECEIPT, RunFolder
 from headway.storage import join, open_store
 from headway.targets.fake import Play
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
@@ -16,7 +16,8 @@ from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.jobs import IMAGE, ready_image
 from tests.targets.vertex.lab import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+patiently = partial(eventually, within_s=200.0)  # dozens of jobs share this machine
 
 
 def test_a_killed_client_leaves_jobs_that_end_by_themselves(lab: Lab, tmp_path: Path) -> None:
@@ -24,12 +25,32 @@ def test_a_killed_client_leaves_jobs_that_end_by_themselves(lab: Lab, tmp_path: 
     plan = lab.plan(Play(lines=("hello",)), image=ready_image())
     names = kill_at_each_request(plan, tmp_path, "k")
     assert len(names) > 20
-    patiently = partial(eventually, within_s=200.0)  # dozens of jobs share this machine
     nothing_stays(lab.target(plan), plan, names, patiently)
     made = {job["labels"]["headway_run"]: job for job in lab.server.jobs.values()}
     assert 1 < len(made) < len(names), "killed before a job was made, and after"
     for name, job in made.items():
-        folder = RunFolder(open_store(join("gs://bucket/runs", name)))
-        ended = folder.ended()
+        ended = folder(name).ended()
         assert ended is not None, (job["state"], job.get("error"))
         assert ended["state"] == "finished"
+
+
+def test_a_killed_watcher_leaves_jobs_that_end_without_its_cancel(lab: Lab, tmp_path: Path) -> None:
+    """A failed job is started again and again by Vertex AI, until it gives up, or the watcher has seen the failure."""
+    lab.server.images[IMAGE] = There()
+    lab.server.restarts, lab.server.retries = 4, 0
+    plan = lab.plan(Play(lines=("hello",), exit_code=7), image=ready_image())
+    names = kill_at_each_request(plan, tmp_path, "w", watching=True)
+    assert len(names) > 20
+    receipts = {name for name in names if folder(name).read_json(RECEIPT)}
+    nothing_stays(lab.target(plan), plan, names, patiently)
+    ends = {job["labels"]["headway_run"]: job["state"] for job in lab.server.jobs.values()}
+    assert set(ends) == set(names)
+    cancelled = {name for name, state in ends.items() if state == "JOB_STATE_CANCELLED"}
+    assert receipts < cancelled < set(names), "killed before the cancel, between it and the receipt, and not at all"
+    assert names[-1] in receipts
+    states = {str((folder(name).ended() or {}).get("state")) for name in names}
+    assert states == {"failed"}
+
+
+def folder(name: str) -> RunFolder:
+    return RunFolder(open_store(join("gs://bucket/runs", name)))

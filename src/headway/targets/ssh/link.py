@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,16 @@ def named(options: Options) -> list[Machine]:
 
 
 @contextmanager
-def locked(place: Path, name: str) -> Iterator[None]:
-    """Alone among the processes of this machine that do the same."""
+def locked(place: Path, name: str, *, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Alone among the processes of this machine that do the same; `waits` is called if another one is at it."""
     place.mkdir(parents=True, exist_ok=True)
     lock = os.open(place / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

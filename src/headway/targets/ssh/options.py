@@ -29,6 +29,7 @@ class Options:
     identity: ReferenceString | None = None  # a private key's file
     args: tuple[str, ...] = ()  # more words for ssh: -J, jump-host
     ready: Seconds = 600.0  # how long a rented machine may take until it answers
+    gone: Seconds = 300.0  # how long a machine may stay in `list` after `down`, before it counts as left behind
     linger: Seconds = 3600.0  # how long self_down waits for the last outputs to be fetched, if they go to this machine
     connections: Annotated[int, ">= 1"] = 4  # at once, for data and checkpoints
     shm: Annotated[int, "size"] = 8_000_000_000  # shared memory of a container there

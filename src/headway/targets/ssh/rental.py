@@ -26,7 +26,7 @@ from headway.storage import open_store
 from headway.targets.ssh.openssh import Machine, alias
 from headway.targets.ssh.options import Options
 
-UP_S, ANSWER_S, GONE_S = 3600.0, 300.0, 300.0  # renting may take long; a provider's list lags behind its word
+UP_S, ANSWER_S = 3600.0, 300.0  # renting may take long
 LOOK_S, LONGEST_LOOK_S = 0.2, 10.0
 _FIELDS = re.compile(r"(?:^|\s)(host|hostkey|id|user|port)=")
 ASKED, UP, STARTED = "asked", "up", "started"
@@ -205,7 +205,7 @@ class Provider:
         return list(lines)
 
     def _gone(self, rental: Rental, ids: Sequence[str]) -> list[str]:
-        limit, pause = time.monotonic() + GONE_S, LOOK_S
+        limit, pause = time.monotonic() + self._options.gone, LOOK_S
         while listed := self.left(rental, ids):
             if time.monotonic() > limit:
                 return listed

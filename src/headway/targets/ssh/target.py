@@ -142,7 +142,8 @@ class SshTarget:
         """SIGTERM and the plan's grace period, SIGKILL; outputs fetched; files removed; the machine given back."""
         place = place_of(handle.url, KIND)
         fresh = not place.exists()
-        with locked(*Records().lock(handle.url)):
+        waiting = f"{handle.run} is being taken down by another process of this machine: waiting for it"
+        with locked(*Records().lock(handle.url), waits=lambda: self.say(waiting)):
             machines = [] if self._nothing_to_fetch(handle) else self._machines(handle)
             created, left = self._end(handle, machines) if machines else ([], [])
             if self.options.up:

@@ -1,8 +1,8 @@
 """Training a captioner and a translator: the recipes' steps against the same steps in a plain PyTorch loop.
 
-Both train copies of one model on the same batches, a step each in turn, in an order drawn anew for each round. The plain
-loop makes its batch, goes forward and back, clips, steps and notes the loss; Headway's also seeds every generator, looks
-for stops and for checkpoints that are due, and keeps its metrics. Promised: not slower by more than 2 %.
+Both train copies of one model on the same batches, a step each in turn, in an order drawn anew for each round. The
+plain loop makes its batch, goes forward and back, clips, steps and notes the loss; Headway's also seeds every
+generator, looks for stops and for checkpoints that are due, and keeps its metrics. Promised: not slower by over 2 %.
 """
 
 from __future__ import annotations

@@ -50,7 +50,13 @@ def ranks(width: int, rounds: int, folder: str, *, world: int = 2, rows: int = 8
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    common = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
     common |= {"GLOO_SOCKET_IFNAME": "lo", "HEADWAY_RUN_URL": f"{folder}/run"}
     common["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), common.get("PYTHONPATH", "")])
     code = f"from benchmarks.two_ranks import rank; rank({width}, {rounds}, {rows})"
@@ -64,7 +70,7 @@ def ranks(width: int, rounds: int, folder: str, *, world: int = 2, rows: int = 8
         )
         for number in range(world)
     ]
-    printed = [process.communicate(timeout=600)[0] for process in started][0]
+    printed, *_ = [process.communicate(timeout=600)[0] for process in started]
     ddp, ours = ([float(word) for word in line.split()] for line in printed.strip().splitlines())
     return ddp, ours
 

@@ -62,6 +62,9 @@ def main(args: argparse.Namespace) -> int:
         if getattr(args, flag):
             raise BadInput(f"--{flag.replace('_', '-')} is about the container", fix="add --image")
     limits = _limits(args)
+    from headway.serve.threads import wait_briefly
+
+    wait_briefly()
     with needs("serve", "serve"):
         from headway.bundle import Bundle
         from headway.predict import bundle_of
@@ -124,6 +127,7 @@ def size_of(flag: str, text: str) -> int:
 
 def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
     from headway.secrets import resolve
+    from headway.serve import threads
     from headway.serve.app import Server, Settings
     from headway.serve.engine import choose
     from headway.serve.service import service_of
@@ -140,6 +144,7 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
     )
     service = service_of(bundle)
     print(f"engine: {choose(service, bundle, args.engine)}", file=sys.stderr)
+    print(f"threads: {threads.choose(service)}", file=sys.stderr)
     return Server(service, settings)
 
 

@@ -91,15 +91,16 @@ class Tally:
 class Killer:
     """Kills one run again and again, and starts it again, until it has ended well."""
 
-    def __init__(self, case: Case, dice: random.Random, tally: Tally) -> None:
-        self._case, self._dice, self._tally = case, dice, tally
+    def __init__(self, case: Case, seed: str, tally: Tally) -> None:
+        self._case, self._seed, self._tally = case, seed, tally
+        self._dice = random.Random(seed)
         self._hit_attempt = 0  # a newer one than this is waited for
         self._may_end_with: set[int] = {0}
         self.commits: list[tuple[int, int]] = []  # attempt, and the newest commit seen while it was the newest
 
     def run(self, kills: int) -> int:
         """The run to its end, with at most so many kills; how many there were."""
-        case, done = self._case, 0
+        case, done, tries = self._case, 0, 0
         wish = self._wish()
         case.start()
         while True:
@@ -108,6 +109,8 @@ class Killer:
                 if self._ended():
                     return done
                 continue
+            tries += 1
+            self._dice = random.Random(f"{self._seed} {tries}")  # chance in one kill shifts no choice of the next
             time.sleep(self._dice.choice([0.0, self._dice.uniform(0, DELAY_S)]))
             kind, aimed, wish = self._choose(KINDS), wish.moment, self._wish()
             if self._hit(kind, watched):

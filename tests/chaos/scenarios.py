@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import threading
@@ -35,15 +36,23 @@ class Settings:
     seconds: float | None = None
     jobs: int = 2
     keep: bool = False
-    from_run: int = 0  # the number of the first run of kills
+    from_run: int = 0  # the number of each scenario's first run
+    trouble: str = ""  # this one alone
     places: list[Place] = field(default_factory=list)
     straight: dict[int, Result] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    end_at: float = math.inf  # of the scenario that is played
     counts: list[str] = field(default_factory=list)  # what was done, for the last line
 
     @property
     def time_is_up(self) -> bool:
-        return self.seconds is not None and time.monotonic() - self.began > self.seconds
+        return time.monotonic() > self.end_at
+
+    def share_time(self, scenarios_left: int) -> None:
+        """The next scenario has an equal share of what is left."""
+        if self.seconds is not None:
+            now = time.monotonic()
+            self.end_at = now + (self.began + self.seconds - now) / scenarios_left
 
 
 def play(settings: Settings, names: list[str]) -> int:
@@ -53,7 +62,8 @@ def play(settings: Settings, names: list[str]) -> int:
         settings.places = stack.enter_context(places(settings.folder))
         for ranks in (1, 2, 3) if "kills" in names else ():
             settings.straight[ranks] = unbroken(settings, ranks)
-        for name in names:
+        for number, name in enumerate(names):
+            settings.share_time(len(names) - number)
             began = time.monotonic()
             found = SCENARIOS[name](settings)
             how = f"{len(found)} went wrong" if found else "all is well"
@@ -135,11 +145,10 @@ def kills(settings: Settings) -> list[str]:
 
 def one_run(settings: Settings, number: int, tally: Tally, most: int) -> str:
     """One run with its kills; what went wrong with it, or nothing."""
-    dice = random.Random(f"{settings.seed} {number}")
     ranks = WORLDS[number % len(WORLDS)]
     place = settings.places[(number // len(WORLDS) + number) % len(settings.places)]
     case = make_case(settings, place, ranks, f"kills-{number}")
-    killer = Killer(case, dice, tally)
+    killer = Killer(case, f"{settings.seed} {number}", tally)
     began = time.monotonic()
     try:
         done = killer.run(most)
@@ -180,10 +189,7 @@ def every_write(settings: Settings) -> list[str]:
         case = faults.short_case(settings.folder / name, settings.places[0], ranks, fault=fault)
         return attempted(settings, case, lambda: _survive_fault(case, straight[ranks]))
 
-    wrong = in_parallel(settings, one, jobs)
-    settings.counts.append(f"{len(jobs)} failed writes")
-    say(f"{len(jobs)} writes failed, each in a run of its own, {len(wrong)} runs with trouble")
-    return wrong
+    return in_turn(settings, one, jobs, "writes failed")
 
 
 def _kind(number: int) -> str:
@@ -217,10 +223,7 @@ def every_upload(settings: Settings) -> list[str]:
             server.faults.append(fault)
             return attempted(settings, case, lambda: _survive_refusal(case, straight[0], fault))
 
-    wrong = in_parallel(settings, one, list(range(1, count + 1)))
-    settings.counts.append(f"{count} failed uploads")
-    say(f"{count} uploads failed, each in a run of its own, {len(wrong)} runs with trouble")
-    return wrong
+    return in_turn(settings, one, list(range(1, count + 1)), "uploads failed")
 
 
 def _survive_refusal(case: Case, straight: Result, fault: faults.Nth) -> None:
@@ -234,10 +237,10 @@ def _survive_refusal(case: Case, straight: Result, fault: faults.Nth) -> None:
 
 
 def troubles(settings: Settings) -> list[str]:
-    """One trouble a run, drawn by chance: as many as the time allows, or a tenth of the kills asked for."""
+    """One trouble a run, all kinds in turn: as many runs as the time allows, or a fifth of the kills asked for."""
     endpoint = settings.places[1].env["AWS_ENDPOINT_URL"]
-    maker = Maker(settings.folder, settings.seed, settings.places[0], endpoint, bucket)
-    most = 1_000_000 if settings.seconds is not None else max(1, settings.kills // 10)
+    maker = Maker(settings.folder, settings.seed, settings.places[0], endpoint, bucket, settings.trouble)
+    most = 1_000_000 if settings.seconds is not None else max(1, settings.kills // 5)
     done, wrong = 0, list[str]()
     for number in range(settings.from_run, settings.from_run + most):
         if settings.time_is_up or wrong:
@@ -269,9 +272,19 @@ def attempted(settings: Settings, case: Case, work: Callable[[], None]) -> str:
 Job = TypeVar("Job")
 
 
-def in_parallel(settings: Settings, one: Callable[[Job], str], jobs: list[Job]) -> list[str]:
+def in_turn(settings: Settings, one: Callable[[Job], str], jobs: list[Job], what: str) -> list[str]:
+    """Each job in a run of its own, as far as the time goes; says how many of them there were."""
+
+    def attempt(job: Job) -> str | None:
+        return None if settings.time_is_up else one(job)
+
     with ThreadPoolExecutor(settings.jobs) as pool:
-        return [trouble for trouble in pool.map(one, jobs) if trouble]
+        told = [text for text in pool.map(attempt, jobs[settings.from_run :]) if text is not None]
+    wrong = [text for text in told if text]
+    first = f" from number {settings.from_run}" if settings.from_run else ""
+    settings.counts.append(f"{len(told)} of {len(jobs)} {what}{first}")
+    say(f"{settings.counts[-1]}, each in a run of its own, {len(wrong)} runs with trouble")
+    return wrong
 
 
 def say(text: str) -> None:

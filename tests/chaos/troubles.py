@@ -1,6 +1,6 @@
-"""All that can happen to a run besides a kill: one trouble a run, drawn by chance, and the same bits at its end.
+"""All that can happen to a run besides a kill: one trouble a run, each in its turn, and the same bits at its end.
 
-Each takes a case from its start to its end. Every choice comes from one seeded generator, so a run can be replayed.
+Each takes a run from its start to its end. Every choice comes from one seeded generator, so a run can be replayed.
 """
 
 from __future__ import annotations
@@ -13,55 +13,21 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from tests.chaos import faults, invariants
+from tests.chaos import clients, elsewhere, faults, invariants
 from tests.chaos.case import IMPORTS, REPOSITORY, Case, Place, send
 from tests.chaos.faults import HOOKS
 from tests.chaos.invariants import Result
-from tests.servers.loopback import Fault, LoopbackServer, Request
+from tests.chaos.network import Hosts, NoNetwork
+from tests.chaos.scene import Act, Scene, Skipped
+from tests.servers.loopback import Fault, Request
 
 CONFIG = {"epochs": 3, "workers": 0, "pause_s": 0.02}
 RANKS = (1, 1, 2)
-_MOST_STARTS = 6
-
-
-class Skipped(Exception):
-    """This machine cannot do that; the message says why."""
-
-
-@dataclass
-class Scene:
-    """One run that trouble is made for."""
-
-    case: Case
-    dice: random.Random
-    server: LoopbackServer | None = None  # in front of the bucket
-    hurt: bool = field(default=False)  # a checkpoint was damaged: falling back is right
-
-    def until_commit(self, more_than: int = 0) -> int:
-        """Wait for a commit; 0 when the run ended first."""
-        case = self.case
-        wanted = self.dice.choice([2, 4, 8, 12])
-        case.until(lambda: case.committed() >= max(wanted, more_than) or not case.running, "no commit ever came")
-        return case.committed() if case.running else 0
-
-    def to_its_end(self, also: tuple[int, ...] = ()) -> None:
-        """Start it again, as its place would, until it has ended well."""
-        case = self.case
-        for _ in range(_MOST_STARTS):
-            code = case.ends()
-            if code == 0:
-                return
-            assert code in (143, -9, *also), f"the supervisor ended with {code}\n{case.explain()}"
-            case.until(lambda: not case.left_behind(), "something still runs")
-            case.start()
-        raise AssertionError(f"it does not come to an end\n{case.explain()}")
-
-
-Trouble = Callable[[Scene], str]  # what was done, in words
 
 
 def stopped_by_signals(scene: Scene) -> str:
@@ -95,14 +61,14 @@ def damaged(scene: Scene) -> str:
     """A file of the newest checkpoint cut, flipped, removed or swapped while nothing runs."""
     case, dice = scene.case, scene.dice
     case.start()
-    newest = scene.until_commit(more_than=4)
-    if not newest:
+    if not scene.until_commit(more_than=4):
         scene.to_its_end()
         return "nothing: it ended first"
     case.kill_everything()
     case.ends()
     store = case.folder.store
-    folder = f"checkpoints/{case.committed():08d}/"
+    newest = case.committed()
+    folder = f"checkpoints/{newest:08d}/"
     keys = [entry.key for entry in store.list(folder)]
     key, act = dice.choice(keys), dice.choice(["cut", "flipped", "removed", "swapped"])
     body = bytearray(store.read(key))
@@ -116,26 +82,29 @@ def damaged(scene: Scene) -> str:
         body[dice.randrange(len(body))] ^= 1 << dice.randrange(8)
         store.write(key, bytes(body))
     scene.hurt = True
+    scene.commits = [(attempt, step) for attempt, step in scene.commits if step < newest]
     case.start()
     scene.to_its_end()
     return f"a file {act}"
 
 
 def started_twice(scene: Scene) -> str:
-    """A second supervisor on the same folder: it is told, and nothing is disturbed."""
-    case = scene.case
-    case.start()
-    first = case.supervisor
-    if scene.until_commit():
-        case.start(HEADWAY_SPOOL=str(case.tmp / "spool-of-another"))
-        second, case.supervisor = case.supervisor, first
-        assert second is not None
-        code = second.wait(120)
-        assert code in ((2, 0) if first is not None and first.poll() is not None else (2,)), (
-            f"the second ended with {code}"
-        )
-    scene.to_its_end()
-    return "started twice"
+    """A second supervisor on the same folder, at any time: one trains, the other is told, and nothing is disturbed."""
+    case, when = scene.case, scene.dice.choice(["at once", "in the middle", "after a kill"])
+    first, attempts = case.start(), 1
+    if when != "at once" and not scene.until_commit():
+        scene.to_its_end()
+        return "nothing: it ended first"
+    if when == "after a kill":
+        scene.kill_everything()
+        first, attempts = case.start(), 2
+    second = case.start(HEADWAY_SPOOL=str(case.tmp / "spool-of-another"))
+    case.until(lambda: not (first.poll() is second.poll() is None), "neither was sent away")
+    told, case.supervisor = (first, second) if first.poll() is not None else (second, first)
+    assert told.poll() in (2, 0), f"one of two ended with {told.poll()}\n{case.explain()}"
+    scene.to_its_end(also=(2,) if told.poll() == 0 else ())  # the second came when the first had done everything
+    assert len(case.events("attempt")) <= attempts, "both have trained"
+    return f"started twice, {when}"
 
 
 def clock_set_back(scene: Scene) -> str:
@@ -144,23 +113,26 @@ def clock_set_back(scene: Scene) -> str:
     scene.case.base_env |= {"PYTHONPATH": f"{HOOKS}:{IMPORTS}", "CHAOS_ROOT": str(REPOSITORY)}
     scene.case.start()
     if scene.dice.random() < 0.5 and scene.until_commit():
-        scene.case.kill_everything()
+        scene.kill_everything()
+        scene.case.start()
     scene.to_its_end()
     return "the clock set back"
 
 
 def full_disk(scene: Scene) -> str:
-    """The run folder's disk fills up, and has room again."""
+    """The run folder's disk is full for a while, and has room again."""
     case = scene.case
     disk = Path(case.url)
     with _small_disk(disk):
         case.start()
-        ballast = disk / "ballast"
         if scene.until_commit():
-            _fill(ballast)
-            time.sleep(scene.dice.uniform(0.5, 3.0))
-            ballast.unlink()
-        scene.to_its_end(also=(1,))
+            room_at = time.monotonic() + scene.dice.uniform(0.5, 6.0)
+            with (disk / "ballast").open("wb", buffering=0) as ballast:
+                while time.monotonic() < room_at:
+                    _fill(ballast)
+                    time.sleep(0.02)
+            (disk / "ballast").unlink()
+        scene.to_its_end()
     return "a full disk"
 
 
@@ -199,15 +171,33 @@ class _Spell(Fault):
         return not self.over and (self.kind == "none" or self._dice.random() < 0.7)
 
 
-IN_A_FOLDER: dict[str, Trouble] = {
-    "signals": stopped_by_signals,
-    "held still": held_still,
-    "damage": damaged,
-    "started twice": started_twice,
-    "clock": clock_set_back,
-    "full disk": full_disk,
+@dataclass(frozen=True)
+class Trouble:
+    """What is done, and what it takes."""
+
+    act: Act
+    ranks: tuple[int, ...] = RANKS  # one of these
+    bucket: bool = False  # on an S3 server behind a proxy, instead of in a folder
+    nodes: int = 1
+    hosts: int = 0  # network namespaces
+
+
+TROUBLES: dict[str, Trouble] = {
+    "signals": Trouble(stopped_by_signals),
+    "signals, S3": Trouble(stopped_by_signals, bucket=True),
+    "held still": Trouble(held_still),
+    "woken too late": Trouble(elsewhere.woken_too_late),
+    "damage": Trouble(damaged),
+    "damage, S3": Trouble(damaged, bucket=True),
+    "started twice": Trouble(started_twice),
+    "started twice, S3": Trouble(started_twice, bucket=True),
+    "lost client": Trouble(clients.lost_client),
+    "clock": Trouble(clock_set_back),
+    "full disk": Trouble(full_disk),
+    "store": Trouble(store_in_trouble, bucket=True),
+    "network": Trouble(elsewhere.cut_from_its_bucket, bucket=True, hosts=1),
+    "network of nodes": Trouble(elsewhere.nodes_cut_apart, ranks=(2,), nodes=2, hosts=2),
 }
-IN_A_BUCKET: dict[str, Trouble] = {"store": store_in_trouble, "signals": stopped_by_signals, "damage": damaged}
 
 
 @dataclass
@@ -219,41 +209,55 @@ class Maker:
     place: Place
     endpoint: str
     bucket: Callable[..., Place]
+    only: str = ""  # this trouble alone
     straight: dict[int, Result] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
     def one(self, number: int) -> str:
         """One run with its trouble; what was done."""
-        dice = random.Random(f"{self.seed} trouble {number}")
-        ranks = dice.choice(RANKS)
+        name = self.only or self._name(number)
+        trouble, dice = TROUBLES[name], random.Random(f"{self.seed} trouble {number}")
+        ranks = dice.choice(trouble.ranks)
         expected = self._unbroken(ranks)
-        far = dice.random() < 0.4
-        name = dice.choice(list(IN_A_BUCKET if far else IN_A_FOLDER))
-        with self._scene(number, ranks, dice, far=far) as scene:
-            try:
-                done = (IN_A_BUCKET if far else IN_A_FOLDER)[name](scene)
-                invariants.check(scene.case, expected, [], hurt=scene.hurt)
-            except Skipped as why:
-                done = f"{name}: skipped, {why}"
-            finally:
-                scene.case.clean_up()
-            self.counts[done] += 1
-            shutil.rmtree(scene.case.tmp, ignore_errors=True)
-            return f"trouble {number}: {ranks} ranks {'on S3' if far else 'in a folder'}, {done}"
+        began = time.monotonic()
+        try:
+            with self._scene(number, ranks, dice, trouble) as scene:
+                done = self._made(trouble, scene, expected)
+        except (Skipped, NoNetwork) as why:
+            done = f"{name}: skipped, {why}"
+        self.counts[done] += 1
+        where = "on S3" if trouble.bucket else "in a folder"
+        return f"trouble {number}: {ranks} ranks {where}, {done}, {time.monotonic() - began:.0f} s"
+
+    def _name(self, number: int) -> str:
+        """All of them in every round, each round in another order."""
+        turn, place = divmod(number, len(TROUBLES))
+        return random.Random(f"{self.seed} round {turn}").sample(sorted(TROUBLES), len(TROUBLES))[place]
+
+    def _made(self, trouble: Trouble, scene: Scene, expected: Result) -> str:
+        try:
+            done = trouble.act(scene)
+            invariants.check(scene.case, expected, scene.commits, hurt=scene.hurt)
+        finally:
+            scene.case.clean_up()
+        shutil.rmtree(scene.case.tmp, ignore_errors=True)
+        return done
 
     @contextmanager
-    def _scene(self, number: int, ranks: int, dice: random.Random, *, far: bool) -> Iterator[Scene]:
-        tmp = self.folder / f"trouble-{number}"
-        if not far:
-            yield Scene(self._case(tmp, self.place, ranks), dice)
-            return
-        with faults.proxy(self.endpoint) as server:
-            place = self.bucket(self.endpoint, f"trouble-{self.seed}-{number}", through=server.url)
-            yield Scene(self._case(tmp, place, ranks), dice, server)
+    def _scene(self, number: int, ranks: int, dice: random.Random, trouble: Trouble) -> Iterator[Scene]:
+        tmp, place, server, hosts = self.folder / f"trouble-{number}", self.place, None, None
+        with ExitStack() as stack:
+            if trouble.hosts:
+                hosts = stack.enter_context(Hosts(trouble.hosts))
+            if trouble.bucket:
+                address = {"address": hosts.gateway} if hosts else {}
+                server = stack.enter_context(faults.proxy(self.endpoint, **address))
+                place = self.bucket(self.endpoint, f"trouble-{self.seed}-{number}", through=server.url)
+            yield Scene(self._case(tmp, place, ranks, trouble.nodes), dice, server, hosts)
 
-    def _case(self, tmp: Path, place: Place, ranks: int) -> Case:
+    def _case(self, tmp: Path, place: Place, ranks: int, nodes: int = 1) -> Case:
         canary = f"canary-{random.Random(tmp.name).getrandbits(64):x}"
-        return Case(tmp=tmp, place=place, ranks=ranks, canary=canary, config=dict(CONFIG))
+        return Case(tmp=tmp, place=place, ranks=ranks, canary=canary, config=dict(CONFIG), nodes=nodes)
 
     def _unbroken(self, ranks: int) -> Result:
         if ranks not in self.straight:
@@ -288,10 +292,9 @@ def _small_disk(folder: Path) -> Iterator[None]:
         (folder / name).write_bytes(body)
 
 
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            pass
+def _fill(ballast: IO[bytes]) -> None:
+    try:
+        while True:
+            ballast.write(b"x" * 4096)
+    except OSError:
+        pass  # not a byte more goes in

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
 from tests.runtime.stores import Faulty, Heard
+from tests.servers.faults import FaultyStore
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +189,51 @@ def test_an_attempt_that_was_overtaken_commits_nothing(tmp_path: Path) -> None:
     assert not saver.drain()
     assert isinstance(saver.fenced, LeaseLost)
     assert not list(tmp_path.glob("checkpoints/*/manifest.json"))
+
+
+def commit(store: Store, steps: Sequence[int], value: float, **options: Any) -> None:
+    saver = saver_on(store, **options)
+    for step in steps:
+        take(saver, step, value)
+        assert saver.drain()
+    saver.close()
+
+
+def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successor(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+
+    def overtaken_after_the_look() -> bool:
+        commit(store, [5], 2.0, attempt=2)
+        return True
+
+    saver = saver_on(store, still_ours=overtaken_after_the_look)
+    take(saver, 5, 1.0)
+    assert not saver.drain()
+    assert isinstance(saver.fenced, LeaseLost)
+    assert load(store, 5)[0] == 2.0
+
+
+def test_an_attempt_held_still_after_its_manifest_removes_nothing_of_its_successor(tmp_path: Path) -> None:
+    store, looks = open_store(str(tmp_path)), iter([True, False])
+
+    def overtaken_at_the_second_look() -> bool:
+        if ours := next(looks):
+            return ours
+        commit(store, [3, 4, 7], 2.0, attempt=2)
+        return False
+
+    saver = saver_on(store, still_ours=overtaken_at_the_second_look, rule=Checkpoint(keep_last=1))
+    take(saver, 5, 1.0)
+    assert not saver.drain()
+    assert [load(store, step)[0] for step in (3, 4, 7)] == [2.0] * 3
+    assert [kept.step for kept in read_last(store) or ()] == [3, 4, 7]
+
+
+def test_a_manifest_whose_answer_was_lost_is_a_commit(tmp_path: Path) -> None:
+    manifests = FaultyStore(open_store(str(tmp_path)), lose_answers={1}, only=lambda key: key.endswith("manifest.json"))
+    commit(manifests, [5], 1.0)
+    assert manifests.writes == 2
+    assert load(manifests, 5)[0] == 1.0
 
 
 def test_rank_0_commits_when_all_parts_are_there(tmp_path: Path) -> None:

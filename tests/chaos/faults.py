@@ -26,7 +26,7 @@ def short_case(tmp: Path, place: Place, ranks: int = 1, *, fault: dict[str, Any]
         "CHAOS_ROOT": str(REPOSITORY),
         "CHAOS_WRITES": str(tmp / "writes.log"),
         "CHAOS_FAULT": json.dumps(fault or {}),
-        "HEADWAY_RENEW_S": "1",
+        "HEADWAY_RENEW_S": "10",  # beats come by the clock and are all alike: the fewer, the more the rest is tried
         "PYTHONPATH": f"{HOOKS}:{IMPORTS}",
     }
     return Case(tmp=tmp, place=place, ranks=ranks, canary=f"canary-of-{tmp.name}", config=dict(SHORT), env=env)

@@ -43,6 +43,7 @@ class Settings:
     began: float = field(default_factory=time.monotonic)
     end_at: float = math.inf  # of the scenario that is played
     counts: list[str] = field(default_factory=list)  # what was done, for the last line
+    missed: list[str] = field(default_factory=list)  # faults whose write never came: how many there are is chance
 
     @property
     def time_is_up(self) -> bool:
@@ -187,7 +188,7 @@ def every_write(settings: Settings) -> list[str]:
         ranks, fault = job
         name = "-".join(["fault", *map(str, fault.values())])
         case = faults.short_case(settings.folder / name, settings.places[0], ranks, fault=fault)
-        return attempted(settings, case, lambda: _survive_fault(case, straight[ranks]))
+        return attempted(settings, case, lambda: _survive_fault(settings, case, straight[ranks]))
 
     return in_turn(settings, one, jobs, "writes failed")
 
@@ -196,11 +197,13 @@ def _kind(number: int) -> str:
     return ("transient", "full", "denied")[number % 3]
 
 
-def _survive_fault(case: Case, straight: Result) -> None:
+def _survive_fault(settings: Settings, case: Case, straight: Result) -> None:
     faults.run_to_its_end(case)
     invariants.check(case, straight, [])
     if faults.was_struck(case):
         faults.assert_the_error_was_seen(case)
+    else:
+        settings.missed.append(case.tmp.name)
 
 
 def every_upload(settings: Settings) -> list[str]:
@@ -221,15 +224,17 @@ def every_upload(settings: Settings) -> list[str]:
             place = bucket(endpoint, f"upload-{number}", through=server.url)
             case = faults.short_case(settings.folder / f"upload-{number}-{kind}", place)
             server.faults.append(fault)
-            return attempted(settings, case, lambda: _survive_refusal(case, straight[0], fault))
+            return attempted(settings, case, lambda: _survive_refusal(settings, case, straight[0], fault))
 
     return in_turn(settings, one, list(range(1, count + 1)), "uploads failed")
 
 
-def _survive_refusal(case: Case, straight: Result, fault: faults.Nth) -> None:
+def _survive_refusal(settings: Settings, case: Case, straight: Result, fault: faults.Nth) -> None:
     faults.run_to_its_end(case)
     invariants.check(case, straight, [])
-    if fault.key and fault.kind == "refuse":  # a lost answer is a hiccup that the store itself makes good
+    if not fault.key:
+        settings.missed.append(case.tmp.name)
+    elif fault.kind == "refuse":  # a lost answer is a hiccup that the store itself makes good
         faults.assert_the_error_was_seen(case, "denied")
 
 
@@ -278,11 +283,13 @@ def in_turn(settings: Settings, one: Callable[[Job], str], jobs: list[Job], what
     def attempt(job: Job) -> str | None:
         return None if settings.time_is_up else one(job)
 
+    settings.missed.clear()
     with ThreadPoolExecutor(settings.jobs) as pool:
         told = [text for text in pool.map(attempt, jobs[settings.from_run :]) if text is not None]
     wrong = [text for text in told if text]
     first = f" from number {settings.from_run}" if settings.from_run else ""
-    settings.counts.append(f"{len(told)} of {len(jobs)} {what}{first}")
+    missed = f", {len(settings.missed)} of them never came" if settings.missed else ""
+    settings.counts.append(f"{len(told)} of {len(jobs)} {what}{first}{missed}")
     say(f"{settings.counts[-1]}, each in a run of its own, {len(wrong)} runs with trouble")
     return wrong
 

@@ -16,7 +16,10 @@ DAEMONS = {
         "test_docker.py",
         "test_docker_image.py",
         "test_docker_in_a_bucket.py",
+        "test_docker_jupyter.py",
         "test_docker_kills.py",
+        "test_docker_rehearse.py",
+        "test_docker_serving.py",
         "test_docker_training.py",
     ),
     "kubernetes": (
@@ -45,9 +48,6 @@ COMMANDS = {
     "slurm": "make test-slurm",
     "ssh": "make test-ssh",
 }
-
-# Where tests run side by side, those of one file stay in one process, and those that share a daemon too.
-TOGETHER = dict.fromkeys((*DAEMONS["docker"], "test_ssh_container.py", "test_moving_around.py"), "docker")
 
 # These import nothing heavy themselves, but start something that trains.
 TRAINING = (
@@ -88,6 +88,7 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if find_spec("torch") is None:
         for item in items:
@@ -95,9 +96,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))
     if os.environ.get("HEADWAY_TEST_DAEMONS"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.name, item.path.name)))
+            item.add_marker(pytest.mark.xdist_group(_together(item)))
         return
     for daemon, files in DAEMONS.items():
         for item in items:
             if item.path.name in files:
                 item.add_marker(pytest.mark.skip(reason=f"{COMMANDS[daemon]} runs it"))
+
+
+def _together(item: pytest.Item) -> str:
+    """Side by side, tests of one file stay in one process, and so do all that use the one Docker daemon."""
+    return "docker" if "docker_host" in getattr(item, "fixturenames", ()) else item.path.name

@@ -132,10 +132,12 @@ def test_all_that_is_wrong_with_a_job_comes_at_once(tmp_path: Path) -> None:
 
 def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_text("")
-    noted = job(tmp_path, resources=Resources(nodes=9, spot=True, accelerator=Accelerator(kind="T4")))
+    resources = Resources(nodes=9, spot=True, accelerator=Accelerator(kind="T4"))
+    key = Secret(ref="file:key.json", as_="file")
+    noted = job(tmp_path, resources=resources, secrets={"GOOGLE_APPLICATION_CREDENTIALS": key})
     notes = DockerTarget().notes(noted, 1000)
-    parts = ("cores", "on the CPU", "resources.spot", "model.pt")
-    assert [part in text for part, text in zip(parts, notes, strict=True)] == [True] * 4
+    parts = ("cores", "on the CPU", "resources.spot", "a key file works", "model.pt")
+    assert [part in text for part, text in zip(parts, notes, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize(

@@ -308,9 +308,11 @@ def test_what_a_reader_of_the_plan_should_know_is_noted(tmp_path: Path) -> None:
         resources=Resources(spot=True, machine="n1-standard-8"),
         image=Image(uri="an/image"),
         max_wait=60.0,
+        secrets={"GOOGLE_APPLICATION_CREDENTIALS": Secret(ref="file:key.json", as_="file")},
     )
     notes = noted(job, ranks=4, **{"scontrol show config": "KillWait                = 10 sec\n"})
-    for word in ("resources.spot", "image", "4 CPUs", "max_wait", "every node must see it", "grace: 10s"):
+    words = ("resources.spot", "image", "4 CPUs", "max_wait", "a key file", "every node must see it", "grace: 10s")
+    for word in words:
         assert word in notes, word
     assert noted(replace(SMALL, outputs=str(tmp_path), resources=Resources(cpus=2)), ranks=1).count("\n") == 0
 

@@ -56,7 +56,9 @@ def _tell(session: Session, *, browser: bool) -> None:
 
 def _outlasted(session: Session, launched: Launched) -> str:
     """Wait for the run's end, or Jupyter's, whichever is first: why it was closed."""
-    while not session.over.wait(LOOK_S):
+    over = False
+    while not over:
+        over = session.over.wait(LOOK_S)  # in a container Jupyter ends with the run, which is then looked at once more
         try:
             status = launched.target.status(launched.handle)
         except HeadwayError:  # out of reach for a moment: looked at again

@@ -44,7 +44,8 @@ def pushed(image: Blueprint) -> str | None:
 def build_command(command: str, image: Blueprint) -> list[str]:
     """The exact call that builds it. Pure."""
     passed = [word for name in _PASSED_ON for word in ("--build-arg", name)]
-    return [command, "build", "--platform", image.platform, "--tag", image.name, *passed, CONTEXT]
+    # --force-rm: without BuildKit, a build that fails would leave a container behind.
+    return [command, "build", "--force-rm", "--platform", image.platform, "--tag", image.name, *passed, CONTEXT]
 
 
 def build(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:

@@ -71,7 +71,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
 
     ends = time.monotonic() + longest_s
     with scratch() as folder, own_index(folder):
-        python = environment(job, say)
+        python = environment(job, say) if on == "local" else None  # an image has what the job requires
         made = _amended(plan(_small(job, python), on=on), folder)
         say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed in between, {longest_s:.0f} s at most")
         hold, trained = _train(made, ends)
@@ -249,11 +249,10 @@ def _use(hold: Launched, job: Job, python: str | None, ends: float) -> list[Act]
 def _used_inside(hold: Launched) -> Iterator[Act]:
     """What the run itself did with its model in the image: the verbs would need torch on this machine."""
     seen = {event["kind"] for event in hold.folder.events()}
-    if "score" in seen:
-        yield Act(name="evaluate", words="scored on a sample, in the image")
-    if "export" in seen:
-        yield Act(name="export", words="a bundle was made, in the image")
-    yield Act(name="predict", words="not tried: torch is not installed here")
+    done = (("evaluate", "score", "scored on a sample"), ("export", "export", "a bundle was made"), ("predict", "", ""))
+    for name, kind, words in done:
+        inside = f"{words}, in the image"
+        yield Act(name=name, words=inside if kind in seen else "not tried: torch is not installed here")
 
 
 def _typed(name: str, words: list[str], said: str, python: str | None, ends: float) -> Act:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.errors import HeadwayError, Problem
 from headway.home import home
@@ -12,6 +14,9 @@ from headway.runfolder import RunFolder
 from headway.runs import evidence
 from headway.storage import join, local_path, open_store
 from headway.targets.base import Handle
+
+if TYPE_CHECKING:
+    from headway.spec import Job
 
 GRACE_S = 30.0  # where the plan cannot be read
 FAREWELL_S = 10.0  # beyond the grace period, for a supervisor whose last words meet a slow disk
@@ -60,3 +65,10 @@ def grace_s(handle: Handle) -> float:
         return folder_of(handle).plan().limits.grace_s
     except HeadwayError:
         return GRACE_S
+
+
+def about_key_files(job: Job) -> Iterator[str]:
+    """A key is valid wherever it is copied to, and for years; what a machine is given by its cloud is not."""
+    for name, secret in job.secrets.items():
+        if secret.as_ == "file" and "CREDENTIALS" in name:
+            yield f"secrets.{name}: a key file works; a machine of that cloud has an identity of its own and needs none"

@@ -29,7 +29,7 @@ from headway.targets.docker import calls, checks, memory, removal, seen, volumes
 from headway.targets.docker.options import Options
 from headway.targets.docker.seen import Thing
 from headway.targets.docker.volumes import KIND
-from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
+from headway.targets.here import about_key_files, folder_of, place_of, run_url, said_farewell, unwritable
 
 if TYPE_CHECKING:
     from headway.planning.model import Plan
@@ -200,6 +200,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
         yield f"of no use here: resources.{', resources.'.join(unused)}"
+    yield from about_key_files(job)
     data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:
         shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")

@@ -13,7 +13,7 @@ from headway.naming import LONGEST
 from headway.secrets import parse
 from headway.spec.plain import dump
 from headway.storage import local_path
-from headway.targets.here import place_of, run_url
+from headway.targets.here import about_key_files, place_of, run_url
 from headway.targets.slurm import script
 from headway.targets.slurm.commands import Ask, Refusal
 from headway.targets.slurm.options import Options
@@ -60,6 +60,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
     if job.max_wait is not None and (options.requeue or script.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
+    yield from about_key_files(job)
     yield from _sharing(job)
 
 

@@ -12,6 +12,7 @@ from headway.errors import Problem
 from headway.image import requirements
 from headway.secrets import parse
 from headway.spec.plain import dump
+from headway.targets.here import about_key_files
 from headway.targets.ssh import bringing, openssh
 from headway.targets.ssh.layout import is_here, is_mirrored, to_bring
 from headway.targets.ssh.options import Options
@@ -41,6 +42,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"of no use here: resources.{', resources.'.join(unused)} (`up` decides)"
     if (job.image.uri or job.image.base) and not options.engine:
         yield "of no use here: image (write engine: docker in the target's entry to run it in a container there)"
+    yield from about_key_files(job)
     yield from _billing(job, options)
     if is_mirrored(options, job.outputs):
         yield f"outputs: {job.outputs} is mirrored from the host while this machine is up; a bucket needs nobody"

@@ -35,8 +35,8 @@ VARIABLES = ("HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET", "HEADWAY_CLIENT
 BUILD = r"""
 # -- the image: by its content's name, so it is built once
 if ! {engine} image inspect {image} > /dev/null 2>&1; then
-  {engine} build --tag {image} --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL "$HEADWAY_PLACE/image" \
-    || fail "the image cannot be built"
+  {engine} build --force-rm --tag {image} --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
+    "$HEADWAY_PLACE/image" || fail "the image cannot be built"
 fi
 """
 

@@ -273,6 +273,31 @@ def test_requirements_are_installed_there_once_for_their_very_content(
     assert len(list((tmp_path / "there" / "envs").glob("*/ready"))) == 1
 
 
+@pytest.mark.skipif(not os.environ.get("HEADWAY_TEST_DAEMONS"), reason="ssh: make test-ssh fetches packages")
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_a_machine_of_which_nothing_is_known_is_given_an_environment(
+    entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path, tool: str
+) -> None:
+    """No interpreter is named: one is made with what the job and Headway need, by uv where that is installed."""
+    setup = [f"export HOME={tmp_path}"]
+    if tool == "uv":
+        if not os.environ.get("HEADWAY_TEST_UV"):
+            pytest.skip("ssh: uv could not be fetched")
+        setup += [f"export PATH={os.environ['HEADWAY_TEST_UV']}:$PATH SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"]
+    (tmp_path / "project" / "requirements.txt").write_text("pathspec\n")
+    (tmp_path / "project" / "see.py").write_text(
+        "import sys, obstore, pathspec, yaml\nprint(sys.prefix, *open(f'{sys.prefix}/pyvenv.cfg').read().split())\n"
+    )
+    keys = {"script": "see.py", "args": (), "requirements": "requirements.txt", "setup": tuple(setup)}
+    made = plan_of(Play(), {name: value for name, value in entry.items() if name != "python"}, **keys)
+    hold = launcher.launch(made, name="bare", target=target_of(made))
+    log = "".join(path.read_text() for path in (tmp_path / "runs" / "bare" / "ssh").glob("start-*.log"))
+    assert hold.outcome().status.state is State.FINISHED, log
+    (said,) = texts(hold)
+    assert said.startswith(f"{tmp_path}/there/envs/")
+    assert ("uv" in said.split()) == (tool == "uv")
+
+
 def test_the_limit_is_held_there_without_any_client(
     entry: dict[str, Any], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:

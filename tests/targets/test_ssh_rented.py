@@ -55,7 +55,7 @@ class Cloud:
             "identity": str(self.server.folder / "user_key"),
             "dir": str(self.folder / "there"),
             "python": sys.executable,
-            "ready": 20.0,
+            "ready": 60.0,
         }
         return {**known, **more}
 
@@ -219,13 +219,16 @@ def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
 def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
     cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    gone = cloud.folder / "machines" / "vm-alone"
-    plan = plan_of(WAITS, cloud.entry(self_down=f"rm {gone}", linger=0.5), budget=Budget(hours=1 / 3600))
+    gone, go = cloud.folder / "machines" / "vm-alone", tmp_path / "go"
+    entry = cloud.entry(self_down=f"rm {gone}", linger=0.5)
+    alone = (f"while [ ! -e {go} ]; do sleep 0.05; done",)  # it begins when nobody here can see its end
+    plan = plan_of(WAITS, entry, budget=Budget(hours=1 / 3600), setup=alone)
     hold = launcher.launch(plan, name="alone", detach=True, target=target_of(plan, []))
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)
     assert cloud.machines == ["vm-alone"]
-    eventually(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent", within_s=90)
+    go.touch()
+    eventually(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent")
     assert launcher.down(hold.url, say=lambda text: None).left == ()
 
 

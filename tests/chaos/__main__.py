@@ -39,14 +39,20 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time (default 2)")
     parser.add_argument("--keep", action="store_true", help="keep the run folders")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a driver that is stopped leaves nothing behind either
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     kills = args.kills if args.kills is not None else (200 if args.seconds is None else 1_000_000)
     folder = Path(tempfile.mkdtemp(prefix="headway-chaos-"))
     settings = Settings(folder=folder, seed=seed, kills=kills, seconds=args.seconds, jobs=args.jobs, keep=args.keep)
     settings.from_run, settings.trouble = args.from_run, args.trouble
+    signal.signal(signal.SIGTERM, lambda *_: _stop(settings))
     print(f"seed {seed}, in {folder}", flush=True)
     return play(settings, args.scenario or sorted(SCENARIOS))
+
+
+def _stop(settings: Settings) -> None:
+    """A driver that is stopped starts nothing more, and leaves nothing behind either."""
+    settings.kills = 0
+    sys.exit(143)
 
 
 if __name__ == "__main__":

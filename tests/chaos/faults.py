@@ -16,7 +16,8 @@ from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
 SHORT = {"epochs": 1, "workers": 0, "pause_s": 0.0}
 HOOKS = Path(__file__).with_name("hooks")
-DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+DENIED = "AccessDenied"  # as S3 says it, and as whoever reads of it must find it again
+REFUSAL = f"<Error><Code>{DENIED}</Code><Message>Access Denied</Message></Error>".encode()
 _MOST_STARTS = 3
 
 

@@ -220,7 +220,7 @@ def every_upload(settings: Settings) -> list[str]:
         kind = ("refuse", "drop", "lose")[number % 3]
         with faults.proxy(endpoint) as server:
             fault = faults.Nth(kind=kind, status=403 if kind == "refuse" else 500, method="PUT", number=number)
-            fault.body = faults.DENIED if kind == "refuse" else b""
+            fault.body = faults.REFUSAL if kind == "refuse" else b""
             place = bucket(endpoint, f"upload-{number}", through=server.url)
             case = faults.short_case(settings.folder / f"upload-{number}-{kind}", place)
             server.faults.append(fault)
@@ -235,7 +235,7 @@ def _survive_refusal(settings: Settings, case: Case, straight: Result, fault: fa
     if not fault.key:
         settings.missed.append(case.tmp.name)
     elif fault.kind == "refuse":  # a lost answer is a hiccup that the store itself makes good
-        faults.assert_the_error_was_seen(case, "denied")
+        faults.assert_the_error_was_seen(case, faults.DENIED)
 
 
 # -- troubles ---------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ what goes over a connection of ssh that is open already, or to an object store, 
 
 `python -m tests.contract.client_kills PLAN PREFIX` starts run PREFIX-1, PREFIX-2, … of a saved plan, each in a process
 forked for it that dies at its first, second, … request; it ends when one start has come through. `--attached` follows
-each to its end, too; with `--watching` what starts it is spared, and the requests of what follows it are counted.
-`--first N --every K` take a sample: the N-th, and every K-th from there.
+each to its end, too. `--since watch` spares the start and counts the requests of whoever follows the run; `--since end`
+those that are made once it has ended. `--first N --every K` take a sample: the N-th, and every K-th from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from headway import launcher
 from headway.errors import HeadwayError
@@ -33,7 +33,10 @@ from headway.targets import registry
 from headway.targets.base import Target
 from headway.targets.registry import TARGETS
 from tests.contract.plays import FAKE
+from tests.contract.suite import eventually
 
+Since = Literal["start", "watch", "end"]
+END_S = 120.0
 MOST = 400  # requests of one start: far more means that the count does not end
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNPACKED = re.compile(r"(.+/(?:docker|local|slurm)/(?:code|headway))/.")
@@ -114,7 +117,7 @@ def kill_at_each_request(
     prefix: str,
     *,
     attached: bool = False,
-    watching: bool = False,
+    since: Since = "start",
     first: int = 1,
     every: int = 1,
 ) -> list[str]:
@@ -126,7 +129,7 @@ def kill_at_each_request(
     path = folder / f"{prefix}.plan.json"
     path.write_text(plan.to_json())
     words = [sys.executable, "-m", "tests.contract.client_kills", str(path), prefix, f"--first={first}"]
-    words += [f"--every={every}", *(["--attached"] if attached else []), *(["--watching"] if watching else [])]
+    words += [f"--every={every}", f"--since={since}", *(["--attached"] if attached else [])]
     done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
@@ -163,16 +166,24 @@ def _place(plan: Plan) -> Place:
     return Place(name=plan.target, kind=plan.kind, options=plan.options)
 
 
-def _start(plan: Plan, name: str, request: int, *, attached: bool, watching: bool) -> None:
+def _start(plan: Plan, name: str, request: int, *, attached: bool) -> None:
     target = registry.of_plan(plan)
     try:
-        if watching:
-            hold = launcher.launch(plan, name=name, detach=True, target=target)
-            die_at(request)
-            hold.wait()
-        else:
-            die_at(request)
-            launcher.launch(plan, name=name, detach=not attached, target=target)
+        die_at(request)
+        launcher.launch(plan, name=name, detach=not attached, target=target)
+    except HeadwayError:
+        traceback.print_exc()
+        os._exit(3)
+    os._exit(0)
+
+
+def _watch(plan: Plan, name: str, request: int, *, ended: bool) -> None:
+    try:
+        hold = launcher.launch(plan, name=name, detach=True, target=registry.of_plan(plan))
+        if ended:
+            eventually(lambda: hold.folder.ended() is not None, f"{name} ends", within_s=END_S)
+        die_at(request)
+        hold.wait()
     except HeadwayError:
         traceback.print_exc()
         os._exit(3)
@@ -186,7 +197,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--attached", action="store_true")
-    parser.add_argument("--watching", action="store_true")
+    parser.add_argument("--since", choices=get_args(Since), default="start")
     asked = parser.parse_args(words)
     TARGETS.setdefault("fake", FAKE)
     plan = Plan.from_json(asked.plan.read_text())
@@ -196,7 +207,9 @@ def main(words: list[str]) -> int:
         name = f"{asked.prefix}-{request}"
         child = os.fork()
         if child == 0:
-            _start(plan, name, request, attached=asked.attached, watching=asked.watching)
+            if asked.since == "start":
+                _start(plan, name, request, attached=asked.attached)
+            _watch(plan, name, request, ended=asked.since == "end")
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{name}\n")
         if not os.WIFSIGNALED(status):

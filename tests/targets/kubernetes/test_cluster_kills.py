@@ -78,7 +78,7 @@ def test_a_killed_client_leaves_what_trains_to_its_end_and_what_a_deadline_ends(
 def test_a_killed_watcher_leaves_what_trains_to_its_end_and_is_taken_down_without_it(
     plan: Plan, tmp_path: Path
 ) -> None:
-    names = kill_at_each_request(plan, tmp_path, "w", watching=True, every=12)
+    names = kill_at_each_request(plan, tmp_path, "w", since="watch", every=12)
     receipts = {name for name in names if folder(plan, name).read_json(RECEIPT)}
     assert names[-1] in receipts
     assert receipts < set(names), "killed before the end, and not at all"

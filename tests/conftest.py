@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Generator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,7 @@ DAEMONS = {
         "test_ssh_nodes.py",
     ),
 }
+SHARE_DOCKER = (*DAEMONS["docker"], "test_docker_check.py", "test_moving_around.py", "test_ssh_container.py")
 COMMANDS = {
     "docker": "make test-docker",
     "kubernetes": "make test-kubernetes",
@@ -88,15 +90,12 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if find_spec("torch") is None:
         for item in items:
             if item.nodeid.startswith(TRAINING):
                 item.add_marker(pytest.mark.skip(reason="torch is not installed"))
     if os.environ.get("HEADWAY_TEST_DAEMONS"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(_together(item)))
         return
     for daemon, files in DAEMONS.items():
         for item in items:
@@ -104,6 +103,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{COMMANDS[daemon]} runs it"))
 
 
-def _together(item: pytest.Item) -> str:
-    """Side by side, tests of one file stay in one process, and so do all that use the one Docker daemon."""
-    return "docker" if "docker_host" in getattr(item, "fixturenames", ()) else item.path.name
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side, tests of one file stay in one process, and so do all that use the one Docker daemon.
+
+    xdist's own groups (--dist loadgroup) are lost with pytest 9.2: they go by an attribute that it no longer reads.
+    """
+    if not os.environ.get("HEADWAY_TEST_DAEMONS"):
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0].rpartition("/")[2]
+            return "docker" if file in SHARE_DOCKER else file
+
+    return Together(config, log)

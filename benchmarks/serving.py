@@ -1,8 +1,9 @@
 """A model behind HTTP: Headway's server, a plain FastAPI one and LitServe, with the same model and clients.
 
 Promised: batched throughput at least 3 × one request at a time on the same cores, with p99. The model is a captioner
-of the demo's size with a beam of 3. Each server is a process of its own; they are loaded in turn. FastAPI and LitServe
-are installed in virtual environments of their own under ~/.cache/headway-bench, and use this one's torch.
+of the demo's size with a beam of 3. Each server is a process of its own; they are loaded in turn, and those that are
+not stand still meanwhile (an idle one may look for work all the time, on the same cores). FastAPI and LitServe are
+installed in virtual environments of their own under ~/.cache/headway-bench, and use this one's torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness import Absent, environment
 from tests.serve.loading import Tally, load, many_files, request_of
@@ -100,6 +102,12 @@ if __name__ == "__main__":
 """
 )
 
+
+class Up(NamedTuple):
+    port: int
+    group: int  # of its processes
+
+
 SIDES = {
     "headway": (None, HEADWAY, "/ready"),
     "FastAPI, by hand": ("fastapi", FASTAPI, "/ready"),
@@ -135,23 +143,35 @@ def _rate(tally: Tally) -> float:
 def _measured(folder: Path, bundle: Path, requests: list[bytes]) -> dict[str, dict[int, Tally]]:
     """Each server is up for all rounds, and only one is asked at any time: what disturbs hits all alike."""
     found: dict[str, dict[int, Tally]] = {}
-    running: dict[str, int] = {}
+    running: dict[str, Up] = {}
     with ExitStack() as stack:
         for number, (name, (package, script, ready)) in enumerate(SIDES.items()):
             try:
                 python = str(environment(f"serving/{package}", package, "uvicorn")) if package else sys.executable
-                port = stack.enter_context(_server(python, folder / f"side{number}.py", script, bundle, ready))
+                up = stack.enter_context(_server(python, folder / f"side{number}.py", script, bundle, ready))
             except (Absent, subprocess.CalledProcessError, OSError, RuntimeError) as error:
                 said = str(getattr(error, "stderr", "") or error).strip().splitlines()
                 print(f"{name} takes no part: {said[-1][:200] if said else error}\n", flush=True)
                 continue
-            running[name] = port
+            running[name] = up
             found[name] = {1: Tally(), CROWD: Tally()}
         for _ in range(ROUNDS):
-            for name, port in running.items():
-                for clients, whole in found[name].items():
-                    _add(whole, _for_a_while(port, requests, clients))
+            for name, up in running.items():
+                with _still([other for other in running.values() if other is not up]):
+                    for clients, whole in found[name].items():
+                        _add(whole, _for_a_while(up.port, requests, clients))
     return found
+
+
+@contextmanager
+def _still(others: list[Up]) -> Iterator[None]:
+    for other in others:
+        os.killpg(other.group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in others:
+            os.killpg(other.group, signal.SIGCONT)
 
 
 def _add(whole: Tally, part: Tally) -> None:
@@ -170,7 +190,7 @@ def _for_a_while(port: int, requests: list[bytes], clients: int) -> Tally:
 
 
 @contextmanager
-def _server(python: str, path: Path, script: str, bundle: Path, ready: str) -> Iterator[int]:
+def _server(python: str, path: Path, script: str, bundle: Path, ready: str) -> Iterator[Up]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -188,7 +208,7 @@ def _server(python: str, path: Path, script: str, bundle: Path, ready: str) -> I
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(path.with_suffix(".log").read_text()[-400:] or "it does not start") from None
                 time.sleep(0.2)
-        yield port
+        yield Up(port, process.pid)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:

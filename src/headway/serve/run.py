@@ -31,7 +31,8 @@ class Address:
 def listen(address: Address) -> socket.socket:
     """The port, taken before the model is loaded: a port in use is said at once."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    taken = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends at once only on what says that it is TCP: else an answer waits 40 ms for the client's delayed ACK.
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind((address.host, address.port))

@@ -10,19 +10,10 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.testbed.docker import BASE, docker, docker_host
+from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
 __all__ = ["docker_host"]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        sys.version_info[:2] != (3, 11), reason="docker: the base has Python 3.11, and torch is mounted"
-    ),
-]
-# No torch can be built into an image where these tests run: it is mounted from this machine.
+pytestmark = TORCH_IS_MOUNTED
 TORCH = {
     "mounts": [{"path": sysconfig.get_path("purelib"), "at": "/mnt/site", "read_only": True}],
     "env": {"PYTHONPATH": "/mnt/site", "OMP_NUM_THREADS": "1"},

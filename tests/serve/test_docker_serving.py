@@ -6,7 +6,6 @@ import base64
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,16 +21,12 @@ from headway.cli import main  # noqa: E402
 from headway.predict import predict  # noqa: E402
 from tests.contract.suite import eventually  # noqa: E402
 from tests.serve.test_services import MADE, picture  # noqa: E402
-from tests.testbed.docker import BASE, HOST, docker, docker_host  # noqa: E402
+from tests.testbed.docker import BASE, HOST, TORCH_IS_MOUNTED, docker, docker_host  # noqa: E402
 
 __all__ = ["docker_host"]
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.torch,
+    *TORCH_IS_MOUNTED,
     pytest.mark.timeout(900),  # all that a server needs is fetched and installed
-    pytest.mark.skipif(
-        sys.version_info[:2] != (3, 11), reason="docker: the base has Python 3.11, and torch is mounted"
-    ),
 ]
 SITE, THERE = Path(sysconfig.get_path("purelib")), "/usr/lib/python3/dist-packages"
 WITH_TORCH = "headway-test-torch:bookworm"

@@ -6,7 +6,6 @@ No torch can be built into an image where these tests run: it is mounted from th
 from __future__ import annotations
 
 import shutil
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +18,10 @@ from headway.planning import plan
 from headway.spec import Cadence, Checkpoint, Image, Job, Mount, Resources
 from headway.targets.base import State
 from tests.contract.suite import eventually
-from tests.testbed.docker import BASE, docker, docker_host
+from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
 __all__ = ["docker_host"]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        sys.version_info[:2] != (3, 11), reason="docker: the base has Python 3.11, and torch is mounted"
-    ),
-]
+pytestmark = TORCH_IS_MOUNTED
 SITE = sysconfig.get_path("purelib")
 SCRIPT = """
 import os, time

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,14 @@ ROOT, BASE = "headway-test-root:bookworm", "headway-test-base:bookworm"
 PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")  # of this machine, which may have some of its own
 START_S = 60.0
+# No torch can be built into an image where these tests run: it is mounted from this machine.
+TORCH_IS_MOUNTED = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        sys.version_info[:2] != (3, 11), reason="docker: the base has Python 3.11, and torch is mounted"
+    ),
+]
 _running: list[subprocess.Popen[bytes]] = []
 
 

@@ -36,10 +36,10 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> Saver:
-    rule = options.pop("rule", Checkpoint())
+    catalogue = Catalogue(store, options.pop("rule", Checkpoint()), still_ours=options.pop("still_ours", lambda: True))
     outside = options.pop("outside", Heard())
     seat = Seat(rank=rank, ranks=ranks, attempt=attempt)
-    return Saver(store, seat, Catalogue(store, rule), outside, environment={}, **options)
+    return Saver(store, seat, catalogue, outside, environment={}, **options)
 
 
 def take(saver: Saver, step: int, value: float = 1.0, **options: Any) -> None:
@@ -197,20 +197,6 @@ def commit(store: Store, steps: Sequence[int], value: float, **options: Any) -> 
         take(saver, step, value)
         assert saver.drain()
     saver.close()
-
-
-def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successor(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-
-    def overtaken_after_the_look() -> bool:
-        commit(store, [5], 2.0, attempt=2)
-        return True
-
-    saver = saver_on(store, still_ours=overtaken_after_the_look)
-    take(saver, 5, 1.0)
-    assert not saver.drain()
-    assert isinstance(saver.fenced, LeaseLost)
-    assert load(store, 5)[0] == 2.0
 
 
 def test_an_attempt_held_still_after_its_manifest_removes_nothing_of_its_successor(tmp_path: Path) -> None:

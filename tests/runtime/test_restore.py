@@ -16,6 +16,7 @@ from headway.runtime.encoding import flatten
 from headway.runtime.restore import Archive, Damage
 from headway.spec import Checkpoint
 from headway.storage import open_store
+from headway.storage.base import Store
 from tests.runtime.stores import Faulty, Heard, hidden
 
 STEPS = (10, 20, 30)
@@ -124,9 +125,9 @@ def test_a_commit_whose_record_was_lost_is_found_by_its_manifest(folder: Path) -
     assert loaded.step == 30
 
 
-def adopted(folder: Path) -> Catalogue:
+def adopted(folder: Path, store: Store | None = None) -> Catalogue:
     """As an attempt that goes on from what is there."""
-    catalogue = Catalogue(open_store(str(folder)), Checkpoint(keep_last=2))
+    catalogue = Catalogue(store or open_store(str(folder)), Checkpoint(keep_last=2))
     catalogue.adopt(archive(folder).recorded())
     catalogue.settle()
     return catalogue
@@ -141,9 +142,9 @@ def commit(folder: Path, step: int, *, names: tuple[str, ...] = (), fault: Any =
         if fault is not None and verb == "write" and key.endswith(fault):
             raise Killed
 
+    adopted(folder)
     store = Faulty(open_store(str(folder)), strike)
-    catalogue = adopted(folder)
-    catalogue._store = store
+    catalogue = adopted(folder, store)  # with nothing left to settle
     saver = Saver(store, Seat(rank=0, ranks=1, attempt=2), catalogue, Heard(), environment={})
     tree, tensors = flatten(state(step))
     snapshot = saver._copy(Moment(step=step, epoch=0, tree=tree, names=names, turn=turn), tensors, [])

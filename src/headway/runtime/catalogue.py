@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.errors import NotThere
 from headway.runfolder import checkpoint_folder
 from headway.runtime.encoding import Damaged
+from headway.runtime.fence import Fence
 from headway.runtime.records import encode_record, read_record
 from headway.spec.model import Checkpoint
 from headway.storage.base import Store
@@ -32,8 +33,16 @@ class Kept:
 class Catalogue:
     """The committed checkpoints of a run, newest last, and the rule of which are kept."""
 
-    def __init__(self, store: Store, rule: Checkpoint, *, protected: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rule: Checkpoint,
+        *,
+        protected: int | None = None,
+        still_ours: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._store, self._rule = store, rule
+        self.fence = Fence(store, still_ours)
         self.protected = protected  # the one this attempt resumed from
         self._kept: dict[int, Kept] = {}
         self._spared: set[int] = set()  # damaged: no checkpoint, and no rubbish either
@@ -53,9 +62,8 @@ class Catalogue:
         """Bring record and pointers up to what was adopted: a kill may have come between a manifest and them."""
         if not self._kept:
             return
-        for name in self._names:
-            self._put(f"checkpoints/{name}.json", {"step": self.named(name)})
-        self._put(LAST, self._body())
+        wanted = self._pointers(self._names) | {LAST: encode_record(self._body())}
+        self.fence.write({key: body for key, body in wanted.items() if self._found(key) != body})
 
     def forget(self, step: int) -> None:
         """A checkpoint that proved to be damaged: it counts no more, and its files are left for people to look at."""
@@ -78,8 +86,7 @@ class Catalogue:
         self._spared.discard(new.step)
         for name in new.names:
             self._give(name)
-            self._store.write(f"checkpoints/{name}.json", encode_record({"step": new.step}))
-        self._store.write(LAST, encode_record(self._body()))
+        self.fence.write(self._pointers(new.names) | {LAST: encode_record(self._body())})
 
     def prune(self) -> None:
         """Remove what the rule does not keep: first from the record, then the manifest, then the files.
@@ -90,7 +97,7 @@ class Catalogue:
         if going:
             for step in going:
                 del self._kept[step]
-            self._store.write(LAST, encode_record(self._body()))
+            self.fence.write({LAST: encode_record(self._body())})
         for step in sorted(going | self._rubbish()):
             remove(self._store, step)
 
@@ -125,15 +132,14 @@ class Catalogue:
         steps = self.steps
         return {"step": steps[-1], "steps": steps, "kept": [asdict(self._kept[step]) for step in steps]}
 
-    def _put(self, key: str, record: dict[str, Any]) -> None:
-        """Written only where it says something else."""
-        body = encode_record(record)
+    def _pointers(self, names: Iterable[str]) -> dict[str, bytes]:
+        return {f"checkpoints/{name}.json": encode_record({"step": self.named(name)}) for name in names}
+
+    def _found(self, key: str) -> bytes | None:
         try:
-            if self._store.read(key) == body:
-                return
+            return self._store.read(key)
         except NotThere:
-            pass
-        self._store.write(key, body)
+            return None
 
 
 def read_last(store: Store) -> list[Kept] | None:

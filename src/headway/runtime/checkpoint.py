@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.errors import Conflict, NotThere
+from headway.errors import NotThere
 from headway.lease import LeaseLost
 from headway.runfolder import checkpoint_folder
 from headway.runtime.catalogue import Catalogue, Kept
@@ -27,7 +27,7 @@ from headway.runtime.control import Outside, say
 from headway.runtime.patience import Impatient, Patience
 from headway.runtime.records import encode_record, read_record, sealed
 from headway.runtime.snapshot import Image, Layout, deal, signature
-from headway.storage.base import ABSENT, Store
+from headway.storage.base import Store
 
 _POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
 PART_S = 900.0  # a rank that has not written its part by then will not
@@ -81,12 +81,11 @@ class Saver:
         *,
         environment: Mapping[str, Any],
         flush_metrics: Callable[[int], None] = lambda step: None,
-        still_ours: Callable[[], bool] = lambda: True,
         pin: bool = False,
     ) -> None:
         self._store, self._seat, self._catalogue, self._outside = store, seat, catalogue, outside
         self._environment, self._pin = environment, pin
-        self._flush_metrics, self._still_ours = flush_metrics, still_ours
+        self._flush_metrics = flush_metrics
         self._patience = Patience(outside, self._hopeless)
         self._change = threading.Condition()
         self._waiting: Snapshot | None = None
@@ -303,9 +302,6 @@ class Saver:
         state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
         patient(lambda: self._store.write(f"{folder}/{state_name}", state))
         patient(lambda: self._flush_metrics(moment.step))
-        key = f"{folder}/manifest.json"
-        again = patient(lambda: self._found(key)) is not None
-        self._require_lease()
         manifest = {
             "schema": 1,
             "step": moment.step,
@@ -318,34 +314,13 @@ class Saver:
             "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
             "files": dict(files),
         }
-        patient(lambda: self._put_manifest(key, sealed(manifest), None if again else ABSENT))
-        self._require_lease()  # held still meanwhile, and overtaken: then nothing here is ours to remove
+        patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": sealed(manifest)}))
+        patient(self._catalogue.fence.require)  # held still meanwhile, and overtaken: then nothing is ours to remove
         self.committed = moment.step
         patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
         kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
         patient(lambda: self._catalogue.record(kept))
         patient(self._catalogue.prune)
-
-    def _require_lease(self) -> None:
-        if not self._patience(self._still_ours):
-            raise self._overtaken()
-
-    def _overtaken(self) -> LeaseLost:
-        return LeaseLost("this run was taken over by another start of it", where=self._store.url)
-
-    def _put_manifest(self, key: str, body: bytes, when: str | None) -> None:
-        """Not over a successor's: between the look at the lease and here we may have been held still for minutes."""
-        try:
-            self._store.write(key, body, when=when)
-        except Conflict:
-            if self._found(key) != body:  # else it is our own, whose answer was lost
-                raise self._overtaken() from None
-
-    def _found(self, key: str) -> bytes | None:
-        try:
-            return self._store.read(key)
-        except NotThere:
-            return None
 
     def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
         """Part records have served, and so have the files of earlier takes, here or by attempts that died."""

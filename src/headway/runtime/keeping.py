@@ -32,7 +32,11 @@ class Keeping:
         self.rhythm = Rhythm(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
         self.data: dict[str, Any] = {}  # the feed's fingerprint and length
-        self._catalogue = Catalogue(session.store, job.checkpoint)
+        self._catalogue = Catalogue(
+            session.store,
+            job.checkpoint,
+            still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
+        )
         self._archive = Archive(session.store, say=session.say)
         self.environment = machine.environment(world, session.device)
         self.saver = Saver(
@@ -42,7 +46,6 @@ class Keeping:
             session.outside,
             environment=self.environment,
             flush_metrics=flush_metrics,
-            still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
             pin=session.device.type == "cuda",
         )
         self.resumed_attempt: int | None = None  # which attempt wrote the checkpoint that this one goes on from

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.errors import BadInput, TargetError
-from headway.notebook import places
+from headway.notebook import far, places
 from headway.targets.base import Handle
 from headway.targets.docker.options import Options as DockerOptions
 from headway.targets.docker.seen import Thing
@@ -91,3 +93,13 @@ def test_a_target_without_visitors_is_said(at: Any) -> None:
     with pytest.raises(BadInput, match="local, docker, ssh and kubernetes") as refused:
         at("vertex", None)
     assert "headway pull night" in refused.value.problem.fix
+
+
+def test_keys_that_were_brought_for_a_run_are_found_in_its_ranks_and_nothing_else_is_taken() -> None:
+    given = {"HEADWAY_RUN_URL": "s3://bucket/night", "HEADWAY_BROUGHT": "KEY,GONE", "KEY": "a=b", "RANK": "0"}
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, **given}) as rank:
+        try:
+            assert far.brought("s3://bucket/night") == {"KEY": "a=b"}
+            assert far.brought("s3://bucket/other") == {}
+        finally:
+            rank.kill()

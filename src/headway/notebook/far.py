@@ -120,6 +120,23 @@ def supervisor(url: str) -> int | None:
     return None
 
 
+def brought(url: str) -> dict[str, str]:
+    """What a target brought for the run, such as the keys to its bucket: its ranks have it, and say which it is."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        try:
+            given = variables(name) if name.isdigit() else {}
+        except OSError:
+            continue  # gone, or somebody else's
+        if given.get("HEADWAY_RUN_URL") == url and given.get("HEADWAY_BROUGHT"):
+            return {each: given[each] for each in given["HEADWAY_BROUGHT"].split(",") if each in given}
+    return {}
+
+
+def variables(process: str) -> dict[str, str]:
+    lines = [os.fsdecode(line).partition("=") for line in _read(process, "environ").split(b"\0")]
+    return {name: value for name, equals, value in lines if equals}
+
+
 def _read(process: str, what: str) -> bytes:
     with open(f"/proc/{process}/{what}", "rb") as file:
         return file.read()
@@ -130,8 +147,8 @@ def surroundings(url: str, python: str | None) -> tuple[str, dict[str, str]]:
     found = supervisor(url)
     if found is None:
         return shutil.which(python or "") or python or sys.executable, {}
-    given = dict(pair.split(b"=", 1) for pair in _read(str(found), "environ").split(b"\0") if b"=" in pair)
-    known = {name: given[name.encode()].decode() for name in TAKEN_OVER if name.encode() in given}
+    given = variables(str(found))
+    known = {**{name: given[name] for name in TAKEN_OVER if name in given}, **brought(url)}
     word = _read(str(found), "cmdline").split(b"\0")[0].decode()
     return shutil.which(word, path=known.get("PATH")) or word, known
 

@@ -3,9 +3,11 @@ kept is what the job file says."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,46 @@ def test_a_manifest_whose_answer_was_lost_is_a_commit(tmp_path: Path) -> None:
     commit(manifests, [5], 1.0)
     assert manifests.writes == 2
     assert load(manifests, 5)[0] == 1.0
+
+
+def test_a_commit_of_many_ranks_waits_for_few_answers_in_turn(tmp_path: Path) -> None:
+    store, ranks = Waiting(open_store(str(tmp_path))), 200
+    seat, folder = Seat(rank=0, ranks=ranks, attempt=1), tmp_path / "checkpoints/00000005"
+    folder.mkdir(parents=True)
+    for rank in range(1, ranks):
+        (folder / f"{seat.part(rank, 0)}.json").write_text('{"bytes": 1, "sha256": "x"}')
+    saver = saver_on(store, ranks=ranks)
+    take(saver, 5)
+    assert saver.drain()
+    assert len(json.loads((folder / "manifest.json").read_text())["files"]) == ranks
+    assert not list(folder.glob("*-r*.json"))
+    assert store.most_at_once > 8
+
+
+class Waiting(FaultyStore):
+    """A store far away: every answer takes a while, and it is counted how many are waited for at the same time."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.now, self.most_at_once, self._counting = 0, 0, threading.Lock()
+
+    def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
+        with self._far_away():
+            return super().read(key, span)
+
+    def delete(self, key: str) -> None:
+        with self._far_away():
+            super().delete(key)
+
+    @contextmanager
+    def _far_away(self) -> Iterator[None]:
+        with self._counting:
+            self.now += 1
+            self.most_at_once = max(self.most_at_once, self.now)
+        time.sleep(0.01)
+        yield
+        with self._counting:
+            self.now -= 1
 
 
 def test_rank_0_commits_when_all_parts_are_there(tmp_path: Path) -> None:

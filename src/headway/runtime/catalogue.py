@@ -14,9 +14,11 @@ from headway.runtime.fence import Fence
 from headway.runtime.records import encode_record, read_record
 from headway.spec.model import Checkpoint
 from headway.storage.base import Store
+from headway.storage.many import for_each
+from headway.storage.transfer import subfolders
 
 LAST = "checkpoints/last.json"
-_FOLDER = re.compile(r"checkpoints/(\d{8,})/")
+_FOLDER = re.compile(r"\d{8,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Catalogue:
         self.protected = protected  # the one this attempt resumed from
         self._kept: dict[int, Kept] = {}
         self._spared: set[int] = set()  # damaged: no checkpoint, and no rubbish either
+        self._emptied: set[int] = set()  # on a disk their folders are still there
 
     @property
     def steps(self) -> list[int]:
@@ -84,6 +87,7 @@ class Catalogue:
         """Note a commit and point its names at it. Written before anything is removed."""
         self._kept[new.step] = new
         self._spared.discard(new.step)
+        self._emptied = {step for step in self._emptied if step < new.step}  # a run that was rolled back comes by again
         for name in new.names:
             self._give(name)
         self.fence.write(self._pointers(new.names) | {LAST: encode_record(self._body())})
@@ -100,11 +104,13 @@ class Catalogue:
             self.fence.write({LAST: encode_record(self._body())})
         for step in sorted(going | self._rubbish()):
             remove(self._store, step)
+            self._emptied.add(step)
 
     def _rubbish(self) -> set[int]:
         """Every rank writes its parts in order, so nobody writes below a commit any more."""
-        found = {int(match[1]) for entry in self._store.list("checkpoints/") if (match := _FOLDER.match(entry.key))}
-        return {step for step in found - self._spared - self._kept.keys() if step < max(self._kept)}
+        found = {int(name) for name in subfolders(self._store, "checkpoints/") if _FOLDER.fullmatch(name)}
+        known = self._spared | self._emptied | self._kept.keys()
+        return {step for step in found - known if step < max(self._kept)}
 
     @property
     def _names(self) -> set[str]:
@@ -158,5 +164,4 @@ def remove(store: Store, step: int) -> None:
     """The manifest first: what is half removed is no checkpoint."""
     folder = checkpoint_folder(step)
     store.delete(f"{folder}/manifest.json")
-    for entry in list(store.list(f"{folder}/")):
-        store.delete(entry.key)
+    for_each(store.delete, [entry.key for entry in store.list(f"{folder}/")])

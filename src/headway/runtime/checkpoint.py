@@ -28,6 +28,7 @@ from headway.runtime.patience import Impatient, Patience
 from headway.runtime.records import encode_record, read_record, sealed
 from headway.runtime.snapshot import Image, Layout, deal, signature
 from headway.storage.base import Store
+from headway.storage.many import AT_ONCE, for_each
 
 _POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
 PART_S = 900.0  # a rank that has not written its part by then will not
@@ -249,10 +250,7 @@ class Saver:
         if seat.rank:
             patient(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
             return
-        files = {f"{part}.safetensors": record}
-        files |= {
-            f"{seat.part(rank, moment.turn)}.safetensors": self._part(moment, rank) for rank in range(1, seat.ranks)
-        }
+        files = {f"{part}.safetensors": record, **self._parts(moment)}
         self._commit(moment, files)
         self.last_seconds = time.monotonic() - began
         self._outside.event(
@@ -264,30 +262,34 @@ class Saver:
             stall_ms=round(moment.stall_s * 1000, 2),
         )
 
-    def _part(self, moment: Moment, rank: int) -> dict[str, Any]:
-        """What another rank says it wrote; Impatient when it went on to a later one instead."""
+    def _parts(self, moment: Moment) -> dict[str, dict[str, Any]]:
+        """What the other ranks say they wrote; Impatient when one went on to a later one instead."""
         pause, longest = _POLL_S
         give_up = time.monotonic() + PART_S
-        key = self._part_key(moment, rank)
-        while True:
-            found = self._patience(lambda: self._look(key))
-            if found is not None:
-                return found
-            newer = self._waiting
-            if newer is not None and self._has_part(newer.moment, rank):
+        found: dict[int, dict[str, Any]] = {}
+        missing = list(range(1, self._seat.ranks))
+        while missing:
+            come = self._come(moment, missing[:AT_ONCE])
+            found |= come
+            missing = [rank for rank in missing if rank not in come]
+            if come:
+                pause, _ = _POLL_S
+                continue
+            rank, newer = missing[0], self._waiting
+            if newer is not None and self._come(newer.moment, [rank]):
                 raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
             self._hopeless(f"rank {rank} has not written its part")
             if time.monotonic() > give_up:
                 raise Impatient(f"rank {rank} has not written its part in {PART_S:.0f} s")
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
+        return {f"{self._seat.part(rank, moment.turn)}.safetensors": found[rank] for rank in sorted(found)}
 
-    def _part_key(self, moment: Moment, rank: int) -> str:
-        return f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json"
-
-    def _has_part(self, moment: Moment, rank: int) -> bool:
-        key = self._part_key(moment, rank)
-        return self._patience(lambda: self._look(key)) is not None
+    def _come(self, moment: Moment, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The records of those of `ranks` that have written their part."""
+        keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
+        records = self._patience(lambda: for_each(self._look, keys))
+        return {rank: record for rank, record in zip(ranks, records, strict=True) if record is not None}
 
     def _look(self, key: str) -> dict[str, Any] | None:
         try:
@@ -325,10 +327,9 @@ class Saver:
     def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
         """Part records have served, and so have the files of earlier takes, here or by attempts that died."""
         newest = _age(self._seat.part(0, turn))
-        for entry in list(self._store.list(f"{folder}/")):
-            name = entry.key.removeprefix(f"{folder}/")
-            if name not in mine and _age(name) <= newest:  # other ranks may be ahead of us
-                self._store.delete(entry.key)
+        there = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
+        served = [name for name in there if name not in mine and _age(name) <= newest]  # other ranks may be ahead
+        for_each(self._store.delete, [f"{folder}/{name}" for name in served])
 
     def _hopeless(self, why: str) -> None:
         """Called between tries: ends them when the grace period is over."""

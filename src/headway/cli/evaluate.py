@@ -25,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     url = locate(args.run, bundles=True)
     with needs("train", "eval"):
+        import headway.recipes.trained  # noqa: F401  which is loaded late, when no good word is left
         from headway.evaluate import evaluate
     with working(f"measuring {args.run}"):
         report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)

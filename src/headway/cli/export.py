@@ -31,6 +31,7 @@ def main(args: argparse.Namespace) -> int:
     if args.form != BUNDLE:
         return _files(args, url)
     with needs("train", "export"):
+        import headway.recipes.trained  # noqa: F401  which is loaded late, when no good word is left
         from headway.export import export_run
     with working(f"exporting {args.run}"):
         bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)

@@ -28,7 +28,8 @@ def main(args: argparse.Namespace) -> int:
     url = locate(args.run, bundles=True)
     with needs("train", "predict"):
         from headway.predict import open_predictor
-    recipe, answer = open_predictor(url)
+
+        recipe, answer = open_predictor(url)
     if args.inputs:
         _show(answer, args.inputs, json=args.json)
     elif recipe.takes != "text":

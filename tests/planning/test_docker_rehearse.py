@@ -10,6 +10,17 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from headway.image.engine import Refusal
+from headway.launcher import launch
+from headway.spec import Image, Secret
+from headway.targets.base import State
+from headway.targets.docker import memory
+from headway.targets.docker.target import DockerTarget
+from headway.targets.fake import Play
+from headway.version import __version__
+from tests.contract.plays import plan_play, write_project
 from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
 __all__ = ["docker_host"]
@@ -53,9 +64,29 @@ def test_without_torch_here_a_recipe_is_rehearsed_in_its_image(docker_host: str,
     assert found["skipped"] == ""
     assert list(words) == ["train", "checkpoint", "restore", "evaluate", "export", "predict"]
     assert "killed, and resumed" in words["restore"]
-    untried = {name for name, said in words.items() if "not tried" in said}
-    assert untried == {"evaluate", "export", "predict"}, "what is not tried is said"
+    assert words["evaluate"] == "scored on a sample"
+    assert words["export"] == "a bundle was made and opened"
+    assert words["predict"] == "answered an input"
     assert found["examples_per_s"] > 0
+
+
+def test_a_verb_that_fails_in_a_runs_place_says_why_and_nothing_of_it_stays(
+    docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"DOCKER_HOST": docker_host, "HEADWAY_HOME": str(tmp_path / "home"), "MINE": "canary"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    more: dict[str, Any] = {"image": Image(uri=BASE), "secrets": {"TOKEN": Secret(ref="env:MINE")}}
+    project, target = write_project(tmp_path / "project"), DockerTarget()
+    plan = plan_play(project, Play(lines=("hello",)), on="docker", outputs=str(tmp_path / "runs"), **more)
+    hold = launch(plan, name="r1")
+    assert hold.outcome().status.state is State.FINISHED
+    assert target.verb(plan, "r1", ["--version"], within_s=60.0).strip() == f"headway {__version__}"
+    with pytest.raises(Refusal) as refused:
+        target.verb(plan, "r1", ["eval", hold.url], within_s=60.0)
+    assert "needs Headway's extra [train]" in refused.value.said
+    assert docker("ps", "--all", "--quiet") == ""
+    assert not memory.folder_of(hold.url).exists()
 
 
 def test_what_the_image_lacks_is_found_before_it_is_paid_for(docker_host: str, tmp_path: Path) -> None:

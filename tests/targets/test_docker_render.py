@@ -205,3 +205,16 @@ def test_a_disk_is_no_place_for_a_secret(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "ROOT", tmp_path)
     with pytest.raises(BadInput, match="not in memory"):
         memory.lay_ready(plan_of(secrets={"TOKEN": Secret(ref="env:X")}), "/a/runs/r", lambda reference: "value")
+
+
+def test_a_verb_has_the_place_of_the_run_and_the_jobs_own_variables_and_goes_when_it_is_done() -> None:
+    ready = plan_of(image=Image(uri="image:1"), env={"PYTHONPATH": "/mnt/site", "LEVEL": "3"})
+    run, verb = words(ready), calls.verb(ready, Options(), ["eval", "{RUN}"])
+    assert verb[:3] == ["docker", "run", "--rm"]
+    inside = verb[3 : verb.index("image:1") + 1]
+    added = ["--env", "LEVEL=3", "--env", "PYTHONPATH=/headway/wheel:/mnt/site"]
+    assert [word for word in inside if word not in added] == [
+        word for word in run[4 : run.index("image:1") + 1] if word not in added
+    ]
+    assert set(added) <= set(inside)
+    assert verb[-2:] == ["eval", "{RUN}"]

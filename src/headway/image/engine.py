@@ -32,6 +32,10 @@ class Unreachable(Refusal):
     """The command is here, and no daemon answers it."""
 
 
+class TooLong(Unreachable):
+    """It has not answered in time."""
+
+
 class Gone(Refusal):
     """What was asked about does not exist."""
 
@@ -60,7 +64,7 @@ def run(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
         raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l {argv[0]}") from None
     except subprocess.TimeoutExpired:
         what = f"`{_shown(argv)}` has not been answered for {within_s:.0f} s"
-        raise Unreachable(what, fix="sudo systemctl restart docker") from None
+        raise TooLong(what, fix="sudo systemctl restart docker") from None
     if done.returncode:
         raise refusal(argv, done.stderr or done.stdout)
     return done.stdout

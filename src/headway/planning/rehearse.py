@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +35,8 @@ STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
 LONGEST_S = 120.0
 SCRIPT_S = 20.0  # a script that never heard of Headway and lives so long has started well
 Say = Callable[[str], None]
+# Types one of Headway's verbs, for so many seconds at most; what it said where it failed, None where it did not.
+Verb = Callable[[list[str], float], "str | None"]
 # Settings that say how much is read or done at once, whatever a recipe calls them.
 _SMALL = {
     "batch": BATCH,
@@ -78,7 +79,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
         acts += trained
         rate = _rate(hold)
         if job.recipe and _finished(hold):
-            acts += _use(hold, job, python, ends) if on == "local" else _used_inside(hold)
+            acts += _use(hold, job, _here(python) if on == "local" else _in_the_image(hold, made), ends)
     if rate is not None:
         _remember(job, rate, made)
     return Rehearsal(acts=tuple(acts), examples_per_s=rate)
@@ -230,48 +231,60 @@ def _finished(hold: Launched) -> bool:
     return hold.target.status(hold.handle).state.value == "finished"
 
 
-def _use(hold: Launched, job: Job, python: str | None, ends: float) -> list[Act]:
+def _use(hold: Launched, job: Job, verb: Verb, ends: float) -> list[Act]:
     """What is done with a trained model, by the very verbs that people type."""
     from headway.recipes.registry import RECIPES
 
     assert job.recipe is not None
     takes = getattr(RECIPES[job.recipe], "takes", "pictures")
-    with tempfile.TemporaryDirectory(prefix="headway-predict-") as folder:
-        given = [picture(Path(folder))] if takes == "pictures" else ["a small test"]
-        steps = (
-            ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
-            ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
-            ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
-        )
-        return [_typed(name, words, said, python, ends) for name, words, said in steps]
+    given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # where an image sees it too
+    steps = (
+        ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
+        ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
+        ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
+    )
+    return [_typed(name, words, said, verb, ends) for name, words, said in steps]
 
 
-def _used_inside(hold: Launched) -> Iterator[Act]:
-    """What the run itself did with its model in the image: the verbs would need torch on this machine."""
-    seen = {event["kind"] for event in hold.folder.events()}
-    done = (("evaluate", "score", "scored on a sample"), ("export", "export", "a bundle was made"), ("predict", "", ""))
-    for name, kind, words in done:
-        inside = f"{words}, in the image"
-        yield Act(name=name, words=inside if kind in seen else "not tried: torch is not installed here")
+def _here(python: str | None) -> Verb:
+    def verb(words: list[str], within_s: float) -> str | None:
+        argv = [python or sys.executable, "-m", "headway", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
+        return done.stderr if done.returncode else None
+
+    return verb
 
 
-def _typed(name: str, words: list[str], said: str, python: str | None, ends: float) -> Act:
+def _in_the_image(hold: Launched, made: Plan) -> Verb:
+    from headway.image.engine import Refusal, TooLong
+    from headway.targets.docker.target import DockerTarget
+
+    target = hold.target
+    assert isinstance(target, DockerTarget)
+
+    def verb(words: list[str], within_s: float) -> str | None:
+        try:
+            target.verb(made, hold.run, words, within_s=within_s)
+        except TooLong:
+            raise subprocess.TimeoutExpired(words, within_s) from None
+        except Refusal as error:
+            return error.said or str(error)
+        return None
+
+    return verb
+
+
+def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> Act:
     began = time.monotonic()
     left = ends - began
     if left < 5:
         return Act(name=name, words="not tried: the time was up")
     try:
-        done = subprocess.run(
-            [python or sys.executable, "-m", "headway", *words],
-            capture_output=True,
-            text=True,
-            timeout=left,
-            check=False,
-        )
+        refused = verb(words, left)
     except subprocess.TimeoutExpired:
         return Act(name=name, words="no failure, but not done in time")
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-4:]
+    if refused is not None:
+        last = [line for line in refused.splitlines() if line.strip()][-4:]
         raise RunFailed(f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="mend it before it is paid for")
     return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
 

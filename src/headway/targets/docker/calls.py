@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 URL_LABEL, NODE_LABEL = "headway.url", "headway.node"
 EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
 NVIDIA = Path("/dev/nvidiactl")
+# What was laid ready in memory is taken over as the supervisor would.
+_VERB = (
+    "import os, sys; from headway.runtime.brought import take_over; take_over(os.environ); "
+    "from headway.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 WORK_BYTES = 64 << 20  # the plan, and secrets given as files
 
 
@@ -44,6 +50,14 @@ def gang(plan: Plan, options: Options) -> list[Request]:
 
 def container_name(plan: Plan, node: int) -> str:
     return f"{_stem(plan)}-{node}"
+
+
+def verb(plan: Plan, options: Options, words: Sequence[str]) -> list[str]:
+    """One of Headway's own verbs, in a container like that of the run's first node, which is removed when it ends."""
+    asked = {str(name): str(value) for name, value in plan.job.get("env", {}).items()}
+    path = ":".join(filter(None, (WHEEL, asked.pop("PYTHONPATH", ""))))
+    env = [word for name, value in {**asked, "PYTHONPATH": path}.items() for word in ("--env", f"{name}={value}")]
+    return [*(options.command, "run", "--rm"), *_sandbox(plan, options, 0, env), "-c", _VERB, *words]
 
 
 def lifetime_s(plan: Plan) -> float | None:
@@ -83,9 +97,18 @@ def _network(plan: Plan, options: Options) -> list[Request]:
 
 def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
     url = run_url(str(plan.job["outputs"]), RUN)
-    image = build.reference(plan, of_plan(plan, platform=options.platform))
     argv = [
         *(options.command, "create", "--name", container_name(plan, node)),
+        *_sandbox(plan, options, node),
+        *("-m", SUPERVISOR, "--run", url),
+    ]
+    return {"argv": argv, "secrets": _references(plan)}
+
+
+def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -> list[str]:
+    """Everything about a container but its name and what its interpreter does."""
+    url = run_url(str(plan.job["outputs"]), RUN)
+    return [
         *_labels(plan),
         *("--label", f"{NODE_LABEL}={node}"),
         *_who(options),
@@ -94,11 +117,11 @@ def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
         *("--tmpfs", f"{WORK}:rw,nosuid,nodev,mode=1777,size={WORK_BYTES}"),
         *mounts(plan, node),
         *_environment(plan, url, node),
+        *env,
         *("--workdir", CODE, "--entrypoint", options.python),
         *options.args,
-        *(image, "-m", SUPERVISOR, "--run", url),
+        build.reference(plan, of_plan(plan, platform=options.platform)),
     ]
-    return {"argv": argv, "secrets": _references(plan)}
 
 
 def _labels(plan: Plan) -> list[str]:

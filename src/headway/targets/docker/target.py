@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,6 +114,16 @@ class DockerTarget:
             Handle(target=KIND, run=runs[url].run, url=url, details={"expires": runs[url].expires})
             for url in sorted(runs)
         ]
+
+    def verb(self, plan: Plan, run: str, words: Sequence[str], *, within_s: float) -> str:
+        """What one of Headway's own verbs prints where this run ran: the same image, mounts and secrets."""
+        url = run_url(str(plan.job["outputs"]), run)
+        try:
+            self._lay_ready(plan, run, place_of(url, KIND))
+            return self.engine(spawn.named(calls.verb(plan, self.options, words), run), within_s=within_s)
+        finally:  # also what was not done in time
+            removal.remove(self.engine, self.options.command, url)
+            memory.clear(url)
 
     def _containers(self, url: str) -> list[Thing]:
         return seen.containers(self.engine, self.options.command, url)

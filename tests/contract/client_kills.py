@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -130,9 +131,18 @@ def kill_at_each_request(
     path.write_text(plan.to_json())
     words = [sys.executable, "-m", "tests.contract.client_kills", str(path), prefix, f"--first={first}"]
     words += [f"--every={every}", f"--since={since}", *(["--attached"] if attached else [])]
-    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.split()
+    errors = folder / f"{prefix}.stderr"
+    names = []
+    with (
+        errors.open("w") as said,
+        subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=said, text=True) as child,
+    ):
+        assert child.stdout is not None
+        for line in child.stdout:
+            names.append(line.strip())
+            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}")  # with -s: how far it is
+    assert child.returncode == 0, errors.read_text()
+    return names
 
 
 def nothing_stays(
@@ -212,6 +222,7 @@ def main(words: list[str]) -> int:
             _watch(plan, name, request, ended=asked.since == "end")
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{name}\n")
+        sys.stdout.flush()
         if not os.WIFSIGNALED(status):
             return os.waitstatus_to_exitcode(status)
     return 4

@@ -14,11 +14,12 @@ Answer = Object | type[Gone] | type[Forbidden]
 
 @dataclass
 class Answering(Client):
-    """`answers` by path; any other path is not there. Posts are recorded, and access reviews answered."""
+    """`answers` by path; any other path is not there. Requests and patches are recorded, access reviews answered."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)  # "verb resource" that the user may not
     asked: list[tuple[str, str]] = field(default_factory=list)
+    changes: dict[str, Object] = field(default_factory=dict)  # patches by path
     clock: float = 0.0
 
     def __call__(
@@ -30,6 +31,10 @@ class Answering(Client):
             assert body is not None
             wanted = body["spec"]["resourceAttributes"]
             return {"status": {"allowed": f"{wanted['verb']} {wanted['resource']}" not in self.refused}}
+        if method == "PATCH":
+            assert body is not None
+            self.changes[path] = body
+            return {}
         if method == "DELETE":
             self.answers.pop(path, None)
             return {}

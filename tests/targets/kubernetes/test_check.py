@@ -125,6 +125,16 @@ def test_missing_permissions_are_named_with_the_command_that_gives_them() -> Non
     assert "--clusterrole=admin" in line
 
 
+@pytest.mark.parametrize(
+    ("engine", "lacking"),
+    [("statefulset", "patch jobs"), ("statefulset", "patch statefulsets"), ("pytorchjob", "patch pytorchjobs"),
+     ("pytorchjob", "create jobs"), ("trainjob", "patch trainjobs")],
+)  # fmt: skip
+def test_what_starts_a_run_and_what_the_reaper_is_given_are_permissions_too(engine: str, lacking: str) -> None:
+    told = examined(Answering(answers=ready(), refused={lacking}), engine=engine)["bad"]
+    assert any(f"may not {lacking}" in line for line in told)
+
+
 def test_a_missing_namespace_is_all_that_is_said() -> None:
     answers = {**ready()}
     del answers[NAMESPACE]
@@ -215,7 +225,7 @@ def test_why_is_told_what_the_cluster_remembers_also_of_pods_that_are_gone() -> 
         event("r1", "FailedCreate", "2026-01-01T00:00:01Z"),
         event("r1-worker-0", "FailedScheduling", "2026-01-01T00:00:03Z"),
         event("r10-0", "OfAnotherRun", "2026-01-01T00:00:04Z"),
-        event("r1-reaper", "OfTheReaper", "2026-01-01T00:00:05Z"),
+        event("r1-reaper", "FailedMount", "2026-01-01T00:00:05Z"),
     ]
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     status = {"phase": "Running", "containerStatuses": [{"lastState": ended}]}
@@ -224,5 +234,6 @@ def test_why_is_told_what_the_cluster_remembers_also_of_pods_that_are_gone() -> 
         answers={"/api/v1/namespaces/ml/events": {"items": remembered}, "/api/v1/namespaces/ml/pods": {"items": [pod]}}
     )
     told = KubernetesTarget(Options(namespace="ml"), api=api).evidence(Handle(target="gke", run="r1", url="gs://b/r1"))
-    assert [line.partition(":")[0] for line in told] == ["FailedCreate", "Evicted", "FailedScheduling", "pod r1-0"]
+    words = ["FailedCreate", "Evicted", "FailedScheduling", "FailedMount", "pod r1-0"]
+    assert [line.partition(":")[0] for line in told] == words, "the reaper calls the workers: what keeps it keeps them"
     assert told[-1] == "pod r1-0: ended with 137, OOMKilled"

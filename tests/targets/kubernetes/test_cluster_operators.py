@@ -29,7 +29,7 @@ from tests.testbed.kubernetes.workload import SCRIPT, digest, steps
 __all__ = ["cluster"]
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 PATIENCE_S = 240.0
-ENGINES = {"pytorchjob": "pytorchjobs-v1.9.0", "trainjob": "trainjobs-v2.3.0"}
+ENGINES = operators.CRDS
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,23 @@ def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(st
     eventually(lambda: hold.target.status(hold.handle).state is State.FAILED, "it is given up", 120.0)
     assert "never got as far as an attempt" in hold.target.status(hold.handle).reason
     assert "ended with 1" in hold.target.status(hold.handle).reason
-    assert any("r1-0: Fatal Python error" in line.text for line in hold.logs()), "the words of the pod itself"
+    words = re.compile(r"r1-reaper-\w+: Fatal Python error")
+    assert any(words.match(line.text) for line in hold.logs()), "of the pod that was to call the workers"
+
+
+def test_workers_are_called_by_a_reaper_that_runs_and_by_nobody_else(
+    cluster: Cluster, start: Callable[..., Launched]
+) -> None:
+    cluster.kubectl("taint", "node", "--all", "team=others:NoSchedule")
+    try:
+        hold = start()
+        says(hold, "r1-reaper", "taint", "tolerations")
+        (waiting,) = cluster.items("statefulset", namespace=NAMESPACE)
+        assert waiting["spec"]["replicas"] == 0
+        assert cluster.items("pod", "headway.part=worker", namespace=NAMESPACE) == []
+    finally:
+        cluster.kubectl("taint", "node", "--all", "team-")
+    eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
 
 
 def test_a_secret_of_the_cluster_reaches_the_script_as_a_variable_and_as_a_file(
@@ -133,11 +150,13 @@ def test_pods_have_no_token_and_the_reapers_opens_one_door_only(
     allowed = {
         words: cluster.kubectl("-n", NAMESPACE, "auth", "can-i", *words.split(), user, check=False).strip()
         for words in ("get statefulset/r1", "delete statefulset/r1", "delete statefulset/other", "list pods",
-                      "get secrets", "create pods", "patch statefulset/r1")
+                      "get secrets", "create pods", "patch statefulset/r1", "patch statefulset/r1 --subresource=scale",
+                      "patch statefulset/other --subresource=scale")
     }  # fmt: skip
     assert [words for words, answer in allowed.items() if answer == "yes"] == [
         "get statefulset/r1",
         "delete statefulset/r1",
+        "patch statefulset/r1 --subresource=scale",
     ]
 
 

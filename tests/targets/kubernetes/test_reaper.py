@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,11 @@ from tests.targets.kubernetes.answering import Answering
 
 BORN = 1_700_000_000.0
 SET = "/apis/apps/v1/namespaces/ml/statefulsets/r1"
-STATEFUL = {"metadata": {"name": "r1", "creationTimestamp": "2023-11-14T22:13:20Z"}}
+STATEFUL: dict[str, Any] = {
+    "metadata": {"name": "r1", "creationTimestamp": "2023-11-14T22:13:20Z", "generation": 2},
+    "spec": {"replicas": 3},
+}
+EMPTY = {"metadata": {**STATEFUL["metadata"], "generation": 1}, "spec": {"replicas": 0}}
 
 
 @pytest.fixture
@@ -41,9 +46,10 @@ def watch(
     *,
     lifetime_s: float | None = None,
     max_wait_s: float | None = None,
+    found: dict[str, Any] = STATEFUL,
 ) -> tuple[int, list[str], Answering]:
     """Guard it; before each further look something happens. After the last one the reaper is asked to leave."""
-    api, coming = Answering(answers={SET: STATEFUL}, clock=BORN + 10), iter(looks)
+    api, coming = Answering(answers={SET: found}, clock=BORN + 10), iter(looks)
     said: list[str] = []
 
     def wait() -> bool:
@@ -53,7 +59,7 @@ def watch(
         happens(api)
         return False
 
-    watched = Watched(url=url, namespace="ml", name="r1", lifetime_s=lifetime_s, max_wait_s=max_wait_s)
+    watched = Watched(url=url, namespace="ml", name="r1", workers=3, lifetime_s=lifetime_s, max_wait_s=max_wait_s)
     return guard(watched, api, wait=wait, say=said.append), said, api
 
 
@@ -63,6 +69,26 @@ def nothing(api: Answering) -> None:
 
 def deleted(api: Answering) -> bool:
     return ("DELETE", SET) in api.asked
+
+
+def test_an_empty_set_is_given_its_workers_and_one_that_somebody_has_emptied_is_left_alone(
+    run: tuple[FakeTarget, str],
+) -> None:
+    _, url = run
+    _, said, api = watch(url, [], found=EMPTY)
+    assert said == ["calling 3 workers"]
+    assert api.changes == {f"{SET}/scale": {"spec": {"replicas": 3}}}
+    emptied = {**EMPTY, "metadata": {**EMPTY["metadata"], "generation": 3}}
+    assert watch(url, [], found=emptied)[2].changes == {}
+
+
+def test_a_set_whose_run_is_over_before_it_began_is_given_no_workers(run: tuple[FakeTarget, str]) -> None:
+    target, url = run
+    target.begin(url)
+    target.end(url, State.FAILED)
+    _, _, api = watch(url, [], found=EMPTY)
+    assert deleted(api)
+    assert api.changes == {}
 
 
 @pytest.mark.parametrize("state", [State.FINISHED, State.FAILED, State.BUDGET])
@@ -141,7 +167,7 @@ def test_a_reaper_whose_set_is_gone_goes_too_and_one_whose_client_died_waits_a_w
     _, url = run
     code, said, _ = watch(url, [lambda api: api.answers.clear()])
     assert (code, said[-1]) == (0, "statefulset/r1 is gone")
-    watched = Watched(url=url, namespace="ml", name="r1", lifetime_s=None, max_wait_s=None)
+    watched = Watched(url=url, namespace="ml", name="r1", workers=3, lifetime_s=None, max_wait_s=None)
     looks = iter([False, True])
     assert guard(watched, Answering(), wait=lambda: next(looks), say=lambda text: None) == 143, "it may still come"
     monkeypatch.setattr(reaper, "BIRTH_S", -1.0)

@@ -14,7 +14,7 @@ import pytest
 
 from headway.planning.model import RUN
 from headway.spec.model import Budget, Image, Mount, Resources, Secret
-from headway.targets.kubernetes import lasting, manifests, names, rules, trainjob
+from headway.targets.kubernetes import fuse, lasting, manifests, names, rules, trainjob
 from headway.targets.kubernetes.options import Engine, Options, Trainer
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes import schemas
@@ -51,10 +51,15 @@ def test_the_objects_are_the_ones_that_were_reviewed(case: tuple[str, Options, d
     )
 
 
+def made(options: Options, **changes: Any) -> list[dict[str, Any]]:
+    """All objects, without the stroke that starts them."""
+    return [body for name, body in rendered(options, **changes).items() if name != fuse.START]
+
+
 @EVERY
 def test_kubernetes_own_schemas_take_every_object(options: Options, changes: dict[str, Any]) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    for body in rendered(options, **changes).values():
+    for body in made(options, **changes):
         if body["kind"] not in ("PyTorchJob", "TrainJob"):
             for release in schemas.RELEASES:
                 validator.validate(body, release, strict=True)
@@ -97,16 +102,21 @@ def test_a_release_without_a_deadline_has_none_and_the_plan_says_so() -> None:
 
 @EVERY
 def test_our_own_rules_take_every_object(options: Options, changes: dict[str, Any]) -> None:
-    for body in rendered(options, **changes).values():
+    for body in made(options, **changes):
         assert rules.problems(body) == []
 
 
 @EVERY
-def test_everything_is_labelled_and_owned_by_what_is_made_first(options: Options, changes: dict[str, Any]) -> None:
-    first, *others = rendered(options, **changes).values()
-    for body in (first, *others):
+def test_everything_is_labelled_and_owned_by_what_starts_the_run_which_the_fuse_owns(
+    options: Options, changes: dict[str, Any]
+) -> None:
+    lit, first, *others = made(options, **changes)
+    for body in (lit, first, *others):
         assert body["metadata"]["labels"]["headway.run"] == RUN
         assert body["metadata"]["annotations"]["headway.url"] == "gs://bucket/runs/{RUN}"
+    (owner,) = first["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", lit["metadata"]["name"], names.FUSE_UID)
+    assert "ownerReferences" not in lit["metadata"]
     for body in others:
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == (first["kind"], first["metadata"]["name"])
@@ -114,8 +124,32 @@ def test_everything_is_labelled_and_owned_by_what_is_made_first(options: Options
 
 
 @EVERY
+def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_the_fuse(
+    options: Options, changes: dict[str, Any]
+) -> None:
+    *_, (name, stroke) = rendered(options, **changes).items()
+    lit, first, *others = made(options, **changes)
+    assert name == fuse.START
+    assert (stroke["kind"], stroke["metadata"]["name"]) == (first["kind"], first["metadata"]["name"])
+    assert stroke["metadata"]["ownerReferences"] is None
+    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, fuse.BURNS_S)
+    if first["kind"] == "PyTorchJob":
+        assert first["spec"]["runPolicy"]["suspend"] is True
+        assert stroke["spec"] == {"runPolicy": {"suspend": False}}
+    elif first["kind"] == "TrainJob":
+        assert first["spec"]["suspend"] is True
+        assert stroke["spec"] == {"suspend": False}
+    else:
+        assert first["spec"]["parallelism"] == 0
+        assert stroke["spec"] == {"parallelism": 1}
+        assert [body["spec"]["replicas"] for body in others if body["kind"] == "StatefulSet"] == [0]
+
+
+@EVERY
 def test_pods_have_no_power_and_no_token(options: Options, changes: dict[str, Any]) -> None:
-    for body in rendered(options, **changes).values():
+    lit, *others = made(options, **changes)
+    assert lit["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    for body in others:
         for where, pod in rules.pods(body):
             (container,) = pod["containers"]
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -128,16 +162,13 @@ def test_pods_have_no_power_and_no_token(options: Options, changes: dict[str, An
             assert pod["automountServiceAccountToken"] is (body["kind"] == "Job"), where
 
 
-def test_the_reaper_may_get_and_delete_this_one_set_and_nothing_else() -> None:
+def test_the_reaper_may_get_scale_and_delete_this_one_set_and_nothing_else() -> None:
     objects = rendered(Options(namespace="ml"))
-    assert next(iter(objects)) == "reaper.json"
-    (rule,) = objects["role.json"]["rules"]
-    assert rule == {
-        "apiGroups": ["apps"],
-        "resources": ["statefulsets"],
-        "resourceNames": [RUN],
-        "verbs": ["get", "delete"],
-    }
+    one = {"apiGroups": ["apps"], "resourceNames": [RUN]}
+    assert objects["role.json"]["rules"] == [
+        {**one, "resources": ["statefulsets"], "verbs": ["get", "delete"]},
+        {**one, "resources": ["statefulsets/scale"], "verbs": ["patch"]},
+    ]
     reaper = objects["reaper.json"]["spec"]["template"]["spec"]
     assert reaper["serviceAccountName"] == objects["rolebinding.json"]["subjects"][0]["name"] == "{RUN}-reaper"
     worker = objects["statefulset.json"]["spec"]["template"]["spec"]
@@ -148,7 +179,7 @@ def test_the_reaper_waits_on_a_node_without_gpus_and_reads_the_bucket_as_the_wor
     reaper = rendered(Options(**FULL_OPTIONS), **FULL)["reaper.json"]["spec"]["template"]["spec"]
     assert "nvidia.com/gpu" not in json.dumps(reaper)
     assert "nodeSelector" not in reaper
-    assert "tolerations" not in reaper
+    assert reaper["tolerations"] == [{"key": "night", "operator": "Exists"}], "where all nodes have that taint"
     assert reaper["serviceAccountName"] == "gcs-access"
 
 
@@ -172,7 +203,7 @@ def test_what_was_spent_is_taken_off_the_deadline_of_the_next_start() -> None:
     options = Options(engine="pytorchjob")
     plan = plan_of(options, budget=Budget(hours=1), max_wait=0.0)
     deadlines = [
-        manifests.requests(plan, options, spent_s=spent)[0].body["spec"]["runPolicy"]["activeDeadlineSeconds"]
+        manifests.requests(plan, options, spent_s=spent)[1].body["spec"]["runPolicy"]["activeDeadlineSeconds"]
         for spent in (0.0, 1800.0)
     ]
     assert deadlines[0] - deadlines[1] == 1800
@@ -181,8 +212,8 @@ def test_what_was_spent_is_taken_off_the_deadline_of_the_next_start() -> None:
 def test_one_number_sets_the_workers() -> None:
     for nodes in (1, 2, 5):
         more = {"resources": Resources(nodes=nodes)}
-        stateful = rendered(Options(), **more)["statefulset.json"]
-        assert stateful["spec"]["replicas"] == nodes
+        words = rendered(Options(), **more)["reaper.json"]["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert words[words.index("--workers") + 1] == str(nodes)
         replicas = rendered(Options(engine="pytorchjob"), **more)["pytorchjob.json"]["spec"]["pytorchReplicaSpecs"]
         assert sum(each["replicas"] for each in replicas.values()) == nodes
         assert rendered(Options(engine="trainjob"), **more)["trainjob.json"]["spec"]["trainer"]["numNodes"] == nodes

@@ -22,6 +22,7 @@ from tests.testbed.kubernetes.cluster import Cluster
 
 EVERY_S = 0.5
 NAMESPACE = "default"
+CRDS = {"pytorchjob": "pytorchjobs-v1.9.0", "trainjob": "trainjobs-v2.3.0"}  # the newest of each engine's
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def _run(api: Client, act: Any, over: threading.Event) -> None:
 
 def _pytorch_jobs(api: Client) -> None:
     for job in _items(api, "PyTorchJob"):
-        if "deletionTimestamp" in job["metadata"] or _ended(job):
+        if "deletionTimestamp" in job["metadata"] or _ended(job) or job["spec"].get("runPolicy", {}).get("suspend"):
             continue
         name, replicas = job["metadata"]["name"], job["spec"]["pytorchReplicaSpecs"]
         size = sum(each["replicas"] for each in replicas.values())
@@ -129,7 +130,7 @@ def _pytorch_pod(job: Object, role: str, index: int, rank: int, size: int) -> Ob
 
 def _train_jobs(api: Client) -> None:
     for job in _items(api, "TrainJob"):
-        if "deletionTimestamp" in job["metadata"] or _ended(job):
+        if "deletionTimestamp" in job["metadata"] or _ended(job) or job["spec"].get("suspend"):
             continue
         name, nodes = job["metadata"]["name"], int(job["spec"]["trainer"]["numNodes"])
         pods = {}

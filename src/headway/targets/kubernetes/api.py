@@ -22,7 +22,8 @@ from headway.targets.kubernetes.kubeconfig import Access, Credential
 
 Object = dict[str, Any]
 ANSWER_S = 30.0
-TRIES = 4  # of what changes nothing
+TRIES = 4  # of what changes nothing, or nothing more when it is done again
+MERGE = "application/merge-patch+json"
 _BUSY = (429, 500, 502, 503, 504)
 
 
@@ -74,7 +75,7 @@ class Client:
     def __call__(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> Object:
-        tries = TRIES if method in ("GET", "DELETE") else 1
+        tries = TRIES if method in ("GET", "PATCH", "DELETE") else 1
         for attempt in range(1, tries + 1):
             try:
                 return self._once(method, path, query, body)
@@ -142,7 +143,7 @@ class Client:
         data = None
         if body is not None:
             data = json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
         prefix = urlsplit(self._known().server).path.rstrip("/")
         connection.request(method, prefix + path, body=data, headers=headers)
         return connection.getresponse()

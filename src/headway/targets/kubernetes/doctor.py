@@ -23,6 +23,7 @@ DRIVER = (
 _OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1"
 INSTALL_PYTORCHJOB = f'kubectl apply --server-side -k "{_OPERATOR}"'
 _MADE = ("create", "get", "list", "delete")
+_STARTED = {"statefulset": "Job", "pytorchjob": "PyTorchJob", "trainjob": "TrainJob"}  # what is made at rest
 
 
 def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
@@ -59,8 +60,12 @@ def _permissions(api: Api, options: Options) -> Iterator[Finding]:
     """Everything `run`, `status`, `logs` and `down` will ask for."""
     wanted = [(kind, verb) for kind in kinds.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
     wanted += [("Pod", verb) for verb in ("get", "list", "delete")]
+    wanted.append((_STARTED[options.engine], "patch"))
     lacking = [f"{verb} {kinds.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
     lacking += [f"get {what}" for what in ("pods/log",) if not _may(api, options, "Pod", "get", subresource="log")]
+    # Nobody may give the reaper a right that is not theirs.
+    if options.engine == "statefulset" and not _may(api, options, "StatefulSet", "patch", subresource="scale"):
+        lacking.append("patch statefulsets/scale")
     if not lacking:
         yield Finding("ok", f"all permissions are there in namespace {options.namespace}")
         return

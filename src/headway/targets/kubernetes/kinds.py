@@ -24,8 +24,8 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 KINDS_OF = {
     "statefulset": ("StatefulSet", "Job", "Service", "Secret", "RoleBinding", "Role", "ServiceAccount", "Pod"),
-    "pytorchjob": ("PyTorchJob", "Secret", "Pod"),
-    "trainjob": ("TrainJob", "Secret", "ServiceAccount", "Pod"),
+    "pytorchjob": ("PyTorchJob", "Job", "Secret", "Pod"),
+    "trainjob": ("TrainJob", "Job", "Secret", "ServiceAccount", "Pod"),
 }
 
 
@@ -36,6 +36,17 @@ def path(kind: str, namespace: str, name: str = "") -> str:
 
 def create(api: Api, body: Object) -> Object:
     return api("POST", path(body["kind"], body["metadata"]["namespace"]), body=body)
+
+
+def change(api: Api, body: Object) -> Object:
+    """A merge patch of one object, which it names itself."""
+    metadata = body["metadata"]
+    return api("PATCH", path(body["kind"], metadata["namespace"], metadata["name"]), body=body)
+
+
+def scale(api: Api, kind: str, namespace: str, name: str, replicas: int) -> None:
+    """Its number alone: a right to that is no right to what its pods are."""
+    api("PATCH", f"{path(kind, namespace, name)}/scale", body={"spec": {"replicas": replicas}})
 
 
 def read(api: Api, kind: str, namespace: str, name: str) -> Object | None:

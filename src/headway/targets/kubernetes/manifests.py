@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.planning.model import RUN
 from headway.targets.base import Request
-from headway.targets.kubernetes import lasting, pod, pytorchjob, statefulset, trainjob
+from headway.targets.kubernetes import fuse, lasting, pod, pytorchjob, statefulset, trainjob
 from headway.targets.kubernetes.names import metadata, owned_by
 from headway.targets.kubernetes.options import Options, Trainer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headway.planning.model import Plan
 
 WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}
+_STARTS = {"statefulset": statefulset.START, "pytorchjob": pytorchjob.START, "trainjob": trainjob.START}
 _OWNERS = {"statefulset": statefulset.OWNER, "pytorchjob": pytorchjob.OWNER, "trainjob": trainjob.OWNER}
 
 
@@ -27,7 +28,7 @@ def requests(plan: Plan, options: Options, *, release: Trainer | None = None, sp
         chosen: Trainer = release or options.trainer or lasting.NEWEST
         found = trainjob.requests(plan, options, chosen, spent_s)
     first, *others = found
-    return [first, *_secret(plan, options), *others]
+    return fuse.laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
 
 
 def reference_mark(reference: str) -> str:
@@ -36,7 +37,7 @@ def reference_mark(reference: str) -> str:
 
 
 def _secret(plan: Plan, options: Options) -> list[Request]:
-    """Labelled, owned by whatever was made first, and removed with it."""
+    """Labelled, owned by what starts the run, and removed with it."""
     wanted = pod.brought(plan)
     if not wanted:
         return []

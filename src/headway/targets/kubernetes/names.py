@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 KIND = "kubernetes"
 URL_ANNOTATION = "headway.url"  # a label's value may not be a URL …
 FOLDER_LABEL = "headway.folder"  # … so that a label carries its hash: two folders may each hold a run of one name
-PART_LABEL = "headway.part"  # worker or reaper
+PART_LABEL = "headway.part"  # worker, reaper or fuse
 
 # Stand in a plan until launch.
-OWNER_UID, EXPIRES, FOLDER = "{OWNER_UID}", "{EXPIRES}", "{FOLDER}"
+OWNER_UID, FUSE_UID, EXPIRES, FOLDER = "{OWNER_UID}", "{FUSE_UID}", "{EXPIRES}", "{FOLDER}"
 REAPER = f"{RUN}-reaper"
 
 # Inside a pod.

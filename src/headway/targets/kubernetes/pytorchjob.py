@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
 OWNER = API_VERSION, KIND, RUN
+START: Object = {"runPolicy": {"suspend": False}}
 CONTAINER = "pytorch"  # the operator looks for a container of this name
 POD_LABEL = "training.kubeflow.org/job-name"
 
@@ -26,6 +27,7 @@ def requests(plan: Plan, options: Options, spent_s: float = 0.0) -> list[Request
     if plan.nodes > 1:
         replicas["Worker"] = _replica(plan, options, plan.nodes - 1)
     policy: Object = {
+        "suspend": True,  # until everything that its pods need is there
         "cleanPodPolicy": "Running",  # a worker that outlives the master is billed; what has ended stays for kubectl
         "ttlSecondsAfterFinished": math.ceil(options.keep),
     }

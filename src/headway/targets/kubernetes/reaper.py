@@ -1,6 +1,6 @@
-"""The reaper: a small Job that deletes a run's StatefulSet when the run is done or its time is up.
+"""The reaper: a small Job that calls the workers of a run's StatefulSet, and deletes it when the run is over.
 
-`python -m headway.targets.kubernetes.reaper --run URL --namespace NS --set NAME [--lifetime S] [--max-wait S]`
+`python -m headway.targets.kubernetes.reaper --run URL --namespace NS --set NAME --workers N …`
 It alone has a token, for this one set. Time is the API server's: the set's age, by the server's own clock.
 """
 
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 from headway.errors import HeadwayError, UnknownRun
 from headway.targets.base import State
 from headway.targets.kubernetes import kinds, kubeconfig
-from headway.targets.kubernetes.api import Client, Forbidden, Refusal
+from headway.targets.kubernetes.api import Client, Forbidden, Object, Refusal
 from headway.targets.kubernetes.entry import use_secrets
 
 if TYPE_CHECKING:
     from headway.runfolder import RunFolder
 
 LOOK_S = 10.0
-BIRTH_S = 600.0  # for a set that the client is still making: after this there will be none (HEADWAY_BIRTH_S)
+BIRTH_S = 600.0  # for a set or a right that is still on its way: after this there will be none (HEADWAY_BIRTH_S)
 FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
@@ -39,6 +39,7 @@ class Watched:
     url: str
     namespace: str
     name: str
+    workers: int
     lifetime_s: float | None
     max_wait_s: float | None
 
@@ -67,21 +68,29 @@ def guard(
     birth_s = BIRTH_S if birth_s is None else birth_s
     began, seen = time.monotonic(), False
     while True:
-        age = None
         try:
-            age = _age_s(watched, api)
-            seen = seen or age is not None
-            if age is None and (seen or time.monotonic() - began > birth_s):
+            found = _set(watched, api)
+            seen = seen or found is not None
+            if found is None and (seen or time.monotonic() - began > birth_s):
                 say(f"statefulset/{watched.name} is gone" if seen else f"there never was a statefulset/{watched.name}")
                 return 0
-            why = "" if age is None else reason(watched, age, say)
-            if why:
-                say(f"deleting statefulset/{watched.name}: {why}")
-                kinds.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
+            if found is not None and "deletionTimestamp" not in found["metadata"]:
+                _tend(watched, api, found, say)
         except Refusal as error:  # the cluster is upgraded, say, or our rights are still on their way
             say(str(error.problem.what))
         if wait():
             return 143
+
+
+def _tend(watched: Watched, api: Client, found: Object, say: Callable[[str], None]) -> None:
+    """End it where it must end; else call its workers, once: whoever changes their number later has a reason."""
+    why = reason(watched, _age_s(found, api), say)
+    if why:
+        say(f"deleting statefulset/{watched.name}: {why}")
+        kinds.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
+    elif found["spec"]["replicas"] == 0 and found["metadata"]["generation"] == 1:
+        say(f"calling {watched.workers} workers")
+        kinds.scale(api, "StatefulSet", watched.namespace, watched.name, watched.workers)
 
 
 def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
@@ -114,14 +123,15 @@ def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
     return ""
 
 
-def _age_s(watched: Watched, api: Client) -> float | None:
-    """How old the set is, both ends by the server's clock; None where there is none."""
+def _set(watched: Watched, api: Client) -> Object | None:
     try:
-        found = kinds.read(api, "StatefulSet", watched.namespace, watched.name)
+        return kinds.read(api, "StatefulSet", watched.namespace, watched.name)
     except Forbidden:
-        return None  # our rights are made just before the set
-    if found is None or found["metadata"].get("deletionTimestamp"):
-        return None if found is None else 0.0
+        return None  # our rights are made just before we are
+
+
+def _age_s(found: Object, api: Client) -> float:
+    """How old the set is, both ends by the server's clock."""
     born = datetime.fromisoformat(str(found["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
     return (parsedate_to_datetime(api.date) - born).total_seconds()
 
@@ -131,11 +141,17 @@ def _arguments(arguments: Sequence[str] | None) -> Watched:
     parser.add_argument("--run", required=True, metavar="URL")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--set", required=True, metavar="NAME")
+    parser.add_argument("--workers", type=int, required=True, metavar="N")
     parser.add_argument("--lifetime", type=float, default=None, metavar="S")
     parser.add_argument("--max-wait", type=float, default=None, metavar="S")
     args = parser.parse_args(arguments)
     return Watched(
-        url=args.run, namespace=args.namespace, name=args.set, lifetime_s=args.lifetime, max_wait_s=args.max_wait
+        url=args.run,
+        namespace=args.namespace,
+        name=args.set,
+        workers=args.workers,
+        lifetime_s=args.lifetime,
+        max_wait_s=args.max_wait,
     )
 
 

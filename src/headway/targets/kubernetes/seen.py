@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headway.targets.base import RUN_LABEL
 from headway.targets.kubernetes import kinds, pytorchjob, trainjob
 from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal
-from headway.targets.kubernetes.names import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, folder_hash
+from headway.targets.kubernetes.names import PART_LABEL, URL_ANNOTATION, selector
 from headway.targets.kubernetes.options import Options
 
 _LAST_LINES = 5
 _MOST_LINES = 500
+_POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # how the names of a run's pods go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,22 @@ class Pod:
 
 def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
     """The pods that train, in order. Kubeflow's operators label theirs themselves."""
-    ours = f"{RUN_LABEL}={run},{FOLDER_LABEL}={folder_hash(url)},{PART_LABEL}=worker"
+    ours = f"{selector(run, url)},{PART_LABEL}=worker"
     selectors = {"pytorchjob": f"{pytorchjob.POD_LABEL}={run}", "trainjob": f"{trainjob.POD_LABEL}={run}"}
     found = {}
-    for selector in filter(None, (ours, selectors.get(options.engine))):
-        for item in kinds.listed(api, "Pod", options.namespace, selector):
+    for chosen in filter(None, (ours, selectors.get(options.engine))):
+        for item in kinds.listed(api, "Pod", options.namespace, chosen):
             if kinds.annotation(item, URL_ANNOTATION) in ("", url):
                 found[item["metadata"]["name"]] = pod_of(item)
     return [found[name] for name in sorted(found, key=_in_order)]
+
+
+def reaper(api: Api, options: Options, run: str, url: str) -> list[Pod]:
+    """The pod that calls the workers of a set: while there are none, what keeps it keeps them."""
+    if options.engine != "statefulset":
+        return []
+    chosen = f"{selector(run, url)},{PART_LABEL}=reaper"
+    return [pod_of(item) for item in kinds.listed(api, "Pod", options.namespace, chosen)]
 
 
 def pod_of(item: Object) -> Pod:
@@ -72,15 +80,15 @@ def pod_of(item: Object) -> Pod:
 
 def own_account(api: Api, options: Options, run: str, url: str) -> list[str]:
     """Warnings about a run and its pods, which a cluster remembers for an hour, and how pods that are there ended."""
-    pods = workers(api, options, run, url)
-    said = events(api, options.namespace, [run, *(pod.name for pod in pods)], of_run=run)
+    pods = workers(api, options, run, url) or reaper(api, options, run, url)
+    said = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
     ends = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.trouble, pod.ended) if each]
     return [*said, *ends]
 
 
 def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
     """Warnings about these objects, the newest last, each once. With `of_run` about its pods too, gone or not."""
-    pods = re.compile(rf"{re.escape(of_run)}-(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?") if of_run else None
+    pods = re.compile(rf"{re.escape(of_run)}-{_POD}") if of_run else None
     wanted = set(names)
     try:
         answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
@@ -116,7 +124,7 @@ def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> l
 
 def own_words(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
     """Pod, time and line of what containers printed themselves, the one before a restart first."""
-    for pod in workers(api, options, run, url):
+    for pod in workers(api, options, run, url) or reaper(api, options, run, url):
         for previous in ("true", "false"):
             query = {"timestamps": "true", "tailLines": str(_MOST_LINES), "previous": previous}
             path = f"/api/v1/namespaces/{options.namespace}/pods/{pod.name}/log"

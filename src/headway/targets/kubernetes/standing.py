@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.errors import WORKER_AGAIN
+from headway.planning.model import RUN
 from headway.runfolder import STOP
 from headway.runs import Evidence
 from headway.targets.afar import FOR_GOOD
 from headway.targets.base import Handle, State, Status
 from headway.targets.here import folder_of
-from headway.targets.kubernetes import kinds, manifests, seen
+from headway.targets.kubernetes import fuse, kinds, manifests, seen
 from headway.targets.kubernetes.api import Api, Object
 from headway.targets.kubernetes.names import URL_ANNOTATION
 from headway.targets.kubernetes.options import Options
@@ -25,10 +26,17 @@ class Seen:
 
     workload: Object | None
     pods: list[Pod]
+    reaper: list[Pod]  # where there is no worker yet: it calls them
 
     @property
     def leaving(self) -> bool:
         return self.workload is None or "deletionTimestamp" in self.workload["metadata"]
+
+    @property
+    def half_made(self) -> bool:
+        """It still belongs to its fuse."""
+        owners = (self.workload or {}).get("metadata", {}).get("ownerReferences") or ()
+        return any(str(owner["name"]).endswith(fuse.NAME.removeprefix(RUN)) for owner in owners)
 
     @property
     def verdict(self) -> str:
@@ -49,7 +57,9 @@ def look(api: Api, options: Options, handle: Handle) -> Seen:
     there = kinds.read(api, manifests.WORKLOAD[options.engine], options.namespace, handle.run)
     if there is not None and kinds.annotation(there, URL_ANNOTATION) != handle.url:
         there = None  # another folder's run of the same name
-    return Seen(there, seen.workers(api, options, handle.run, handle.url))
+    pods = seen.workers(api, options, handle.run, handle.url)
+    coming = not pods and there is not None
+    return Seen(there, pods, seen.reaper(api, options, handle.run, handle.url) if coming else [])
 
 
 def status(api: Api, options: Options, handle: Handle, looked: Seen, found: Evidence, *, submitting: bool) -> Status:
@@ -86,19 +96,22 @@ def _alive(api: Api, options: Options, handle: Handle, looked: Seen, found: Evid
 
 def _waiting(api: Api, options: Options, handle: Handle, looked: Seen) -> str:
     """Why nothing trains yet: the pods' own trouble, or what the cluster says of those that it cannot make."""
-    for pod in looked.pods:
+    pods = looked.pods or looked.reaper
+    for pod in pods:
         if pod.trouble:
             return f"pod {pod.name}: {seen.explained(pod.trouble)}{_last_words(api, options, pod)}"
-    about = [handle.run, *(pod.name for pod in looked.pods)]
-    warnings = seen.events(api, options.namespace, about) if not any(pod.running for pod in looked.pods) else []
+    about = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
+    warnings = seen.events(api, options.namespace, about) if not any(pod.running for pod in pods) else []
     if warnings:
         return seen.explained(warnings[-1])
-    return _people(looked.pods) or "no pod has been made yet"
+    if looked.half_made:
+        return "its client has not finished making it: it starts in a moment, or goes by itself in ten minutes"
+    return _people(pods) or "no pod has been made yet"
 
 
 def _hopeless(api: Api, options: Options, looked: Seen) -> str:
     """A container that ends again and again before its supervisor has said a word will not mend itself."""
-    for pod in looked.pods:
+    for pod in looked.pods or looked.reaper:
         if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
             words = _last_words(api, options, pod)
             return f"pod {pod.name} never got as far as an attempt: {pod.ended} {pod.restarts} times{words}"

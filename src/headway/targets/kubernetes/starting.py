@@ -1,4 +1,4 @@
-"""Making a run's objects in a cluster: all of them or none. Secrets become values here, on their way to the API."""
+"""Making a run's objects in a cluster: all of them or none, and what starts it last. Secrets become values here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import BadInput, RunBusy
+from headway.errors import BadInput, RunBusy, TargetError
 from headway.planning.model import RUN
 from headway.runfolder import RunFolder
 from headway.secrets import resolve
 from headway.targets.kubernetes import kinds, lasting, manifests, names, pod, removal, rules, trainjob
-from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Taken
+from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal, Taken
 from headway.targets.kubernetes.options import Options, Trainer
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         names.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
     }
     requests = manifests.requests(plan, options, release=release, spent_s=spent_s)
-    bodies = [names.filled(request.body, values) for request in requests]
+    filled = [names.filled(request.body, values) for request in requests]
+    bodies, stroke = filled[:-1], filled[-1]
     _hold_rules(bodies, run)
     _require_free(api, options, run, url)
     made: list[Object] = []
@@ -39,6 +40,8 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         removal.remove(api, options, run, url)  # what an earlier attempt or a killed client may have left
         for body in bodies:
             made.append(_make(api, body, made, secrets))
+        _start(api, stroke)
+        _put_out(api, made[0])
     except BaseException as error:  # Ctrl-C too: half a gang cannot train, but can be billed
         removal.remove(api, options, run, url)
         if isinstance(error, Taken):
@@ -81,11 +84,28 @@ INSTALL_TRAINER = (
 
 
 def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]) -> Object:
-    owner = str(made[0]["metadata"]["uid"]) if made else ""
-    body = names.filled(body, {names.OWNER_UID: owner})
+    uids = [str(each["metadata"]["uid"]) for each in made[:2]]  # of the fuse, and of what starts the run
+    body = names.filled(body, dict(zip((names.FUSE_UID, names.OWNER_UID), uids, strict=False)))
     if body["kind"] == "Secret":
         body = {**body, "stringData": dict(secrets)}
     return kinds.create(api, body)
+
+
+def _start(api: Api, stroke: Object) -> None:
+    """The one request from which on the run is there, whatever becomes of us."""
+    try:
+        kinds.change(api, stroke)
+    except Gone:
+        what = f"{kinds.shown(stroke)} took too long to be made, and is gone with its fuse"
+        raise TargetError(what, fix="once more, nearer to the cluster") from None
+
+
+def _put_out(api: Api, lit: Object) -> None:
+    """It owns nothing any more. What cannot be removed now goes by itself."""
+    try:
+        kinds.delete(api, "Job", lit["metadata"]["namespace"], lit["metadata"]["name"])
+    except Refusal:
+        pass
 
 
 def _hold_rules(bodies: list[Object], run: str) -> None:

@@ -1,7 +1,8 @@
 """A StatefulSet that ends by itself, on a cluster without any operator. Pure.
 
-Made first is the reaper, a small Job: it alone may speak to the cluster, and only about this one set; it owns
-everything else, so that its own end, whatever that was, takes the rest along.
+The reaper is a small Job: it alone may speak to the cluster, and only about this one set; it owns everything else, so
+that its own end, whatever that was, takes the rest along. The set is made empty, and the reaper, once it runs, calls
+the workers: there are none that nobody guards.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 OWNER = "batch/v1", "Job", REAPER
+START: Object = {"parallelism": 1}
 TTL_S = 60  # after its end the reaper's Job goes, and with it all it owns
 LAST_RESORT_S = 600  # after the reaper's own timer: then its Job fails, and everything goes with it
 TRIES = 1000  # of the reaper, which must outlive any trouble
@@ -67,7 +69,7 @@ def _set(plan: Plan, options: Options) -> Object:
         "kind": "StatefulSet",
         "metadata": _owned(plan, options, RUN),
         "spec": {
-            "replicas": plan.nodes,
+            "replicas": 0,  # until the reaper runs
             "serviceName": RUN,
             "podManagementPolicy": "Parallel",  # a gang that starts one after the other waits for itself for ever
             "selector": {"matchLabels": _selected()},
@@ -105,12 +107,16 @@ def _account(plan: Plan, options: Options) -> Object:
 
 
 def _role(plan: Plan, options: Options) -> Object:
-    rule = {"apiGroups": ["apps"], "resources": ["statefulsets"], "resourceNames": [RUN], "verbs": ["get", "delete"]}
+    """This set and its number of workers; what the workers are is not the reaper's to change."""
+    one = {"apiGroups": ["apps"], "resourceNames": [RUN]}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": _owned(plan, options, REAPER),
-        "rules": [rule],
+        "rules": [
+            {**one, "resources": ["statefulsets"], "verbs": ["get", "delete"]},
+            {**one, "resources": ["statefulsets/scale"], "verbs": ["patch"]},
+        ],
     }
 
 
@@ -131,6 +137,7 @@ def _who(options: Options) -> str:
 
 def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
     spec: Object = {
+        "parallelism": 0,  # until everything that its pod needs is there
         "backoffLimit": TRIES,
         "ttlSecondsAfterFinished": TTL_S,
         "template": {
@@ -145,7 +152,7 @@ def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
 
 def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
     """No GPU, no special node: it waits where waiting is cheap."""
-    words = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN]
+    words = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
     if seconds is not None:
         words += ["--lifetime", str(seconds)]
     if plan.limits.max_wait_s is not None:
@@ -169,6 +176,8 @@ def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
         "containers": [container],
         "volumes": pod.volumes(plan, options),
     }
+    if options.tolerations:  # where all nodes are tainted, it must wait on one of them
+        spec["tolerations"] = [dict(each) for each in options.tolerations]
     if options.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
     return spec

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 API_VERSION, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
 OWNER = API_VERSION, KIND, RUN
+START: Object = {"suspend": False}
 CRD = "trainjobs.trainer.kubeflow.org"
 JOB, CONTAINER = "node", "node"  # of Kubeflow's own torch runtimes
 MANAGER = "headway.io/launcher"
@@ -78,6 +79,7 @@ def _pod_fields(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _spec(plan: Plan, options: Options, release: Trainer, spent_s: float) -> Object:
     worker = pod.worker(plan, options, CONTAINER, {})
     spec: Object = {
+        "suspend": True,  # until everything that its pods need is there
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": options.runtime},
         "trainer": {
             "image": worker["image"],

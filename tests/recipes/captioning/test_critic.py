@@ -46,6 +46,15 @@ def test_a_reference_is_worth_more_than_one_of_another_picture_or_one_that_break
     assert worth[0] > max(worth[1:])
 
 
+def test_a_caption_that_does_not_end_is_worth_less() -> None:
+    model, feed, critic = made()
+    (pictures,) = feed.sources.pictures
+    ended = torch.tensor(model.vocabulary.encode(pictures.references[0][0], max_length=20)[1:])
+    endless = torch.cat([ended[:-1], torch.zeros(1, dtype=torch.int64)])
+    worth = critic.rewards(model, torch.stack([ended, endless]), torch.zeros(2, dtype=torch.int64)).tolist()
+    assert worth[0] > worth[1]
+
+
 @pytest.mark.parametrize("decoder", sorted(DECODERS))
 def test_a_step_makes_better_captions_likelier_and_worse_ones_less_likely(decoder: str) -> None:
     model, feed, critic = made(decoder=decoder)

@@ -15,7 +15,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decode import sample_to_learn
 from headway.recipes.captioning.feed import Batch, Sources
 from headway.recipes.captioning.model import Captioner
-from headway.recipes.captioning.words import PAD
+from headway.recipes.captioning.words import END, PAD
 from headway.score.cider import Cider
 from headway.score.ptb import tokenize_all
 
@@ -41,7 +41,9 @@ class Critic:
 
     def rewards(self, model: Captioner, words: Tensor, rows: Tensor) -> Tensor:
         """CIDEr of each caption against the references of its picture."""
-        said = [text + _END for text in tokenize_all([model.vocabulary.decode(row) for row in words.tolist()])]
+        texts = tokenize_all([model.vocabulary.decode(row) for row in words.tolist()])
+        ends = (words == END).any(dim=1).tolist()
+        said = [text + _END if ended else text for text, ended in zip(texts, ends, strict=True)]
         return torch.from_numpy(self._cider.scores(said, rows.tolist())).float()
 
 

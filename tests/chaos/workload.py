@@ -99,7 +99,8 @@ def main() -> None:
             time.sleep(pause_s)
             loss = ((model(x) - y) ** 2).sum()
             BOARD.mark("step")
-            run.step(loss, optimizer, weight=len(x), clip=1.0, scheduler=schedule)
+            weight = 1.3 * len(x)  # no power of two: whether it divides sooner or later then shows in the bits
+            run.step(loss, optimizer, weight=weight, clip=1.0, scheduler=schedule)
             BOARD.mark("log")
             run.log(loss=loss / len(x))
             BOARD.mark("between")

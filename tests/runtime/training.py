@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 
 def main(options: dict[str, Any]) -> None:
-    gradients.BUCKET_BYTES = 2000  # several buckets even for this model
+    gradients.BUCKET_BYTES = gradients.LARGE_BYTES = 2000  # several buckets, and large gradients, even in this model
     run = headway.start()
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
         _die_at_write(run._session.store, options["die_at_write"])
@@ -78,7 +78,8 @@ def main(options: dict[str, Any]) -> None:
                 _set_clock_back(86_400)
             _maybe_die(options, run.global_step, run.world.rank)
             loss = ((model(x) - y) ** 2).sum()
-            run.step(loss, optimizer, weight=len(x), clip=1.0, scheduler=schedule)
+            weight = 1.3 * len(x)  # no power of two: whether it divides sooner or later then shows in the bits
+            run.step(loss, optimizer, weight=weight, clip=1.0, scheduler=schedule)
             run.log(loss=loss / len(x))
         run.score({"error": evaluate(run, model, options)}, best="error", higher=False)
     run.finish()

@@ -1,10 +1,10 @@
 """Gradients summed over ranks in a layout that never changes, with everything the ranks must agree on riding along.
 
-Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on. A gradient
-is noted as soon as it is there; a bucket whose gradients have all come is filled in one go and sent while the backward
-pass still runs. The
-layout is a function of the model alone, so a resumed run adds the same numbers in the same order (DDP rearranges its
-buckets after the first step, which changes the sums of three or more ranks).
+Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on. A large
+gradient is copied as soon as it is there, small ones together when all of their bucket have come; then the bucket is
+sent while the backward pass still runs. The layout is a function of the model alone, so a resumed run adds the same
+numbers in the same order (DDP rearranges its buckets after the first step, which changes the sums of three or more
+ranks).
 
 The last bucket ends in a tail: the batch's weight, stop and save flags, which parameters were used, metrics to average,
 and the running statistics of batch normalisation, which are averaged so that every rank holds the same model.
@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headway.errors import BadInput
-from headway.runtime.tail import PRESENT, WEIGHT, Agreed, Tail, room
+from headway.runtime.tail import PRESENT, Agreed, Tail, room
 
 BUCKET_BYTES = 25 << 20
+LARGE_BYTES = 64 << 10  # a gradient that is copied as it comes: still in the cache, and its memory serves the next one
 _LEAST = 1e-30  # a batch that weighs nothing has no gradient: 0 / tiny is 0, 0 / 0 would not be
 
 
@@ -52,6 +53,7 @@ class GradientSync:
         for number, bucket in enumerate(self._buckets):
             for index in bucket.members:
                 self._home[index] = number
+        self._large = [parameter.nbytes >= LARGE_BYTES for parameter in self.parameters]
         self._arrived = [False] * len(self.parameters)
         self._armed, self._launched = False, 0
         self._works: list[Any] = []
@@ -83,8 +85,8 @@ class GradientSync:
         self._arrived = [False] * len(self.parameters)
         self._armed, self._launched = True, 0
 
-    def reduce(self) -> None:
-        """After that pass: send what is left, wait, and divide by the weight of all ranks."""
+    def reduce(self, divided_by: float = 1.0) -> Agreed:
+        """After that pass: send what is left, wait, and divide by what is left of the weight of all ranks."""
         self._armed = False
         used = self._complete()
         self._slots.used.copy_(torch.tensor(used, dtype=torch.float32))
@@ -94,13 +96,19 @@ class GradientSync:
         for work in self._works:
             work.wait()
         self._works.clear()
-        weight = self._slots.head[WEIGHT].clamp_min(_LEAST)
-        for bucket in self._buckets:
-            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._room]
-            payload.div_(weight.to(payload.dtype))
+        agreed = self._slots.agreed()
+        self._divide(max(agreed.weight, _LEAST) / divided_by)
         self._unpack_statistics()
         if not all(used):
             self._drop_unused()
+        return agreed
+
+    def _divide(self, by: float) -> None:
+        if by == 1:
+            return
+        for bucket in self._buckets:
+            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._room]
+            payload.div_(by)
 
     def _complete(self) -> list[bool]:
         """What did not come in this pass: a gradient of earlier micro-batches, or none at all. Which were used?"""
@@ -119,9 +127,6 @@ class GradientSync:
                 parameter.grad = view
         return used
 
-    def agreed(self) -> Agreed:
-        return self._slots.agreed()
-
     def clear(self) -> None:
         """After the optimizer: no gradients."""
         for parameter in self.parameters:
@@ -129,11 +134,16 @@ class GradientSync:
 
     def _arrival(self, index: int) -> Any:
         home, last = self._buckets[self._home[index]], len(self._buckets) - 1
+        large, view = self._large[index], self._views[index]
 
         def arrived(parameter: Tensor) -> None:
             if not self._armed or self._arrived[index]:  # a recomputed layer may come twice
                 return
             self._arrived[index] = True
+            if large:
+                assert parameter.grad is not None
+                view.copy_(parameter.grad.detach())
+                parameter.grad = view
             home.missing -= 1
             if home.missing:
                 return
@@ -146,8 +156,8 @@ class GradientSync:
 
     @torch.no_grad()
     def _fill(self, bucket: Bucket) -> None:
-        """All gradients that have come in this pass, in one call: by one it would be twice as slow for small ones."""
-        come = [index for index in bucket.members if self._arrived[index]]
+        """All small gradients that have come in this pass, in one call: by one it would be twice as slow."""
+        come = [index for index in bucket.members if self._arrived[index] and not self._large[index]]
         if not come:
             return
         parameters, views = [self.parameters[index] for index in come], [self._views[index] for index in come]

@@ -21,8 +21,9 @@ class Position:
     passed: int = 0  # epochs of all stages: what the data's order is keyed by
     batch: int = 0
     step: int = 0
+    weight: float = 0.0  # of the newest step of several ranks, which the next one begins with; 0 before the first
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
 

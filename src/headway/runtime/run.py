@@ -14,6 +14,7 @@ run.finish(bundle)
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -236,7 +237,8 @@ class Run:
         wishes = self._boundary.wishes() if last and self.world.size > 1 else _NO_WISHES
         if self._counts:
             self._weight = weight
-        outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts), wishes)
+        foreseen = self._keeping.position.weight
+        outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts, foreseen), wishes)
         if not last and outcome.finite:
             self._micro += 1
             return False
@@ -251,6 +253,8 @@ class Run:
             self._guard.good()
         keeping = self._keeping
         keeping.position.step += 1
+        if outcome.agreed is not None and 0 < outcome.agreed.weight < math.inf:
+            keeping.position.weight = outcome.agreed.weight
         for average in self._averages:
             average.update()
         if outcome.norm is not None:

@@ -2,7 +2,9 @@
 
 Losses are sums and weights are counts: the gradient is that of (sum of all losses) / (sum of all weights), however the
 batch was cut into ranks and micro-batches. Alone and with one micro-batch, that is one division before the backward
-pass and nothing else.
+pass and nothing else. Several ranks learn the sum of their weights only with the sum of their gradients. So they begin
+the backward pass with what the step before weighed, and look at all gradients once more only where this one weighs
+something else.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from headway.runtime.tail import Agreed
 Optimizers = Optimizer | Sequence[Optimizer]
 Scaler = torch.amp.GradScaler
 _ZERO_GRAD = Optimizer.zero_grad
+_PRECISE = (torch.float32, torch.float64)  # of a half-precision loss, one over a weight would be off by up to 0.4 %
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class Request:
     clip: float | None = None
     last: bool = True  # the last micro-batch of its step
     counts: bool = True  # False for a filler
+    foreseen: float = 0.0  # what all ranks expect the step to weigh: as much as the one before; 0 for no idea
 
 
 @dataclass(slots=True)
@@ -147,16 +151,16 @@ class Together:
             self._weight = self._weight + (weight.detach() if isinstance(weight, Tensor) else weight)
         if self.scaler is None:  # with a scaler, an overflow is its business
             self._bad = self._bad + badness(loss)
+        divisor = request.foreseen if request.foreseen and loss.dtype in _PRECISE else 1.0
         if not request.last:
-            backward(loss, self.scaler)
+            backward(loss, self.scaler, divisor)
             return _GATHERED
         bad, self._bad = self._bad, 0.0
         flags = (float(self._present), float(wishes.stop), float(wishes.budget), float(wishes.save), bad, wishes.names)
         sync.arm(self._weight, flags, wishes.metrics)
-        backward(loss, self.scaler)
-        sync.reduce()
+        backward(loss, self.scaler, divisor)
+        agreed = sync.reduce(divisor)
         self._weight, self._present = 0.0, False
-        agreed = sync.agreed()
         norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
         sync.clear()
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
@@ -191,8 +195,11 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
 
 
-def backward(loss: Tensor, scaler: Scaler | None) -> None:
-    (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0) -> None:
+    """The gradients of loss / divisor: the pass begins with a number anyway, so that costs nothing."""
+    scaled = loss if scaler is None else scaler.scale(loss)
+    first = None if divisor == 1 else torch.full_like(scaled, 1 / divisor)
+    scaled.backward(first)  # type: ignore[no-untyped-call]
 
 
 def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler | None) -> Tensor | None:

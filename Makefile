@@ -1,7 +1,7 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
 
-.PHONY: help demo test fuzz lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
+.PHONY: help demo test fuzz fuzz-serve lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
 
 help:
 	@echo "make demo   train, evaluate, export and try a captioner on drawn scenes, here"
@@ -51,6 +51,10 @@ test-chaos: .venv/.ready-test
 # Every reader of foreign bytes, for two minutes; FUZZ="--seconds 3600 --atheris" for longer and guided by coverage.
 fuzz: .venv/.ready-test
 	@$(BIN)/python -m tests.fuzz $(FUZZ)
+
+# Every recipe's real server against its own OpenAPI, ten minutes each; FUZZ="--recipe translation --seconds 60".
+fuzz-serve: .venv/.ready-test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.fuzz $(FUZZ)
 
 # The hashes of what is installed; the bill of materials; what is known against it (docs/security.md).
 lock:

@@ -64,6 +64,8 @@ def test_kserves_second_protocol_is_spoken(served: Served) -> None:
         assert (
             told(client.post("/v2/models/bright/infer", json={"inputs": [wrong]}), 400)["pointer"] == "/inputs/0/shape"
         )
+        named = {"inputs": [tensor], "id": {"not": "text"}}
+        assert told(client.post("/v2/models/bright/infer", json=named), 400)["pointer"] == "/id"
 
 
 def test_a_picture_can_be_uploaded_as_a_form(served: Served) -> None:

@@ -14,6 +14,8 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
     """`{"inputs": [{"name", "shape", "datatype": "BYTES", "data"}]}` as `{"instances": […]}`, and its parameters."""
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise bad_request('the body must be an object with a list "inputs"')
+    if not isinstance(body.get("id"), str | None):
+        raise bad_request("an id is text", "/id")
     known = {field.name for field in fields}
     columns: dict[str, list[Any]] = {}
     for number, tensor in enumerate(body["inputs"]):

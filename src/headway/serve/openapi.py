@@ -21,7 +21,7 @@ def described(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
         "Predictions for a list of instances", _instances(settings, fields), "Predictions", form=_form(fields)
     )
     v1 = _operation("The same, as KServe's first protocol has it", _instances(settings, fields), "Predictions")
-    v2 = _operation("The same, as KServe's second protocol has it", _tensors(fields), "Tensors")
+    v2 = _operation("The same, as KServe's second protocol has it", _tensors(settings, fields), "Tensors")
     paths: dict[str, Any] = {
         settings.predict_route: {"post": predict},
         f"/v1/models/{name}:predict": {"post": v1},
@@ -132,19 +132,29 @@ def _health(summary: str) -> dict[str, Any]:
 
 def _value(settings: Settings, field: Field) -> dict[str, Any]:
     if field.kind == "picture":
-        told = f"{field.summary}, as base64"
-        return {"type": "string", "contentEncoding": "base64", "minLength": 1, "description": told}
+        plain = {"type": "string", "contentEncoding": "base64", "minLength": 1}
+        wrapped = {"type": "object", "required": ["b64"], "properties": {"b64": plain}, "additionalProperties": False}
+        return {"anyOf": [plain, wrapped], "description": f"{field.summary}, as base64"}
     limit = settings.limits.text
     return {"type": "string", "minLength": 1, "maxLength": limit, "pattern": "\\S", "description": field.summary}
 
 
-def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
-    instance = {
+def _instance(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    required = [field for field in fields if field.required]
+    named = {
         "type": "object",
-        "required": [field.name for field in fields if field.required],
+        "required": [field.name for field in required],
         "properties": {field.name: _value(settings, field) for field in fields},
         "additionalProperties": False,
     }
+    if len(required) != 1:
+        return named
+    (only,) = required
+    return {"anyOf": [named, {**_value(settings, only), "type": "string"}]}  # where there is but one thing it can mean
+
+
+def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    instance = _instance(settings, fields)
     limit = settings.limits.instances
     return {
         "type": "object",
@@ -171,24 +181,35 @@ def _form(fields: Sequence[Field]) -> dict[str, Any]:
     return {"type": "object", "required": [f.name for f in fields if f.required], "properties": parts}
 
 
-def _tensors(fields: Sequence[Field]) -> dict[str, Any]:
-    tensor = {
-        "type": "object",
-        "required": ["name", "shape", "datatype", "data"],
-        "properties": {
-            "name": {"enum": [field.name for field in fields]},
-            "shape": {"type": "array", "items": {"type": "integer"}},
-            "datatype": {"enum": ["BYTES"]},
-            "data": {"type": "array", "items": {"type": "string"}},
-        },
-    }
+def _tensors(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    """That a shape fits its data, and that no input comes twice, cannot be said here."""
+    required = sum(field.required for field in fields)
     return {
         "type": "object",
         "required": ["inputs"],
         "properties": {
-            "id": {"type": "string"},
-            "inputs": {"type": "array", "minItems": 1, "items": tensor},
+            "id": {"type": ["string", "null"]},
+            "inputs": {
+                "type": "array",
+                "minItems": max(1, required),
+                "maxItems": len(fields),
+                "items": {"anyOf": [_tensor(settings, field) for field in fields]},
+            },
             "parameters": _PARAMETERS,
+        },
+    }
+
+
+def _tensor(settings: Settings, field: Field) -> dict[str, Any]:
+    limit = settings.limits.instances
+    return {
+        "type": "object",
+        "required": ["name", "shape", "datatype", "data"],
+        "properties": {
+            "name": {"enum": [field.name]},
+            "shape": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "integer", "minimum": 1}},
+            "datatype": {"enum": ["BYTES"]},
+            "data": {"type": "array", "minItems": 1, "maxItems": limit, "items": _value(settings, field)},
         },
     }
 

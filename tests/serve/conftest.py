@@ -20,6 +20,7 @@ from PIL import Image  # noqa: E402
 
 from headway.serve.app import Server, Settings, application  # noqa: E402
 from headway.serve.limits import Limits  # noqa: E402
+from headway.serve.problems import bad_request  # noqa: E402
 from headway.serve.service import Answer, Field, Instance  # noqa: E402
 from tests.browsing import browser, page  # noqa: E402, F401
 
@@ -38,6 +39,8 @@ class Brightness:
         self.begun = threading.Event()
 
     def prepare(self, instance: Instance) -> Any:
+        if instance.get("text") == "refuse":
+            raise bad_request("told to")
         return float(np.mean(instance["image"])), instance.get("text", "")
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:

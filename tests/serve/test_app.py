@@ -109,6 +109,12 @@ def test_what_cannot_be_read_is_refused_with_where_and_why(
         assert says in problem["detail"]
 
 
+def test_what_a_recipe_refuses_is_pointed_at_too(served: Served) -> None:
+    with served() as client:
+        good = {"image": b64(png())}
+        assert told(ask(client, good, {**good, "text": "refuse"}), 400)["pointer"] == "/instances/1"
+
+
 def test_everything_has_a_limit(served: Served, model: Brightness) -> None:
     limits = Limits(body=100_000, pixels=1_000_000, instances=2, text=10)
     with served(limits=limits) as client:

@@ -101,10 +101,15 @@ class Server:
         return await batcher.ask(prepared, explain=explain)
 
     def _prepared(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [
-            self.service.prepare(self._reader.read(each, f"/instances/{number}"))
-            for number, each in enumerate(instances)
-        ]
+        return [self._prepare(each, f"/instances/{number}") for number, each in enumerate(instances)]
+
+    def _prepare(self, instance: Mapping[str, Any], at: str) -> Any:
+        read = self._reader.read(instance, at)
+        try:
+            return self.service.prepare(read)
+        except Refusal as refusal:
+            refusal.at = refusal.at or at  # a recipe does not know which of many this is
+            raise
 
 
 def application(server: Server) -> Starlette:

@@ -75,7 +75,7 @@ def _tried(service: OnePass, path: Path, asked: Engine) -> str:
         _write(graph, path)
     run = session(graph, path)
     difference = checked(graph, lambda inputs: run(list(inputs.values())), "ONNX Runtime")
-    ours, theirs = _seconds(graph, lambda rows: _torch(graph, rows)), _seconds(graph, run)
+    ours, theirs = race(graph, lambda inputs: _torch(graph, inputs), run)
     told = f"{1e3 * theirs:.1f} ms against torch's {1e3 * ours:.1f}, differing by {difference:.0e}"
     if asked == "auto" and theirs >= ours:
         return f"torch: ONNX Runtime is not faster here ({told})"
@@ -122,15 +122,18 @@ def _torch(graph: Graph, inputs: Sequence[Tensor]) -> Any:
         return graph.module(*inputs)
 
 
-def _seconds(graph: Graph, run: Callable[[Sequence[Tensor]], Any]) -> float:
-    """For one input, and for a batch: the medians' sum. The first time is not counted."""
-    whole = 0.0
+def race(graph: Graph, *runs: Callable[[Sequence[Tensor]], Any]) -> list[float]:
+    """Seconds of each for one input and for a batch: the medians' sum. In turns, so that what disturbs hits all alike;
+    the first turn is not counted."""
+    whole = [0.0] * len(runs)
     for rows in _ROWS:
         inputs = [each[:1].repeat(rows, *[1] * (each.dim() - 1)) for each in graph.inputs.values()]
-        taken = []
-        for _ in range(_TIMES + 1):
-            began = time.perf_counter()
-            run(inputs)
-            taken.append(time.perf_counter() - began)
-        whole += statistics.median(taken[1:])
+        turns = [[_seconds(run, inputs) for run in runs] for _ in range(_TIMES + 1)]
+        whole = [sum(pair) for pair in zip(whole, map(statistics.median, zip(*turns[1:], strict=True)), strict=True)]
     return whole
+
+
+def _seconds(run: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> float:
+    began = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from headway.serve.pictures import decode_picture
 from headway.serve.problems import Refusal, bad_request
 from headway.serve.service import Field, Instance
 
+# Text that is more than blanks: of Python's and of JavaScript's, whose \s are not the same.
+SAYS_SOMETHING = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
 Fetch = Callable[[str, str], bytes]  # (address, pointer) -> body
 
 
@@ -59,7 +62,7 @@ class Reader:
         return decode_picture(body, pixels=self._limits.pixels, at=at)
 
     def _text(self, value: Any, at: str) -> str:
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str) or not re.search(SAYS_SOMETHING, value):
             raise bad_request("this must be text that says something", at)
         if len(value) > self._limits.text:
             raise Refusal(413, f"{len(value)} characters: at most {self._limits.text} are taken", at=at)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headway.serve.inputs import SAYS_SOMETHING
 from headway.serve.problems import MEDIA_TYPE as PROBLEM
 from headway.serve.service import Field
 from headway.version import __version__
@@ -136,7 +137,8 @@ def _value(settings: Settings, field: Field) -> dict[str, Any]:
         wrapped = {"type": "object", "required": ["b64"], "properties": {"b64": plain}, "additionalProperties": False}
         return {"anyOf": [plain, wrapped], "description": f"{field.summary}, as base64"}
     limit = settings.limits.text
-    return {"type": "string", "minLength": 1, "maxLength": limit, "pattern": "\\S", "description": field.summary}
+    pattern = {"minLength": 1, "maxLength": limit, "pattern": SAYS_SOMETHING}
+    return {"type": "string", **pattern, "description": field.summary}
 
 
 def _instance(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:

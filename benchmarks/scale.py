@@ -202,7 +202,7 @@ def history() -> str:
     logs = segments * NODES * RANKS_A_NODE
     return (
         f"history | {len(found):,} steps | {seconds:.1f} s to merge | {segments:,.0f} segments of metrics a month hold;"
-        f" of logs {logs / 1e6:,.0f} million over all ranks: **the second to break**; `headway logs --rank` reads few"
+        f" of logs {logs / 1e6:,.0f} million over all ranks: **the first to break**; `headway logs --rank` reads few"
     )
 
 

@@ -11,7 +11,7 @@ from headway.planning.model import RUN
 from headway.runfolder import RunFolder
 from headway.secrets import resolve
 from headway.targets.kubernetes import kinds, lasting, manifests, names, pod, removal, rules, trainjob
-from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal, Taken
+from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Taken
 from headway.targets.kubernetes.options import Options, Trainer
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         for body in bodies:
             made.append(_make(api, body, made, secrets))
         _start(api, stroke)
-        _put_out(api, made[0])
     except BaseException as error:  # Ctrl-C too: half a gang cannot train, but can be billed
         removal.remove(api, options, run, url)
         if isinstance(error, Taken):
@@ -92,20 +91,15 @@ def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]
 
 
 def _start(api: Api, stroke: Object) -> None:
-    """The one request from which on the run is there, whatever becomes of us."""
+    """The one request from which on the run is there, whatever becomes of us.
+
+    The fuse is left to burn down: a garbage collector that has read its dependent just before would take that along.
+    """
     try:
         kinds.change(api, stroke)
     except Gone:
         what = f"{kinds.shown(stroke)} took too long to be made, and is gone with its fuse"
         raise TargetError(what, fix="once more, nearer to the cluster") from None
-
-
-def _put_out(api: Api, lit: Object) -> None:
-    """It owns nothing any more. What cannot be removed now goes by itself."""
-    try:
-        kinds.delete(api, "Job", lit["metadata"]["namespace"], lit["metadata"]["name"])
-    except Refusal:
-        pass
 
 
 def _hold_rules(bodies: list[Object], run: str) -> None:

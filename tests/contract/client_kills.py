@@ -28,7 +28,7 @@ from headway import launcher
 from headway.errors import HeadwayError
 from headway.orphans import ORPHAN, Place, look, remove
 from headway.planning import Plan
-from headway.runfolder import PLAN
+from headway.runfolder import PLAN, RunFolder
 from headway.storage import join, open_store, subfolders
 from headway.targets import registry
 from headway.targets.base import Target
@@ -38,6 +38,7 @@ from tests.contract.suite import eventually
 
 Since = Literal["start", "watch", "end"]
 END_S = 120.0
+CROWD = 4  # runs at once, of those whose watcher alone is killed
 MOST = 400  # requests of one start: far more means that the count does not end
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNPACKED = re.compile(r"(.+/(?:docker|local|slurm)/(?:code|headway))/.")
@@ -187,6 +188,13 @@ def _start(plan: Plan, name: str, request: int, *, attached: bool) -> None:
     os._exit(0)
 
 
+def _wait_for(plan: Plan, name: str) -> None:
+    """The end of this run, where there is one of that name."""
+    folder = RunFolder(open_store(join(str(plan.job["outputs"]), name)))
+    if any(entry.key == PLAN for entry in folder.store.list(PLAN)):
+        eventually(lambda: folder.ended() is not None, f"{name} ends", within_s=CROWD * END_S)
+
+
 def _watch(plan: Plan, name: str, request: int, *, ended: bool) -> None:
     try:
         hold = launcher.launch(plan, name=name, detach=True, target=registry.of_plan(plan))
@@ -219,6 +227,7 @@ def main(words: list[str]) -> int:
         if child == 0:
             if asked.since == "start":
                 _start(plan, name, request, attached=asked.attached)
+            _wait_for(plan, f"{asked.prefix}-{request - CROWD * asked.every}")  # as many as the machine can bear
             _watch(plan, name, request, ended=asked.since == "end")
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{name}\n")

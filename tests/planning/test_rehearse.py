@@ -110,8 +110,6 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
     monkeypatch.setitem(TARGETS, "fake", FAKE)
     made = plan_play(write_project(tmp_path / "p"), Play(until_stopped=True), on="fake", outputs=str(tmp_path / "runs"))
     hold = launcher.launch(made, target=target, detach=True)
-    for kind in ("score", "export"):
-        target._tell(hold.url, kind=kind)
     target.end(hold.url, State.FINISHED, exit_code=0)
 
     def plan(job: Job, on: str) -> Plan:
@@ -125,10 +123,15 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
     monkeypatch.setattr(module, "_docker_answers", lambda: False)
     assert "no Docker that answers" in rehearse(job).skipped
     monkeypatch.setattr(module, "_docker_answers", lambda: True)
+    typed: list[str] = []
+    monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: typed.append(words[0]))
     found = rehearse(job)
     assert planned == ["docker"]
-    assert [(act.name, "image" in act.words) for act in found.acts[:2]] == [("evaluate", True), ("export", True)]
-    assert "torch is not installed here" in found.acts[2].words
+    assert typed == ["eval", "export", "predict"]
+    assert [act.name for act in found.acts] == ["evaluate", "export", "predict"]
+    monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: "no such font")
+    with pytest.raises(RunFailed, match="the rehearsal's evaluate failed: no such font"):
+        rehearse(job)
 
 
 def tiny_wheel(folder: Path) -> Path:

@@ -1,9 +1,10 @@
 """ONNX Runtime against torch, on bundles that were trained: which one `headway serve` chooses, and what each takes.
 
-A classifier and a grader answer in one pass: the whole answer is timed, from prepared pictures to JSON, alone and in a
-batch of 8. Captioners and translators search word by word and stay with torch: of them the parts that a search calls
-are timed. Both engines get a turn each, with one thread, and their answers are compared. Broken: an answer that
-differs, or a choice of the slower engine where the other is faster by more than a tenth.
+A classifier and a grader answer in one pass, a captioner's encoder looks in one pass and torch searches the words: the
+whole answer is timed, from prepared pictures to JSON, alone and in a batch of 8. Translators search word by word and
+stay with torch: of them the parts that a search calls are timed. Both engines get a turn each, with one thread, and
+their answers are compared. Broken: an answer that differs, or a choice of the slower engine where the other is faster
+by more than a tenth.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ SHORT = {
     "captioning": ("captions.yaml", "config.epochs=1"),
     "translation": ("translation.yaml", "config.epochs=1"),
 }
-WHOLE = ("classification", "grading")
+WHOLE = ("captioning", "classification", "grading")
 
 
 def main() -> int:
@@ -73,8 +75,8 @@ def whole(recipe: str, bundle: Any) -> int:
         sides = {"torch": plain, "ONNX Runtime": other}
         said = [service.answer(prepared[:rows], explain=False) for service in sides.values()]
         same = alike(*said)
-        asked = {
-            name: lambda s=service, n=rows: s.answer(prepared[:n], explain=False) for name, service in sides.items()
+        asked: dict[str, Callable[[], object]] = {
+            name: partial(service.answer, prepared[:rows], explain=False) for name, service in sides.items()
         }
         broken += told(f"{recipe}, {'alone' if rows == 1 else f'{rows} at once'}", asked, same, chosen)
     return broken
@@ -101,7 +103,7 @@ def parts(recipe: str, bundle: Any, folder: Path) -> int:
             with torch.inference_mode():
                 return graph.module(*inputs)
 
-        asked = {"torch": by_torch, "ONNX Runtime": lambda run=run, inputs=inputs: run(inputs)}
+        asked: dict[str, Callable[[], object]] = {"torch": by_torch, "ONNX Runtime": partial(run, inputs)}
         broken += told(f"{recipe}: {graph.name}", asked, True, None)
     return broken
 

@@ -14,6 +14,7 @@ import torch  # noqa: E402
 
 from headway.bundle import Bundle  # noqa: E402
 from headway.errors import BadInput  # noqa: E402
+from headway.recipes.captioning.service import ComputedBy  # noqa: E402
 from headway.serve import engine  # noqa: E402
 from headway.serve.service import service_of  # noqa: E402
 from tests.serve.test_services import MADE, inputs  # noqa: E402
@@ -25,7 +26,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["classification", "grading"])
+@pytest.mark.parametrize("recipe", ["captioning", "classification", "grading"])
 def test_onnx_runtime_says_what_torch_says(recipe: str, tmp_path: Path) -> None:
     bundle = Bundle.open(str(MADE[recipe](tmp_path / "bundle")))
     plain, other = service_of(bundle), service_of(bundle)
@@ -48,7 +49,8 @@ def _refused(bundle: Bundle) -> None:
         for weight in changed._predictor.model.parameters():
             weight.mul_(1.5)
     assert "differs from the model" in engine.choose(changed, bundle, "auto")
-    assert changed._run is None
+    assert not isinstance(getattr(changed._predictor.model, "encoder", None), ComputedBy)
+    assert getattr(changed, "_run", None) is None
     engine.graph_path(bundle).write_bytes(b"damaged")
     assert "cannot be read" in engine.choose(service_of(bundle), bundle, "auto")
 

@@ -34,7 +34,7 @@ _ROWS: Final = (1, 8)  # alone, and in a batch
 
 @runtime_checkable
 class OnePass(Protocol):
-    """A service whose plain answers come from one pass through one graph."""
+    """A service whose plain answers, or what they begin with, come from one pass through one graph."""
 
     def graph(self) -> Graph: ...
 

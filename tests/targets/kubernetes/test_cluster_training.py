@@ -44,7 +44,7 @@ def job_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             return Job(
                 **{
                     **shared,
-                    "env": {**shared["env"], "OMP_NUM_THREADS": "1"},
+                    "env": {**shared["env"], "OMP_NUM_THREADS": "1", "HEADWAY_FUSE_S": "60"},
                     "name": "train",
                     "script": "train.py",
                     "config": {"pause_s": pause_s},
@@ -102,7 +102,7 @@ from headway.targets.kubernetes import kinds
 from headway.targets.kubernetes.target import KubernetesTarget
 
 plan, moment = Plan.from_json(Path(sys.argv[1]).read_bytes()), sys.argv[2]
-create = kinds.create
+create, change = kinds.create, kinds.change
 
 def made(api, body):
     answer = create(api, body)
@@ -110,13 +110,18 @@ def made(api, body):
         os.kill(os.getpid(), signal.SIGKILL)
     return answer
 
-kinds.create = made
+def started(api, stroke):
+    change(api, stroke)
+    if moment == "started":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+kinds.create, kinds.change = made, started
 launcher.launch(plan, name="orphan", detach=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("moment", ["StatefulSet", "submitted"])
+@pytest.mark.parametrize("moment", ["started", "submitted"])
 def test_a_run_whose_client_was_killed_trains_ends_and_is_taken_down_without_anybody(
     cluster: Cluster, job_of: Callable[..., Job], tmp_path: Path, moment: str
 ) -> None:
@@ -132,7 +137,7 @@ def test_a_run_whose_client_was_killed_trains_ends_and_is_taken_down_without_any
     assert outcome.receipt.left == ()
 
 
-@pytest.mark.parametrize("moment", ["Job", "Secret", "Service"])
+@pytest.mark.parametrize("moment", ["Job", "Secret", "Service", "StatefulSet"])
 def test_what_a_client_killed_half_way_has_made_is_found_and_removed(
     cluster: Cluster, job_of: Callable[..., Job], tmp_path: Path, moment: str
 ) -> None:

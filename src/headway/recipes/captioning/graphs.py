@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.graphs import Graph
+from headway.graphs import BATCH, Graph
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import START
@@ -80,6 +80,24 @@ def graphs(model: Captioner, cfg: Config) -> list[Graph]:
         about="the last word and the state, to the scores of the next word; next_state_N is state_N next time",
     )
     return [see, say]
+
+
+def look(model: Captioner, cfg: Config) -> Graph:
+    """The encoder alone, of any number of pictures: what a server may have computed elsewhere than in torch."""
+    model.eval()
+    pictures = _picture(cfg, model).repeat(2, 1, 1, 1)
+    pictures[1] = pictures[1].flip(-1)
+    with torch.no_grad():
+        model.see(pictures)  # what it makes when first asked, it must not make while it is traced
+    return Graph(
+        name="look",
+        module=model.encoder,
+        inputs={"picture": pictures},
+        outputs=("grid",),
+        dynamic={"picture": {0: BATCH}},
+        more=[{"picture": pictures[:1].repeat(3, 1, 1, 1)}],
+        about="RGB pictures, their middle squares, to a grid of features each",
+    )
 
 
 def leaves(state: Any) -> list[Tensor]:

@@ -7,14 +7,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.bundle import Bundle
+from headway.graphs import Graph
 from headway.recipes.captioning.decode import Said
 from headway.recipes.captioning.predict import Predictor
 from headway.recipes.captioning.words import END, PAD
 from headway.recipes.picture_files import middle_square
+from headway.serve.engine import Run
 from headway.serve.service import Answer, Field, Instance
+
+
+class ComputedBy(nn.Module):
+    """An encoder that is not torch's to compute."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        (grid,) = self._run([pictures])
+        return grid
 
 
 class CaptionService:
@@ -22,6 +36,15 @@ class CaptionService:
 
     def __init__(self, bundle: Bundle) -> None:
         self._predictor = Predictor(bundle)
+
+    def graph(self) -> Graph:
+        """Of the encoder, which is one pass and most of the work where it is a published one. Torch searches words."""
+        from headway.recipes.captioning.graphs import look
+
+        return look(self._predictor.model, self._predictor.config)
+
+    def use(self, run: Run) -> None:
+        self._predictor.model.encoder = ComputedBy(run)
 
     def prepare(self, instance: Instance) -> Tensor:
         return middle_square(Image.fromarray(instance["image"]), self._predictor.side)

@@ -52,8 +52,9 @@ def test_a_killed_watcher_leaves_jobs_that_end_without_its_cancel(lab: Lab, tmp_
     names = kill_at_each_request(plan, tmp_path, "w", since="watch", every=5)  # of looks that are alike
     receipts = {name for name in names if folder(name).read_json(RECEIPT)}
     nothing_stays(lab.target(plan), plan, names, patiently)
-    cancelled = {name for name in names if ends(lab)[name] == "JOB_STATE_CANCELLED"}
-    assert {names[-1]} <= receipts <= cancelled < set(names), "killed before, and not at all"
+    assert {names[-1]} <= receipts < set(names), "killed before, and not at all"
+    # A watcher that is slow to see the failure finds that Vertex AI has given up by itself.
+    assert {ends(lab)[name] for name in names} <= {"JOB_STATE_CANCELLED", "JOB_STATE_FAILED"}
     assert states(names) == {"failed"}
 
 

@@ -22,14 +22,6 @@ from tests.runtime.stores import Faulty, Heard
 from tests.servers import processes
 
 BEST, MANIFEST = "checkpoints/best.json", "checkpoints/00000005/manifest.json"
-SETTINGS = {
-    "AWS_ALLOW_HTTP": "true",
-    "AWS_ACCESS_KEY_ID": "k",
-    "AWS_SECRET_ACCESS_KEY": "s",
-    "AWS_REGION": "us-east-1",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     import boto3
 
     url = request.getfixturevalue("s3")
-    for name, value in {**SETTINGS, "AWS_ENDPOINT_URL": url}.items():
+    for name, value in {**processes.MOTO_SETTINGS, "AWS_ENDPOINT_URL": url}.items():
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
     return open_store(f"s3://bucket/{tmp_path.name}")

@@ -70,13 +70,8 @@ def _wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     with processes.moto() as url:
         wire = Wire(url)
         settings = {
+            **processes.MOTO_SETTINGS,
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{wire.port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "k",
-            "AWS_SECRET_ACCESS_KEY": "s",
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
         }
         for name, value in settings.items():
             monkeypatch.setenv(name, value)

@@ -25,6 +25,15 @@ AZURITE, S3RVER = "azurite@3.35.0", "s3rver@3.7.1"
 
 _ADDRESS = re.compile(r"127\.0\.0\.1:[1-9]\d*")
 _START_S = 60
+# How a client of ours finds moto; its address goes beside them.
+MOTO_SETTINGS = {
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_ACCESS_KEY_ID": "k",
+    "AWS_SECRET_ACCESS_KEY": "s",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 @contextmanager

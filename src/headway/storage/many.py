@@ -19,6 +19,6 @@ def for_each(request: Callable[[str], Result], keys: Sequence[str]) -> list[Resu
         asked = [pool.submit(request, key) for key in keys]
         try:
             return [one.result() for one in asked]
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what has not begun need not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
+from headway.errors import BadInput
 from headway.planning.model import RUN
 from headway.spec.model import Budget, Image, Mount, Resources, Secret
 from headway.targets.kubernetes import fuse, lasting, manifests, names, rules, trainjob
@@ -143,6 +144,11 @@ def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_
         assert first["spec"]["parallelism"] == 0
         assert stroke["spec"] == {"parallelism": 1}
         assert [body["spec"]["replicas"] for body in others if body["kind"] == "StatefulSet"] == [0]
+
+
+def test_a_fuse_of_no_number_of_seconds_is_refused() -> None:
+    with pytest.raises(BadInput, match="HEADWAY_FUSE_S is 'soon'"):
+        rendered(Options(), env={"HEADWAY_FUSE_S": "soon"})
 
 
 @EVERY

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headway.errors import BadInput
 from headway.planning.model import RUN
 from headway.targets.base import Request
 from headway.targets.kubernetes import pod
@@ -63,10 +64,17 @@ def _job(plan: Plan, options: Options) -> Object:
         "metadata": part,
         "spec": {
             "completions": 0,
-            "ttlSecondsAfterFinished": int(plan.job.get("env", {}).get("HEADWAY_FUSE_S", BURNS_S)),
+            "ttlSecondsAfterFinished": _burns_s(plan),
             "template": {
                 "metadata": {key: part[key] for key in ("labels", "annotations")},
                 "spec": never,
             },
         },
     }
+
+
+def _burns_s(plan: Plan) -> int:
+    asked = str(plan.job.get("env", {}).get("HEADWAY_FUSE_S", BURNS_S))
+    if not asked.isdecimal():
+        raise BadInput(f"HEADWAY_FUSE_S is {asked!r}, not a number of seconds", where="env", fix="leave it out: 600")
+    return int(asked)

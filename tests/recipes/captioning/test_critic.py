@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.critic import Critic, better_than_others
 from headway.recipes.captioning.data import load, vocabulary
-from headway.recipes.captioning.decode import caption, sample_to_learn
+from headway.recipes.captioning.decode import caption, sample
 from headway.recipes.captioning.feed import Batch, Sources, TrainingFeed
 from headway.recipes.captioning.model import DECODERS, Captioner
 from headway.recipes.captioning.words import PAD, START, UNKNOWN
@@ -61,7 +61,7 @@ def test_a_step_makes_better_captions_likelier_and_worse_ones_less_likely(decode
     batch = feed.batch(0, 0, 0, 1)
     assert isinstance(batch, Batch)
     torch.manual_seed(5)
-    said = sample_to_learn(model, batch.pictures, max_length=20, samples=5).words
+    said = sample(model.eval(), batch.pictures, max_length=20, samples=5).words
     worth = better_than_others(critic.rewards(model, said, batch.rows.repeat_interleave(5)), 5)
     before = log_probabilities(model, batch.pictures, said)
 

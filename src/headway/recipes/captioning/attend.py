@@ -6,13 +6,15 @@ before it; what can be done for all words at once, the picture's projections and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decoders import Decoder, Lesson, remember_at_first, word_scores
+from headway.recipes.captioning.decoders import Decoder, Lesson, WordEmbedding, remember_at_first, word_scores
+from headway.recipes.captioning.late import Map, linear_map
 from headway.recipes.captioning.words import PAD
 from headway.recipes.dropout import Dropout
 
@@ -30,6 +32,13 @@ class Attending(NamedTuple):
         return Attending(self.keys, self.values, layers, None if self.looks is None else self.looks[rows])
 
 
+class Maps(NamedTuple):
+    """What every word goes through: where to look and how much to let in, then layer by layer."""
+
+    ask: Map  # from the top layer: what is looked for, and the gate
+    layers: tuple[tuple[Map, ...], ...]  # an LSTM: one, of what comes from below and what it knows; a GRU: one of each
+
+
 class AttentionDecoder(Decoder):
     """`layers` LSTM or GRU cells of `hidden` numbers; the picture's features are brought to that width first."""
 
@@ -37,7 +46,7 @@ class AttentionDecoder(Decoder):
         super().__init__()
         self.word_dropout, self.doubly, self.kind = cfg.word_dropout, cfg.doubly_stochastic, cfg.cell
         width = cfg.hidden
-        self.embedding = nn.Embedding(words, cfg.embedding, padding_idx=PAD)
+        self.embedding = WordEmbedding(words, cfg.embedding, small=cfg.tied)
         self.look, self.look_norm = nn.Linear(channels, width), nn.LayerNorm(width)
         self.key, self.query = nn.Linear(width, cfg.attention), nn.Linear(width, cfg.attention)
         self.energy = nn.Linear(cfg.attention, 1, bias=False)
@@ -65,10 +74,10 @@ class AttentionDecoder(Decoder):
         return Attending(self.key(values)[:, None], values, tuple(by_layer))
 
     def forward(self, words: Tensor, state: Attending) -> tuple[Tensor, Attending]:
-        scores = []
+        scores, maps = [], self._maps(None)
         for word in words.unbind(dim=1):
             embedded = self.embedding(word)
-            hidden, seen, state = self._step(embedded, state)
+            hidden, seen, state = self._step(embedded, state, maps)
             scores.append(self._scores(hidden, seen, embedded))
         return torch.stack(scores, dim=1), state
 
@@ -81,25 +90,27 @@ class AttentionDecoder(Decoder):
         given, targets = self._forgetful(captions[:, :, :-1]), captions[:, :, 1:]
         pictures, each, _ = targets.shape
         state = self.start(grid, rows=pictures * each)
-        kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        whose = order + torch.arange(pictures, device=grid.device)[:, None] * each
+        kept: list[tuple[Tensor, ...]] = []
         covered = grid.new_zeros(pictures, each, grid.shape[1])
         guess: Tensor | None = None
-        for step in range(int(longest[0])):
-            going = sum(length > step for length in longest)
+        still = [sum(length > step for length in longest) for step in range(int(longest[0]))]
+        maps = self._maps([pictures * going for going in still])
+        for step, going in enumerate(still):
             state = self._first(state, pictures, going)
             embedded = self.embedding(self._word(given[:, :going, step].flatten(), guess, going, pictures))
-            hidden, seen, state = self._step(embedded, state)
+            hidden, seen, state = self._step(embedded, state, maps)
             now = targets[:, :going, step].flatten()
             said = now != PAD
-            kept.append((hidden[said], seen[said], embedded[said], now[said]))
+            kept.append((hidden[said], seen[said], embedded[said], now[said], whose[:, :going].flatten()[said]))
             assert state.looks is not None
             looks = (state.looks * said[:, None]).view(pictures, going, -1)
             covered = covered + torch.nn.functional.pad(looks, [0, 0, 0, each - going])
             if self.training and self.own_words:
                 guess = self._scores(hidden, seen, embedded).detach().argmax(dim=1).view(pictures, going)
-        hidden, seen, embedded, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        hidden, seen, embedded, targets, whose = (torch.cat(parts) for parts in zip(*kept, strict=True))
         extra = self.doubly * ((1 - covered) ** 2).sum() if self.doubly else None
-        return Lesson(self._scores(hidden, seen, embedded), targets, extra)
+        return Lesson(self._scores(hidden, seen, embedded), targets, whose, extra)
 
     def _word(self, said: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
         """What was said, or, as often as the schedule has it, what it guessed itself."""
@@ -119,20 +130,49 @@ class AttentionDecoder(Decoder):
         )
         return state._replace(layers=layers)
 
-    def _step(self, embedded: Tensor, state: Attending) -> tuple[Tensor, Tensor, Attending]:
+    def _maps(self, rows: Sequence[int] | None) -> Maps:
+        """`rows` at each word, where it is learnt from; None where it is not."""
+        ask = torch.cat([self.query.weight, self.gate.weight]), torch.cat([self.query.bias, self.gate.bias])
+        layers: list[tuple[Map, ...]] = []
+        for cell in self.cells:
+            assert isinstance(cell, nn.LSTMCell | nn.GRUCell)
+            below, own = (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)
+            if self.kind == "lstm":
+                layers.append((linear_map(torch.cat([below[0], own[0]], dim=1), below[1] + own[1], rows),))
+            else:
+                layers.append((linear_map(*below, rows), linear_map(*own, rows)))
+        return Maps(linear_map(*ask, rows), tuple(layers))
+
+    def _step(self, embedded: Tensor, state: Attending, maps: Maps) -> tuple[Tensor, Tensor, Attending]:
         pictures, cells, _ = state.values.shape
         top = state.layers[-1][0]
-        asked = self.query(top).view(pictures, len(top) // pictures, 1, -1)
-        energy = self.energy(torch.tanh(state.keys + asked)).squeeze(3)
+        asked, gate = maps.ask(top).tensor_split([self.query.out_features], dim=1)
+        energy = self.energy(torch.tanh(state.keys + asked.reshape(pictures, len(top) // pictures, 1, -1))).squeeze(3)
         looks = energy.softmax(dim=2)
-        seen = (looks @ state.values).flatten(0, 1) * torch.sigmoid(self.gate(top))
+        seen = (looks @ state.values).flatten(0, 1) * torch.sigmoid(gate)
         below, layers = torch.cat([embedded, seen], dim=1), []
-        for cell, before in zip(self.cells, state.layers, strict=True):
-            after = cell(below, before) if self.kind == "lstm" else (cell(below, before[0]),)
-            layers.append(tuple(after))
+        advance = _lstm if self.kind == "lstm" else _gru
+        for own, before in zip(maps.layers, state.layers, strict=True):
+            after = advance(own, below, before)
+            layers.append(after)
             below = self.dropout(after[0])
         return layers[-1][0], seen, Attending(state.keys, state.values, tuple(layers), looks.view(len(top), cells))
 
     def _scores(self, hidden: Tensor, seen: Tensor, embedded: Tensor) -> Tensor:
         told: Tensor = self.score(self.dropout(embedded + self.from_hidden(hidden) + self.from_seen(seen)))
         return told
+
+
+def _lstm(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    hidden, cell = before
+    let_in, keep, new, say = maps[0](torch.cat([below, hidden], dim=1)).chunk(4, dim=1)
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(say) * torch.tanh(cell), cell
+
+
+def _gru(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (hidden,) = before
+    reset, keep, new = maps[0](below).chunk(3, dim=1)
+    own_reset, own_keep, own_new = maps[1](hidden).chunk(3, dim=1)
+    new = torch.tanh(new + torch.sigmoid(reset + own_reset) * own_new)
+    return (new + torch.sigmoid(keep + own_keep) * (hidden - new),)

@@ -2,6 +2,8 @@
 
 Each picture is captioned several times at random. A caption that scores better than the picture's others becomes
 likelier, one that scores worse less likely: what is rewarded is what is measured, and not the next word of a reference.
+Captions are drawn word by word without gradients and then learnt from all at once, as references are. The decoder is
+in eval mode for both: with dropout it would judge other words than it drew.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import torch
 from torch import Tensor
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decode import sample_to_learn
+from headway.recipes.captioning.decode import sample, sayable
 from headway.recipes.captioning.feed import Batch, Sources
 from headway.recipes.captioning.model import Captioner
-from headway.recipes.captioning.words import END, PAD
+from headway.recipes.captioning.words import END, PAD, START
 from headway.score.cider import Cider
 from headway.score.ptb import tokenize_all
 
@@ -33,11 +35,15 @@ class Critic:
 
     def loss(self, model: Captioner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The summed loss of what is said of the batch, how many words that is, and its mean CIDEr."""
-        said = sample_to_learn(model, batch.pictures, max_length=self._max_length, samples=self._samples)
-        rows = batch.rows.repeat_interleave(self._samples)
-        rewards = self.rewards(model, said.words, rows).to(said.log_probability.device)
-        loss = -(better_than_others(rewards, self._samples) * said.log_probability).sum()
-        return loss, (said.words != PAD).sum(), rewards.mean()
+        model.decoder.eval()
+        grid = model.see(batch.pictures)
+        words = sample(model, grid.detach(), max_length=self._max_length, samples=self._samples).words.clone()
+        rewards = self.rewards(model, words, batch.rows.repeat_interleave(self._samples)).to(grid.device)
+        begun = torch.cat([words.new_full((len(words), 1), START), words[:, : int((words != PAD).sum(dim=1).max())]], 1)
+        lesson = model.decoder.learn(grid, begun.view(len(grid), self._samples, -1))
+        gains = sayable(lesson.scores).log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
+        loss = -(better_than_others(rewards, self._samples)[lesson.captions] * gains).sum()
+        return loss, loss.new_tensor(len(gains)), rewards.mean()
 
     def rewards(self, model: Captioner, words: Tensor, rows: Tensor) -> Tensor:
         """CIDEr of each caption against the references of its picture."""

@@ -57,16 +57,10 @@ def sample(
     """`samples` captions of each picture, drawn by their probability; a low temperature draws the surest more often."""
 
     def drawn(gains: Tensor) -> Tensor:
-        return torch.multinomial((gains / temperature).softmax(dim=1), 1, generator=generator)[:, 0]
-
-    return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
-
-
-def sample_to_learn(model: Captioner, pictures: Tensor, *, max_length: int, samples: int) -> Said:
-    """The same, while learning: `log_probability` can be differentiated."""
-
-    def drawn(gains: Tensor) -> Tensor:
-        return torch.multinomial(gains.detach().exp(), 1)[:, 0]
+        """One random number a row, where torch's own multinomial draws one a word of the vocabulary."""
+        upto = (gains / temperature).softmax(dim=1).cumsum(dim=1)
+        chance = torch.rand(len(upto), 1, generator=generator, device=upto.device) * upto[:, -1:]
+        return torch.searchsorted(upto, chance, right=True)[:, 0].clamp(max=upto.shape[1] - 1)
 
     return _one_by_one(model, model.see(pictures), max_length, drawn, rows_each=samples)
 
@@ -86,7 +80,7 @@ def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose,
     looks: list[Tensor] = []
     for step in range(max_length):
         scores, state = model.decoder(word[:, None], state)
-        gains = _sayable(scores[:, 0]).log_softmax(dim=1)
+        gains = sayable(scores[:, 0]).log_softmax(dim=1)
         word = choose(gains)
         total = total + gains.gather(1, word[:, None])[:, 0] * going
         said[:, step] = torch.where(going, word, PAD)
@@ -111,7 +105,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     looks: list[Tensor] = []
     for step in range(max_length):
         scores, state = model.decoder(word.view(-1, 1), state)
-        gains = _sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
+        gains = sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
         ended = (word == END) | (word == PAD)
         # No caption that wins can go on with a word that is not among its own best.
         gains, words = gains.topk(min(beam, gains.shape[2]), dim=2)
@@ -134,7 +128,8 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     return Said(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
 
 
-def _sayable(scores: Tensor) -> Tensor:
+def sayable(scores: Tensor) -> Tensor:
+    """Scores (rows, words) with which only what a caption can say is ever said."""
     return scores.index_fill(1, torch.tensor(_NEVER, device=scores.device), float("-inf"))
 
 

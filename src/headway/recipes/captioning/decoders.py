@@ -6,6 +6,7 @@ captions of one picture, in training as in a beam search, share what is computed
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,6 +36,7 @@ class Lesson(NamedTuple):
 
     scores: Tensor  # (words said, vocabulary)
     targets: Tensor  # (words said,)
+    captions: Tensor  # (words said,): whose each is, the captions of all pictures counted through
     extra: Tensor | None = None  # a sum to be made small besides
 
 
@@ -57,7 +59,7 @@ class Decoder(nn.Module, ABC):
         words = captions.flatten(0, 1)
         scores, _ = self(self._forgetful(words[:, :-1]), self.start(grid, rows=len(words)))
         said = words[:, 1:] != PAD
-        return Lesson(scores[said], words[:, 1:][said])
+        return Lesson(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
 
     def _forgetful(self, words: Tensor) -> Tensor:
         """While learning, hide some of the words: guessing the next one from them must not be enough."""
@@ -85,7 +87,7 @@ class OneLstm(Decoder):
     def __init__(self, cfg: Config, words: int, seen: int) -> None:
         super().__init__()
         self.word_dropout = cfg.word_dropout
-        self.embedding = nn.Embedding(words, cfg.embedding, padding_idx=PAD)
+        self.embedding = WordEmbedding(words, cfg.embedding, small=cfg.tied)
         self.lstm = nn.LSTM(cfg.embedding + seen, cfg.hidden, batch_first=True)
         remember_at_first(self.lstm)
         self.dropout = Dropout(cfg.dropout)
@@ -127,8 +129,10 @@ class LstmDecoder(OneLstm):
         lengths = (words[:, 1:] != PAD).sum(dim=1).cpu()
         given = self._given(self._forgetful(words[:, :-1]), self.see(grid)[0])
         said, _ = self.lstm(pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False))
-        targets = pack_padded_sequence(words[:, 1:, None], lengths, batch_first=True, enforce_sorted=False)
-        return Lesson(self.score(self.dropout(said.data)), targets.data[:, 0])
+        whose = torch.arange(len(words), device=words.device)[:, None].expand_as(words[:, 1:])
+        wanted = torch.stack([words[:, 1:], whose], dim=2)
+        packed = pack_padded_sequence(wanted, lengths, batch_first=True, enforce_sorted=False).data
+        return Lesson(self.score(self.dropout(said.data)), packed[:, 0], packed[:, 1])
 
     def _given(self, words: Tensor, picture: Tensor) -> Tensor:
         rows = picture.repeat_interleave(len(words) // len(picture), dim=0)[:, None].expand(-1, words.shape[1], -1)
@@ -189,6 +193,22 @@ def remember_at_first(lstm: nn.LSTM | nn.LSTMCell) -> None:
         for name, bias in lstm.named_parameters():
             if name.startswith("bias_ih"):
                 bias[lstm.hidden_size : 2 * lstm.hidden_size] = 1.0
+
+
+class WordEmbedding(nn.Embedding):
+    """Words as numbers of size one. `small`: kept as smaller ones, for scores that are made with them too.
+
+    Scores made with large ones would at first be sure that every word follows itself.
+    """
+
+    def __init__(self, words: int, width: int, *, small: bool) -> None:
+        super().__init__(words, width, padding_idx=PAD)
+        self._scale = math.sqrt(width) if small else 1.0
+        if small:
+            nn.init.normal_(self.weight, std=width**-0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self._scale
 
 
 class TiedScores(nn.Module):

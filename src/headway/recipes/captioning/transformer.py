@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decoders import Decoder, Lesson, word_scores
+from headway.recipes.captioning.decoders import Decoder, Lesson, WordEmbedding, word_scores
 from headway.recipes.captioning.words import PAD
 from headway.recipes.dropout import Dropout
 
@@ -34,6 +33,7 @@ class Row(NamedTuple):
 
     words: Tensor  # (words,)
     targets: Tensor
+    captions: Tensor  # whose each word is
     position: Tensor  # of each word in its caption
     at: Tensor  # of each word in the rows, one behind the other
     mask: Tensor  # (pictures, length, length): which places of its row each may attend to
@@ -59,7 +59,8 @@ def laid_out(words: Tensor, targets: Tensor) -> Row:
     mask = same & (position[:, :, None] >= position[:, None, :])
     at = said.gather(1, order).flatten().nonzero()[:, 0]
     given, wanted = (part.flatten(1).gather(1, order).flatten()[at] for part in (words, targets))
-    return Row(given, wanted, position.flatten()[at], at, mask)
+    whose = caption + torch.arange(pictures, device=words.device)[:, None] * each
+    return Row(given, wanted, whose.flatten()[at], position.flatten()[at], at, mask)
 
 
 class Layer(nn.Module):
@@ -125,15 +126,14 @@ class TransformerDecoder(Decoder):
         super().__init__()
         self.word_dropout = cfg.word_dropout
         width = cfg.embedding
-        self.embedding = nn.Embedding(words, width, padding_idx=PAD)
+        self.embedding = WordEmbedding(words, width, small=True)
         self.position = nn.Parameter(torch.randn(cfg.max_length + 1, width) * 0.02)
         self.look, self.place = nn.Linear(channels, width), nn.Parameter(torch.randn(cells, width) * 0.02)
         self.look_norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.layers))
         self.norm = nn.LayerNorm(width)
         self.score = word_scores(cfg, width, self.embedding)
-        self.dropout, self.scale = Dropout(cfg.dropout), math.sqrt(width)
-        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.dropout = Dropout(cfg.dropout)
 
     def start(self, grid: Tensor, rows: int) -> Cache:
         seen = self._see(grid)
@@ -149,22 +149,18 @@ class TransformerDecoder(Decoder):
     def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
         """The captions of each picture lie one behind the other; a word sees those of its own caption before it."""
         row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
-        x, seen = self.dropout(self._embed(row.words) + self.position[row.position]), self._see(grid)
+        x, seen = self.dropout(self.embedding(row.words) + self.position[row.position]), self._see(grid)
         for layer in self._stack():
             x = layer(x, layer.see(seen), row)
-        return Lesson(self.score(self.dropout(self.norm(x))), row.targets)
+        return Lesson(self.score(self.dropout(self.norm(x))), row.targets, row.captions)
 
     def _see(self, grid: Tensor) -> Tensor:
         seen: Tensor = self.dropout(self.look_norm(self.look(grid) + self.place))
         return seen
 
-    def _embed(self, words: Tensor) -> Tensor:
-        embedded: Tensor = self.embedding(words)
-        return embedded * self.scale
-
     def _next(self, word: Tensor, state: Cache) -> tuple[Tensor, Cache]:
         length = state.said[0][0].shape[2] if state.said else 0
-        x, said = self._embed(word) + self.position[length], []
+        x, said = self.embedding(word) + self.position[length], []
         looks: Tensor | None = None
         for number, layer in enumerate(self._stack()):
             x, now, looks = layer.next(x, state.seen[number], state.said[number] if state.said else None)

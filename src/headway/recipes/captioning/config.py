@@ -58,7 +58,8 @@ class Config:
 
     self_critical_epochs: Annotated[int, ">= 0"] = 0  # more of them, to raise the CIDEr of what it says itself …
     self_critical_lr: Annotated[float, "> 0"] = 5e-5  # … at this rate …
-    self_critical_samples: Annotated[int, ">= 2"] = 5  # … by so many captions a picture, each judged by the others
+    self_critical_samples: Annotated[int, ">= 2"] = 5  # … by so many captions a picture, each judged by the others …
+    self_critical_temperature: Annotated[float, "> 0"] = 0.5  # … drawn at this: the lower, the nearer to the surest
 
     beam: Count = 3  # captions kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 0.7  # a caption's score is its log-probability / words ^ this

@@ -3,7 +3,8 @@
 Each picture is captioned several times at random. A caption that scores better than the picture's others becomes
 likelier, one that scores worse less likely: what is rewarded is what is measured, and not the next word of a reference.
 Captions are drawn word by word without gradients and then learnt from all at once, as references are. The decoder is
-in eval mode for both: with dropout it would judge other words than it drew.
+in eval mode for both: with dropout it would judge other words than it drew. They are drawn at a low temperature: a
+model that has learnt with smoothed labels says a word that makes no sense in most captions drawn as they come.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Critic:
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
         self._samples, self._max_length = cfg.self_critical_samples, cfg.max_length
+        self._temperature = cfg.self_critical_temperature
         spoken = [said for pictures in sources.pictures for said in pictures.references]
         groups = [[text + _END for text in tokenize_all(group)] for group in spoken]
         self._cider = Cider(groups)
@@ -37,11 +39,13 @@ class Critic:
         """The summed loss of what is said of the batch, how many words that is, and its mean CIDEr."""
         model.decoder.eval()
         grid = model.see(batch.pictures)
-        words = sample(model, grid.detach(), max_length=self._max_length, samples=self._samples).words.clone()
+        drawn = {"max_length": self._max_length, "samples": self._samples, "temperature": self._temperature}
+        words = sample(model, grid.detach(), **drawn).words.clone()
         rewards = self.rewards(model, words, batch.rows.repeat_interleave(self._samples)).to(grid.device)
         begun = torch.cat([words.new_full((len(words), 1), START), words[:, : int((words != PAD).sum(dim=1).max())]], 1)
         lesson = model.decoder.learn(grid, begun.view(len(grid), self._samples, -1))
-        gains = sayable(lesson.scores).log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
+        scores = sayable(lesson.scores) / self._temperature  # what is learnt is what was drawn from
+        gains = scores.log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
         loss = -(better_than_others(rewards, self._samples)[lesson.captions] * gains).sum()
         return loss, loss.new_tensor(len(gains)), rewards.mean()
 

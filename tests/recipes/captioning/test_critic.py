@@ -61,7 +61,9 @@ def test_a_step_makes_better_captions_likelier_and_worse_ones_less_likely(decode
     batch = feed.batch(0, 0, 0, 1)
     assert isinstance(batch, Batch)
     torch.manual_seed(5)
-    said = sample(model.eval(), batch.pictures, max_length=20, samples=5).words
+    said = sample(
+        model.eval(), batch.pictures, max_length=20, samples=5, temperature=Config().self_critical_temperature
+    ).words
     worth = better_than_others(critic.rewards(model, said, batch.rows.repeat_interleave(5)), 5)
     before = log_probabilities(model, batch.pictures, said)
 
@@ -80,13 +82,15 @@ def test_a_step_makes_better_captions_likelier_and_worse_ones_less_likely(decode
 
 @torch.no_grad()
 def log_probabilities(model: Captioner, pictures: Tensor, said: Tensor) -> Tensor:
-    """Of captions that are given, word by word."""
+    """Of captions that are given, word by word, at the temperature at which they are drawn."""
     state = model.decoder.start(model.see(pictures), rows=len(said))
     word, total = torch.full((len(said),), START), torch.zeros(len(said))
     for following in said.unbind(dim=1):
         scores, state = model.decoder(word[:, None], state)
         scores[:, 0, [PAD, START, UNKNOWN]] = float("-inf")
-        gains = scores[:, 0].log_softmax(dim=1).gather(1, following[:, None])[:, 0]
+        gains = (
+            (scores[:, 0] / Config().self_critical_temperature).log_softmax(dim=1).gather(1, following[:, None])[:, 0]
+        )
         total += torch.where(following == PAD, 0.0, gains)
         word = following
     return total

@@ -39,8 +39,7 @@ class Critic:
         """The summed loss of what is said of the batch, how many words that is, and its mean CIDEr."""
         model.decoder.eval()
         grid = model.see(batch.pictures)
-        drawn = {"max_length": self._max_length, "samples": self._samples, "temperature": self._temperature}
-        words = sample(model, grid.detach(), **drawn).words.clone()
+        words = self._drawn(model, grid.detach())
         rewards = self.rewards(model, words, batch.rows.repeat_interleave(self._samples)).to(grid.device)
         begun = torch.cat([words.new_full((len(words), 1), START), words[:, : int((words != PAD).sum(dim=1).max())]], 1)
         lesson = model.decoder.learn(grid, begun.view(len(grid), self._samples, -1))
@@ -48,6 +47,11 @@ class Critic:
         gains = scores.log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
         loss = -(better_than_others(rewards, self._samples)[lesson.captions] * gains).sum()
         return loss, loss.new_tensor(len(gains)), rewards.mean()
+
+    def _drawn(self, model: Captioner, grid: Tensor) -> Tensor:
+        """Words of `samples` captions of each picture, as a tensor that can be learnt from."""
+        found = sample(model, grid, max_length=self._max_length, samples=self._samples, temperature=self._temperature)
+        return found.words.clone()
 
     def rewards(self, model: Captioner, words: Tensor, rows: Tensor) -> Tensor:
         """CIDEr of each caption against the references of its picture."""

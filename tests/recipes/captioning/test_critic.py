@@ -46,6 +46,20 @@ def test_a_reference_is_worth_more_than_one_of_another_picture_or_one_that_break
     assert worth[0] > max(worth[1:])
 
 
+def test_bleu_counts_as_often_as_asked() -> None:
+    model, feed, critic = made()
+    other = made(self_critical_bleu=3.0)[2]
+    (pictures,) = feed.sources.pictures
+    said = torch.zeros(2, 24, dtype=torch.int64)
+    for row, number in zip(said, (0, 3), strict=True):
+        encoded = torch.tensor(model.vocabulary.encode(pictures.references[number][0], max_length=20)[1:])
+        row[: len(encoded)] = encoded
+    rows = torch.zeros(2, dtype=torch.int64)
+    more = other.rewards(model, said, rows) - critic.rewards(model, said, rows)
+    assert more[0].item() == pytest.approx(3.0, abs=1e-5)
+    assert 0 <= more[1].item() < 3.0
+
+
 def test_a_caption_that_does_not_end_is_worth_less() -> None:
     model, feed, critic = made()
     (pictures,) = feed.sources.pictures

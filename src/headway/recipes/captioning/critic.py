@@ -19,6 +19,7 @@ from headway.recipes.captioning.decode import sample, sayable
 from headway.recipes.captioning.feed import Batch, Sources
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.words import END, PAD, START
+from headway.score.bleu import bleu_counts
 from headway.score.cider import Cider
 from headway.score.ptb import tokenize_all
 
@@ -30,7 +31,7 @@ class Critic:
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
         self._samples, self._max_length = cfg.self_critical_samples, cfg.max_length
-        self._temperature = cfg.self_critical_temperature
+        self._temperature, self._bleu = cfg.self_critical_temperature, cfg.self_critical_bleu
         spoken = [said for pictures in sources.pictures for said in pictures.references]
         groups = [[text + _END for text in tokenize_all(group)] for group in spoken]
         self._cider = Cider(groups)
@@ -54,11 +55,15 @@ class Critic:
         return found.words.clone()
 
     def rewards(self, model: Captioner, words: Tensor, rows: Tensor) -> Tensor:
-        """CIDEr of each caption against the references of its picture."""
+        """CIDEr of each caption against the references of its picture, and its own BLEU-4 where that counts too."""
         texts = tokenize_all([model.vocabulary.decode(row) for row in words.tolist()])
         ends = (words == END).any(dim=1).tolist()
         said = [text + _END if ended else text for text, ended in zip(texts, ends, strict=True)]
-        return torch.from_numpy(self._cider.scores(said, rows.tolist())).float()
+        read = self._cider.references.read(said, rows.tolist())
+        found = self._cider.scores_of(read)
+        if self._bleu:
+            found = found + self._bleu * bleu_counts(self._cider.references, read).each()[:, 3]
+        return torch.from_numpy(found).float()
 
 
 def better_than_others(rewards: Tensor, samples: int) -> Tensor:

@@ -28,7 +28,7 @@ from headway.spec.model import Cache, Data
 if TYPE_CHECKING:
     from headway.runtime import Run
 
-SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.7), (5, 1.0))  # beam, length penalty
+SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.5), (5, 0.7), (5, 1.0), (8, 0.7))  # beam, length penalty
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")

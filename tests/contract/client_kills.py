@@ -125,9 +125,11 @@ def kill_at_each_request(
 ) -> list[str]:
     """Starts of this plan, each killed one request (or `every`) later than the one before. The names of all of them.
 
-    HEADWAY_KILLS_EVERY=1 takes them all where a test takes a sample.
+    HEADWAY_KILLS_EVERY=1 takes them all where a test takes a sample; HEADWAY_KILLS_FIRST goes on with a series that was
+    stopped.
     """
     every = int(os.environ.get("HEADWAY_KILLS_EVERY") or every)
+    first = int(os.environ.get("HEADWAY_KILLS_FIRST") or first)
     path = folder / f"{prefix}.plan.json"
     path.write_text(plan.to_json())
     words = [sys.executable, "-m", "tests.contract.client_kills", str(path), prefix, f"--first={first}"]

@@ -10,6 +10,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is not a failure: generated examples have no deadline, and may take their time to be made.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # What needs root and a daemon has a command of its own, which starts the daemon and sets this.
 DAEMONS = {

@@ -1,14 +1,9 @@
-"""Generated examples have no deadline: a busy machine is not a failure."""
+"""What of the scores can be tested without numpy."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-
-from hypothesis import settings
-
-settings.register_profile("score", deadline=None)
-settings.load_profile("score")
 
 # Without the train extra there is no numpy; the tokenizer does without it, everything else cannot be imported.
 collect_ignore = [] if find_spec("numpy") else [one.name for one in Path(__file__).parent.glob("test_[!p]*.py")]

@@ -37,7 +37,7 @@ class Critic:
         self._cider = Cider(groups)
 
     def loss(self, model: Captioner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The summed loss of what is said of the batch, how many words that is, and its mean CIDEr."""
+        """The summed loss of what is said of the batch, how many words that is, and its mean reward."""
         model.decoder.eval()
         grid = model.see(batch.pictures)
         words = self._drawn(model, grid.detach())

@@ -198,7 +198,7 @@ def remember_at_first(lstm: nn.LSTM | nn.LSTMCell) -> None:
 class WordEmbedding(nn.Embedding):
     """Words as numbers of size one. `small`: kept as smaller ones, for scores that are made with them too.
 
-    Scores made with large ones would at first be sure that every word follows itself.
+    Where a word's own embedding is part of what is scored, large ones begin surer by far that it follows itself.
     """
 
     def __init__(self, words: int, width: int, *, small: bool) -> None:

@@ -1,7 +1,6 @@
 """A linear map that is used word after word, and whose weights get their gradient once, for all words together.
 
-Autograd makes a small product for each word and adds it to a sum as large as the weights: most of the time goes to
-reading and writing that sum. One large product does the same at a multiple of the speed.
+Autograd makes a small product for each word and adds each to a sum as large as the weights. Here it is one product.
 """
 
 from __future__ import annotations

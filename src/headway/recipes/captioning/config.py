@@ -58,12 +58,15 @@ class Config:
 
     self_critical_epochs: Annotated[int, ">= 0"] = 0  # more of them, to raise the CIDEr of what it says itself …
     self_critical_bleu: Annotated[float, ">= 0"] = 0.0  # … and, so many times as much, their BLEU-4 …
-    self_critical_lr: Annotated[float, "> 0"] = 5e-5  # … at this rate …
+    self_critical_lr: Annotated[float, "> 0"] = 5e-5  # … at this rate, falling as a cosine …
     self_critical_samples: Annotated[int, ">= 2"] = 5  # … by so many captions a picture, each judged by the others …
     self_critical_temperature: Annotated[float, "> 0"] = 0.5  # … drawn at this: the lower, the nearer to the surest
 
     beam: Count = 3  # captions kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 0.7  # a caption's score is its log-probability / words ^ this
+    # asked for a caption, judge every word by the picture and its mirror image together, in twice the time; for a
+    # model that has learnt from mirrored pictures too
+    both_sides: bool = False
     best: Literal["bleu_4", "cider", "rouge_l"] = "bleu_4"  # what the best checkpoint is chosen by
     workers: Annotated[int, ">= 0"] = 0  # processes that prepare batches ahead
 

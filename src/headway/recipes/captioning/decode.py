@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.views import asked
 from headway.recipes.captioning.words import END, PAD, START, UNKNOWN
 
 Choose = Callable[[Tensor], Tensor]  # from log-probabilities (rows, words) to a word a row
@@ -37,7 +38,10 @@ def caption(
 def describe(
     model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
 ) -> Said:
-    """The same, with how sure the model is and where it looked. Pictures, or the grids of a frozen encoder."""
+    """The same, with how sure the model is and where it looked.
+
+    Of pictures, or the grids of a frozen encoder; of several views each, where they have a dimension of their own.
+    """
     grid = model.see(pictures)
     if beam == 1:
         return _one_by_one(model, grid, max_length, _surest)
@@ -71,15 +75,15 @@ def _surest(gains: Tensor) -> Tensor:
 
 def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1) -> Said:
     """Word after word, each chosen from the scores of the next."""
-    rows = len(grid) * rows_each
-    state = model.decoder.start(grid, rows=rows)
+    rows, decoder = len(grid) * rows_each, asked(model.decoder, grid)
+    state = decoder.start(grid, rows=rows)
     word = torch.full((rows,), START, device=grid.device)
     said = torch.full((rows, max_length), PAD, device=grid.device)
     total = torch.zeros(rows, device=grid.device)
     going = torch.ones(rows, dtype=torch.bool, device=grid.device)
     looks: list[Tensor] = []
     for step in range(max_length):
-        scores, state = model.decoder(word[:, None], state)
+        scores, state = decoder(word[:, None], state)
         gains = sayable(scores[:, 0]).log_softmax(dim=1)
         word = choose(gains)
         total = total + gains.gather(1, word[:, None])[:, 0] * going
@@ -94,8 +98,8 @@ def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose,
 
 def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> Said:
     """Keep the `beam` best captions of each picture, ended or not, by log-probability / words ^ length_penalty."""
-    pictures, device = len(grid), grid.device
-    state = model.decoder.start(grid, rows=pictures * beam)
+    pictures, device, decoder = len(grid), grid.device, asked(model.decoder, grid)
+    state = decoder.start(grid, rows=pictures * beam)
     first_row = torch.arange(pictures, device=device)[:, None] * beam
     said = torch.full((pictures, beam, max_length), PAD, device=device)
     total = torch.full((pictures, beam), float("-inf"), device=device)
@@ -104,7 +108,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
     word = torch.full((pictures, beam), START, device=device)
     looks: list[Tensor] = []
     for step in range(max_length):
-        scores, state = model.decoder(word.view(-1, 1), state)
+        scores, state = decoder(word.view(-1, 1), state)
         gains = sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
         ended = (word == END) | (word == PAD)
         # No caption that wins can go on with a word that is not among its own best.

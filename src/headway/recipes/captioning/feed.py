@@ -125,12 +125,12 @@ def _numbered(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -
 
 
 class EvaluationFeed:
-    """All pictures once, in order."""
+    """All pictures once, in order; of `both_sides`, as two views each (n, 2, …), the second mirrored."""
 
     workers = 0
 
-    def __init__(self, sources: Sources, batch: int = EVALUATED_AT_ONCE) -> None:
-        self._sources, self._batch = sources, batch
+    def __init__(self, sources: Sources, batch: int = EVALUATED_AT_ONCE, *, both_sides: bool = False) -> None:
+        self._sources, self._batch, self._both = sources, batch, both_sides
 
     @property
     def fingerprint(self) -> str:
@@ -143,4 +143,7 @@ class EvaluationFeed:
         first = step * self._batch
         start, stop = share(min(self._batch, len(self._sources) - first), part, parts)
         rows = np.arange(first + start, first + stop)
-        return Batch(torch.from_numpy(rows), self._sources.read(rows))
+        seen = self._sources.read(rows)
+        if self._both:
+            seen = torch.stack([seen, self._sources.read(rows, np.ones(len(rows), np.bool_))], dim=1)
+        return Batch(torch.from_numpy(rows), seen)

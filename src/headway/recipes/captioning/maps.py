@@ -14,6 +14,7 @@ from headway.errors import BadInput
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decode import describe
 from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.views import views
 from headway.recipes.captioning.words import END, PAD
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
     """A PNG of `pictures` (uint8 n, 3, side, side): each whole, then darkened but for where the words came from."""
     from PIL import Image, ImageDraw
 
-    said = describe(model, pictures, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
+    seen = views(cfg, pictures)
+    said = describe(model, seen, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
     if said.looks is None:
         raise BadInput(f"an {cfg.decoder} decoder looks nowhere", fix="use glimpse, attention or transformer")
     rows = [[word for word in row if word not in (PAD, END)] for row in said.words.tolist()]

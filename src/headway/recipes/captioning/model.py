@@ -42,8 +42,13 @@ class Captioner(nn.Module):
         self.decoder = DECODERS[cfg.decoder](cfg, len(vocabulary), self.encoder.cells, self.encoder.channels)
 
     def see(self, pictures: Tensor) -> Tensor:
-        """Their grid; what is a grid already is taken as it is."""
-        grid: Tensor = pictures.float() if pictures.is_floating_point() else self.encoder(pictures)
+        """Their grid, or that of each of their views; what is a grid already is taken as it is."""
+        if pictures.is_floating_point():
+            return pictures.float()
+        if pictures.dim() == 5:
+            seen: Tensor = self.encoder(pictures.flatten(0, 1))
+            return seen.reshape(*pictures.shape[:2], *seen.shape[1:])
+        grid: Tensor = self.encoder(pictures)
         return grid
 
     def forward(self, pictures: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:

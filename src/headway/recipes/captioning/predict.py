@@ -13,6 +13,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.decode import Said, describe
 from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.views import views
 from headway.recipes.captioning.words import Vocabulary
 from headway.recipes.fitting import fill
 from headway.recipes.picture_files import middle_square, open_picture
@@ -74,7 +75,7 @@ class Predictor:
     def described(self, pictures: Sequence[Tensor]) -> Said:
         """The same as numbers, with how sure it is and where it looked."""
         cfg = self._cfg
-        together = torch.stack(list(pictures))
+        together = views(cfg, torch.stack(list(pictures)))
         return describe(
             self._model, together, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty
         )

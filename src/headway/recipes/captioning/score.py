@@ -28,7 +28,8 @@ from headway.spec.model import Cache, Data
 if TYPE_CHECKING:
     from headway.runtime import Run
 
-SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.5), (5, 0.7), (5, 1.0), (8, 0.7))  # beam, length penalty
+# beam, length penalty
+SEARCHES: Final = ((1, 0.7), (3, 0.7), (5, 0.7), (5, 1.0), (8, 0.7), (12, 0.5), (12, 0.7), (12, 1.0))
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")
@@ -116,7 +117,7 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
 def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
     """The whole split with beam search: of each source, and apart what training showed and did not show."""
     sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
-    feed = EvaluationFeed(sources)
+    feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
     said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
     judges = [Judge(pictures) for pictures in sources.pictures]
@@ -170,7 +171,7 @@ def choose_search(
 ) -> tuple[Config, dict[str, float]]:
     """The beam and length penalty that score best on `split`, in the settings, and those scores."""
     sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
-    feed = EvaluationFeed(sources)
+    feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     with torch.inference_mode():  # the pictures are seen once, whatever is tried
         seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
     judges = [Judge(pictures) for pictures in sources.pictures]
@@ -188,7 +189,7 @@ def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: C
     """With the features that training kept of them, where its encoder was frozen."""
     from headway.recipes.captioning.features import seen  # a server needs none of it
 
-    return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None)
+    return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None, mirrored=cfg.both_sides)
 
 
 def _all(feed: EvaluationFeed) -> Iterator[Batch]:

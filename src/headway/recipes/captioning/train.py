@@ -31,13 +31,14 @@ def train(run: Run, cfg: Config) -> None:
     average = run.average(model, cfg.average) if cfg.average else None
     look = partial(seen, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device)
     feed = TrainingFeed(cfg, look(pictures, mirrored=cfg.mirror), words, seed=run.seed)
-    validation = Validation(cfg, look(val))
+    validation = Validation(cfg, look(val, mirrored=cfg.both_sides))  # the features that `headway eval` will ask for
 
     optimizer = torch.optim.AdamW(
         _groups(cfg, model, cfg.lr), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
     )
     careful = torch.optim.AdamW(_groups(cfg, model, cfg.self_critical_lr), weight_decay=0.0, fused=True)
-    later = {"careful": careful} if cfg.self_critical_epochs else {}
+    calm = LambdaLR(careful, rise_and_fall(len(feed) * cfg.self_critical_epochs, warmup=0.0))
+    later = {"careful": careful, "calm": calm} if cfg.self_critical_epochs else {}
     schedule = LambdaLR(optimizer, rise_and_fall(len(feed) * cfg.epochs, cfg.warmup))
     averaged = average.swapped if average else nullcontext
     best = BestScores()
@@ -68,8 +69,8 @@ def train(run: Run, cfg: Config) -> None:
             _prepare(cfg, model, cfg.epochs + epoch)
             for batch in run.steps(feed):
                 loss_sum, count, reward = critic.loss(model, batch)
-                run.step(loss_sum, careful, weight=count, clip=cfg.clip)
-                run.log(loss=loss_sum / count, reward=reward)
+                run.step(loss_sum, careful, weight=count, clip=cfg.clip, scheduler=calm)
+                run.log(loss=loss_sum / count, reward=reward, lr=calm.get_last_lr()[0])
             judge()
     run.finish()
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -111,6 +112,24 @@ def test_ctrl_c_and_a_second_one_or_an_s_stop_the_run_and_leave_it_resumable(env
     assert terminal.leave() == RESUMABLE
     assert "next: headway resume job" in terminal.shown
     assert '"state": "stopped"' in headway(env, "status", "job", "--json")
+
+
+def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, str], tmp_path: Path) -> None:
+    """As a supervisor does it, with the output in a file."""
+    with (tmp_path / "said").open("w") as said:
+        client = subprocess.Popen(
+            [sys.executable, "-m", "headway", "run", "--name", "job"], env=env, stdout=said, stderr=said
+        )
+    end = time.monotonic() + PATIENCE_S
+    while "training has begun" not in (tmp_path / "said").read_text():
+        assert time.monotonic() < end, (tmp_path / "said").read_text()
+        time.sleep(0.1)
+    client.terminate()
+    assert client.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert "job goes on.   next: headway logs job -f   or   headway stop job" in (tmp_path / "said").read_text()
+    assert '"state": "running"' in headway(env, "status", "job", "--json")
+    Path(env["ENOUGH"]).touch()
+    assert "that is all" in headway(env, "logs", "job", "-f")
 
 
 def test_the_shell_completes_verbs_options_and_runs(env: dict[str, str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import select
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.links import lines as page_lines
@@ -23,29 +25,51 @@ if TYPE_CHECKING:
 LOOK_S = 0.5  # how often the progress is read again
 
 
+class _Dismissed(BaseException):
+    """SIGTERM: whoever started this client wants it gone."""
+
+
 def say(text: str) -> None:
     print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
 def attach(launched: Launched, *, since: str = "", json: bool = False) -> int:
-    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run.
+    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run. SIGTERM ends the
+    watching alone.
 
     What was printed before `since`, by earlier attempts, is not shown again.
     """
     say(f"{launched.run} in {launched.url}{page_lines(launched)}")
     try:
-        with _display(launched, quiet=json) as show:
+        with _dismissable(), _display(launched, quiet=json) as show:
             outcome = launched.wait(lambda line: show(line) if line.time >= since else None)
+    except _Dismissed:
+        say(_goes_on(launched.run))
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         if _leave():
-            print(
-                f"\n{launched.run} goes on.   next: headway logs {launched.run} -f   or   headway stop {launched.run}"
-            )
+            print(f"\n{_goes_on(launched.run)}")
             return FINISHED
         say("stopping: a checkpoint is written first")
         outcome = launched.stop("Ctrl-C")
     print(as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched))
     return outcome.exit_code
+
+
+@contextmanager
+def _dismissable() -> Iterator[None]:
+    def dismissed(number: int, frame: FrameType | None) -> None:
+        raise _Dismissed
+
+    before = signal.signal(signal.SIGTERM, dismissed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _goes_on(run: str) -> str:
+    return f"{run} goes on.   next: headway logs {run} -f   or   headway stop {run}"
 
 
 def conclusion(outcome: Outcome, launched: Launched) -> str:

@@ -19,7 +19,7 @@ from headway.recipes.captioning.words import Vocabulary
 from headway.runtime.feed import Filler, share
 
 _WHICH_CAPTIONS, _WHICH_SIDE = 1, 2  # random streams
-EVALUATED_AT_ONCE: Final = 128
+EVALUATED_AT_ONCE: Final = 32  # what a wide beam computes of more at once leaves the cache
 
 
 class Batch(NamedTuple):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headway.runtime import Run
 
 # beam, length penalty
-SEARCHES: Final = ((1, 0.7), (3, 0.7), (5, 0.7), (8, 0.7), (12, 0.7), (12, 1.0))
+SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.7), (5, 1.0), (8, 0.7), (8, 1.0), (12, 0.7))
 SHOWN: Final = 24  # examples of each group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")

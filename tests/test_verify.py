@@ -127,6 +127,18 @@ def test_the_captioning_recipe_is_exact_over_an_evaluation(bench: Bench) -> None
 
 
 @pytest.mark.slow
+def test_captioning_is_exact_while_it_learns_from_its_own_captions(bench: Bench) -> None:
+    tiny = "{picture: 32, width: 8, embedding: 16, hidden: 32, decoder: attention, average: 0.9, epochs: 1, batch: 32, "
+    tiny += "captions: 2, self_critical_epochs: 4, train_pictures: 64, val_pictures: 12, test_pictures: 16}"
+    (bench.job / "headway.yaml").write_text(f"name: captions\nrecipe: captioning\nseed: 3\nconfig: {tiny}\n")
+    code, out, err = bench.verify("-f", bench.job / "headway.yaml", "--steps", 9, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["exact"] is True, out
+    assert found["histories"]["records"] == 9
+
+
+@pytest.mark.slow
 def test_an_unseeded_script_is_caught_and_named(bench: Bench) -> None:
     code, out, err = bench.verify("-f", bench.script(UNSEEDED), "--steps", 9)
     assert code == 1, err

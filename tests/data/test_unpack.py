@@ -141,6 +141,15 @@ def test_a_damaged_file_in_a_zip_is_noticed(tmp_path: Path) -> None:
         unpack(path, tmp_path / "to")
 
 
+def test_a_damaged_header_of_gzip_is_a_clear_error_with_every_python(tmp_path: Path) -> None:
+    """Pythons before 3.11.4 raise an AttributeError of their own here."""
+    archive = tmp_path / "pictures.tar.gz"
+    archive.write_bytes(bytes([0x1F, 0x8B, 8, 4, 0, 0, 0, 0, 0, 3, 0xEA, 0x57]) + b"\xff" * 30_000)
+    with pytest.raises(BadArchive, match="cannot be unpacked"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_remains_of_a_killed_start_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "to.unpacking").mkdir()
     (tmp_path / "to.unpacking" / "half").write_text("x")

@@ -122,13 +122,20 @@ def _zip(archive: Path, writer: _Writer) -> None:
 
 
 def _tar(archive: Path, writer: _Writer) -> None:
-    with tarfile.open(archive, "r|*") as packed:
+    with _tar_stream(archive) as packed:
         for member in packed:
             if not member.isreg() or _clutter(member.name):
                 continue
             source = packed.extractfile(member)
             if source is not None:
                 writer.put(member.name, source)
+
+
+def _tar_stream(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive, "r|*")
+    except AttributeError:  # Python before 3.11.4 trips over its own error where gzip's header is damaged
+        raise tarfile.ReadError("its gzip header is damaged") from None
 
 
 def _single(archive: Path, writer: _Writer, opener: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ def test_it_plans_and_renders_without_credentials(name: str, strategy: str, prog
 @pytest.mark.usefixtures("no_credentials")
 def test_the_rented_machine_plans_and_renders_without_credentials(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
+    if not shutil.which("ssh"):
+        pytest.skip("ssh is not installed: apt-get install openssh-client")
     job = Job.load(attend(tmp_path))
     made = plan(job, on="v100")
     assert made.price["ceiling_usd"] == 60

@@ -1,5 +1,7 @@
 # Two commands do all the set-up by themselves: `make demo` and `make test`.
 BIN := .venv/bin
+# Suites start thousands of processes: they keep what the first has compiled, even where a shell says not to.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test fuzz fuzz-serve lock sbom audit test-fresh-machine test-3.10 test-docker test-kubernetes test-slurm test-ssh test-chaos test-load check bench results clean
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, interleave, show
+from benchmarks.harness import Row, interleave, note, show
 from headway.recipes.captioning.attend import AttentionDecoder
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.decode import describe
@@ -71,6 +71,15 @@ def loop(decoder: AttentionDecoder, grid: Tensor, beam: int) -> list[int]:
     return rows[0][1]
 
 
+@torch.inference_mode()
+def no_search(decoder: AttentionDecoder, grids: Tensor, beam: int) -> None:
+    """What a search cannot be faster than: as many words of as many captions through the decoder, none compared."""
+    state = decoder.start(grids, rows=len(grids) * beam)
+    word = torch.full((len(grids) * beam, 1), START)
+    for _ in range(LENGTH):
+        _, state = decoder(word, state)
+
+
 def main() -> int:
     model, worst = captioner(), float("inf")
     assert isinstance(model.decoder, AttentionDecoder)
@@ -85,9 +94,18 @@ def main() -> int:
             assert isinstance(model.decoder, AttentionDecoder)
             return one_by_one(model.decoder, grids[:FEW], beam)
 
+        def limit(beam: int = beam) -> None:
+            assert isinstance(model.decoder, AttentionDecoder)
+            no_search(model.decoder, grids, beam)
+
         same = sum(one == other for one, other in zip(ours()[:FEW], rival(), strict=True))
-        times = interleave({"Headway, 16 at once": ours, "picture by picture": rival}, REPEATS)
-        rows = [Row(row.name, tuple(s / n for s in row.seconds)) for row, n in zip(times, (PICTURES, FEW), strict=True)]
+        cases = {"Headway, 16 at once": ours, "picture by picture": rival, "no search (the limit)": limit}
+        many = (PICTURES, FEW, PICTURES)
+        times = interleave(cases, REPEATS)
+        rows = [Row(row.name, tuple(s / n for s in row.seconds)) for row, n in zip(times, many, strict=True)]
+        for row in rows[:2]:
+            told = {"limit": "the decoder's steps alone", "floor": rows[2].median * 1e3} if row is rows[0] else {}
+            note(f"a picture, beam {beam}", row.name, row.median * 1e3, "ms", **told)  # type: ignore[arg-type]
         ratio = rows[1].median / rows[0].median
         worst = min(worst, ratio)
         print(f"\nbeam {beam}: {same} of {FEW} captions alike, ms a picture, {ratio:.1f} × faster\n")

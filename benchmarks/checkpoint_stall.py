@@ -91,8 +91,10 @@ def main() -> int:
         "copy in memory (the floor)": lambda n: timed(lambda: torch._foreach_copy_(copies, tensors)),
         "Headway": headway(model, optimizer, folder),
         "torch.save": lambda n: timed(lambda: torch.save(state, folder / "state.pt")),
+        "safetensors": safetensors(state, folder),
     }
     if importlib.util.find_spec("torch.distributed.checkpoint"):
+        cases["torch.distributed.checkpoint.save"] = dcp_waiting(state, folder)
         cases["torch.distributed.checkpoint.async_save"] = dcp(state, folder)
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(ROUNDS + 1):
@@ -242,6 +244,26 @@ def headway(model: Any, optimizer: Any, folder: Path) -> Callable[[int], float]:
         keeping.position.step = number + 1
         took = timed(keeping.take)
         keeping.saver.drain()
+        return took
+
+    return stall
+
+
+def safetensors(state: Any, folder: Path) -> Callable[[int], float]:
+    """Tensors alone: what else a state holds, its user would have to keep elsewhere."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {str(number): leaf for number, leaf in enumerate(leaves(state)) if isinstance(leaf, torch.Tensor)}
+    return lambda number: timed(lambda: save_file(tensors, folder / "state.safetensors"))
+
+
+def dcp_waiting(state: Any, folder: Path) -> Callable[[int], float]:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def stall(number: int) -> float:
+        took = timed(lambda: save(state, checkpoint_id=folder / f"waited-{number}"))
+        shutil.rmtree(folder / f"waited-{number}")
         return took
 
     return stall

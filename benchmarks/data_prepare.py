@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness import Row, interleave, show
+from benchmarks.harness import Row, interleave, note, show
 from headway.data.prepare import Encoding, prepare
 
 REAL = (
@@ -77,12 +77,17 @@ def compare(name: str, source: Path, root: Path, address: str) -> int:
     try:
         for label, pool in running.items():
             cases[label] = partial(pool.map, partial(open_and_pickle, to=root / "pickles"), files)
+        cases["bare decode"] = partial(running[f"Pool({CORES})"].map, only_decode, files)
         rows = interleave(cases, REPEATS)
     finally:
         for pool in running.values():
             pool.terminate()
             pool.join()
     print(f"\n### {len(files)} pictures of {name}\n\n{show(rows, 'headway, JPEG')}\n")
+    bare = rows[-1].median
+    for row in rows:
+        limit = {"limit": "bare decode on all cores", "floor": len(files) / bare} if row.name[:7] == "headway" else {}
+        note(f"pictures of {name}", row.name, len(files) / row.median, "pictures/s", **limit)  # type: ignore[arg-type]
     return promises(name, rows, len(files), out / "jpeg", root / "pickles")
 
 
@@ -113,6 +118,13 @@ def open_and_pickle(path: Path, to: Path) -> None:
     small = rgb.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
     with (to / f"{path.stem}.pkl").open("wb") as file:
         pickle.dump((np.asarray(small).transpose(2, 0, 1) / np.float16(255)).astype(np.float16), file)
+
+
+def only_decode(path: Path) -> None:
+    """What preparing cannot be faster than: the file read, and decoded at the smallest eighth that is large enough."""
+    import simplejpeg  # type: ignore[import-untyped]
+
+    simplejpeg.decode_jpeg(path.read_bytes(), "RGB", min_width=512, min_height=512)
 
 
 @contextmanager

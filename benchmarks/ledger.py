@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import interleave, show
+import numpy as np
+
+from benchmarks.harness import Row as Measured
+from benchmarks.harness import interleave, note, show
 from headway.ledger import Ledger, Row
 from headway.runfolder import RunFolder
 from headway.segments import SegmentWriter
@@ -21,6 +24,7 @@ from headway.ui.series import Metrics
 
 FEW_RUNS, MANY_RUNS = 100, 10_000
 FEW_POINTS, SOME_POINTS, MANY_POINTS = 10_000, 20_000, 1_000_000
+LIMIT = "the limit"
 A_SEGMENT = 5_000  # points: about what a minute of quick steps makes
 
 
@@ -33,7 +37,7 @@ def main() -> int:
 
 
 def _runs(folder: Path) -> None:
-    few, many = (_ledger(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
+    few, many = (ledger_of(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
     fresh: dict[str, Callable[[], object]] = {
         "100 runs: first page": lambda: Board(few).runs(),
         "10,000 runs: first page": lambda: Board(many).runs(),
@@ -42,10 +46,22 @@ def _runs(folder: Path) -> None:
     }
     board = Board(many)
     fresh["10,000 runs: first page again"] = board.runs
-    print(show(interleave(fresh, 9), "100 runs: first page"), flush=True)
+    page = [folder / f"{MANY_RUNS}" / "runs" / f"run-{number}" for number in range(len(board.runs()["runs"]))]
+    files = [place / name for place in page for name in ("progress.json", "checkpoints/last.json")]
+    fresh[LIMIT] = lambda: [json.loads(file.read_bytes()) for file in files]
+    found = interleave(fresh, 9)
+    print(show(found, "100 runs: first page"), flush=True)
+    _noted("the dashboard's runs", found, "the files of a page's runs read")
 
 
-def _ledger(folder: Path, count: int) -> Ledger:
+def _noted(group: str, rows: list[Measured], limit: str) -> None:
+    floor = next(row.median for row in rows if row.name == LIMIT) * 1e3
+    for row in rows:
+        if row.name != LIMIT:
+            note(group, f"headway, {row.name}", row.median * 1e3, "ms", limit=limit, floor=floor)
+
+
+def ledger_of(folder: Path, count: int) -> Ledger:
     """Runs with as much in their folders as a page of them looks at."""
     rows = []
     for number in range(count):
@@ -61,23 +77,28 @@ def _ledger(folder: Path, count: int) -> Ledger:
 
 
 def _points(folder: Path) -> None:
-    many = _curve(folder / "many", MANY_POINTS)
-    few = Metrics(_curve(folder / "few", FEW_POINTS))
+    many = curve_of(folder / "many", MANY_POINTS)
+    few = Metrics(curve_of(folder / "few", FEW_POINTS))
     few.refresh()
     began = time.perf_counter()
     metrics = Metrics(many)
     metrics.refresh()
     print(f"\n1,000,000 points of 3 curves read for the first time in {time.perf_counter() - began:.1f} s\n")
+    every = np.arange(float(MANY_POINTS))
     cases: dict[str, Callable[[], object]] = {
         "10,000 points: all": lambda: few.curve("loss", points=800),
         "1,000,000 points: all": lambda: metrics.curve("loss", points=800),
         "1,000,000 points: a hundredth": lambda: metrics.curve("loss", points=800, low=5e5, high=5.1e5),
         "1,000,000 points: is there more?": metrics.refresh,
+        LIMIT: lambda: every.min() + every.max(),
     }
-    print(show(interleave(cases, 9), "10,000 points: all"), flush=True)
+    found = interleave(cases, 9)
+    print(show(found, "10,000 points: all"), flush=True)
+    whole = [row for row in found if row.name in ("1,000,000 points: all", LIMIT)]
+    _noted("a curve of the dashboard", whole, "one look at a million numbers")
 
 
-def _curve(folder: Path, points: int) -> RunFolder:
+def curve_of(folder: Path, points: int) -> RunFolder:
     store = open_store(str(folder))
     writer = SegmentWriter(store, "metrics", 1)
     for step in range(1, points + 1):
@@ -99,7 +120,7 @@ def _against_tensorboard(folder: Path) -> None:
     except ImportError:
         print("\nTensorBoard is not installed: not compared")
         return
-    some = _curve(folder / "some", SOME_POINTS)
+    some = curve_of(folder / "some", SOME_POINTS)
     with SummaryWriter(str(folder / "board")) as writer:
         for step in range(1, SOME_POINTS + 1):
             for name in ("loss", "lr", "grad_norm"):
@@ -115,5 +136,10 @@ def _against_tensorboard(folder: Path) -> None:
         metrics.refresh()
         assert metrics.curve("loss", points=800)["total"] == SOME_POINTS
 
+    body = "[" + ",".join(json.dumps(_record(step)) for step in range(1, SOME_POINTS + 1)) + "]"
     print("\n20,000 points of 3 curves, read for the first time:\n")
-    print(show(interleave({"Headway": ours, "TensorBoard": theirs}, 3), "Headway"))
+    found = interleave({"Headway": ours, "TensorBoard": theirs, LIMIT: lambda: json.loads(body)}, 3)
+    print(show(found, "Headway"))
+    for row in found[:2]:
+        limit = {"limit": "one JSON of all lines read", "floor": found[2].median * 1e3} if row is found[0] else {}
+        note("20,000 points read", row.name, row.median * 1e3, "ms", **limit)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import Absent, environment
+from benchmarks.harness import Absent, environment, note
 from tests.serve.loading import Tally, load, many_files, request_of
 
 SECONDS = 6.0  # of each load, about
@@ -102,6 +103,33 @@ if __name__ == "__main__":
 """
 )
 
+# What no server can be faster than: the model asked by nobody, one at a time and in its best batch, pictures ready.
+ALONE = (
+    MODEL
+    + """
+import json, time
+import torch
+
+service = service_of(Bundle.open(sys.argv[1]))
+ready = [service.prepare({"image": np.full((64, 64, 3), shade, np.uint8)}) for shade in range(64)]
+
+def rate(batch):
+    best = 0.0
+    for threads in (1, torch.get_num_threads()):
+        torch.set_num_threads(threads)
+        service.answer(ready[:batch], explain=False)
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < 1.0:
+            service.answer(ready[:batch], explain=False)
+            done += batch
+        best = max(best, done / (time.perf_counter() - began))
+    return best
+
+for line in sys.stdin:
+    print(json.dumps([rate(1), max(rate(batch) for batch in (16, 32, 64))]), flush=True)
+"""
+)
+
 
 class Up(NamedTuple):
     port: int
@@ -119,11 +147,11 @@ def main() -> int:
     many_files()
     with tempfile.TemporaryDirectory(prefix="headway-serving-") as folder:
         bundle, requests = _bundle(Path(folder) / "bundle"), _requests()
-        found = _measured(Path(folder), bundle, requests)
-    return _told(found)
+        found, alone = _measured(Path(folder), bundle, requests)
+    return _told(found, alone)
 
 
-def _told(found: dict[str, dict[int, Tally]]) -> int:
+def _told(found: dict[str, dict[int, Tally]], model: dict[int, float]) -> int:
     alone = _rate(found["headway"][1])
     print("| | clients | answers a second | × one at a time | p50 (ms) | p99 (ms) |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
@@ -131,6 +159,11 @@ def _told(found: dict[str, dict[int, Tally]]) -> int:
         for clients, tally in loads.items():
             times = f"{tally.quantile(0.5) * 1e3:.0f} | {tally.quantile(0.99) * 1e3:.0f}"
             print(f"| {name} | {clients} | {_rate(tally):.1f} | {_rate(tally) / alone:.2f} | {times} |")
+    for clients, rate in model.items():
+        print(f"| the model, asked by nobody | {clients} | {rate:.1f} | {rate / alone:.2f} | | |")
+        for name, loads in found.items():
+            limit = {"limit": "the model without a server", "floor": rate} if name == "headway" else {}
+            note(f"{clients} clients", name, _rate(loads[clients]), "answers/s", **limit)  # type: ignore[arg-type]
     gain = _rate(found["headway"][CROWD]) / alone
     print(f"\nbatched against one request at a time: {gain:.1f} × (promised: {PROMISE:g} ×)")
     return int(gain < PROMISE)
@@ -140,10 +173,13 @@ def _rate(tally: Tally) -> float:
     return tally.right / tally.took
 
 
-def _measured(folder: Path, bundle: Path, requests: list[bytes]) -> dict[str, dict[int, Tally]]:
+def _measured(
+    folder: Path, bundle: Path, requests: list[bytes]
+) -> tuple[dict[str, dict[int, Tally]], dict[int, float]]:
     """Each server is up for all rounds, and only one is asked at any time: what disturbs hits all alike."""
     found: dict[str, dict[int, Tally]] = {}
     running: dict[str, Up] = {}
+    alone: list[list[float]] = []
     with ExitStack() as stack:
         for number, (name, (package, script, ready)) in enumerate(SIDES.items()):
             try:
@@ -155,12 +191,28 @@ def _measured(folder: Path, bundle: Path, requests: list[bytes]) -> dict[str, di
                 continue
             running[name] = up
             found[name] = {1: Tally(), CROWD: Tally()}
+        (folder / "alone.py").write_text(ALONE)
+        model = subprocess.Popen([sys.executable, str(folder / "alone.py"), str(bundle)],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        stack.callback(model.communicate)
         for _ in range(ROUNDS):
+            with _still(list(running.values())):
+                alone.append(_asked(model))
             for name, up in running.items():
                 with _still([other for other in running.values() if other is not up]):
                     for clients, whole in found[name].items():
                         _add(whole, _for_a_while(up.port, requests, clients))
-    return found
+    one, many = (statistics.median(rates) for rates in zip(*alone, strict=True))
+    return found, {1: one, CROWD: many}
+
+
+def _asked(model: subprocess.Popen[str]) -> list[float]:
+    assert model.stdin is not None
+    assert model.stdout is not None
+    model.stdin.write("go\n")
+    model.stdin.flush()
+    rates: list[float] = json.loads(model.stdout.readline())
+    return rates
 
 
 @contextmanager

@@ -6,6 +6,7 @@ caches full of another framework's code at every step.
 Measured is the CPU time of the training thread, which never waits here: other programs on the machine do not count.
 Fabric, Accelerate and Lightning are in an environment of their own with this torch, in which all are measured.
 Lightning has a loop of its own, which cannot be done step by step, and is measured a hundred steps at a time.
+`bare, once more` is the same loop again: what differs there is the noise of the measurement.
 What an epoch's end and a checkpoint cost is in checkpoint_stall.
 """
 
@@ -109,9 +110,11 @@ def show(size: str, taken: dict[str, list[float]], over: dict[str, float]) -> in
     print("| | µs a step | over bare (µs) | % |\n| --- | ---: | ---: | ---: |")
     for name, own in taken.items():
         print(f"| {name} | {statistics.median(own) * 1e6:.0f} | {over[name] * 1e6:.0f} | {over[name] / bare:.1%} |")
-    for name in [name for name in taken if name != "bare"]:
+    for name in [name for name in taken if not name.startswith("bare")]:
         group = f"over a bare {size} step"
         print("note " + json.dumps({"group": group, "name": name, "value": over[name] * 1e6, "unit": "µs"}))
+    ours = {"value": (bare + over["headway"]) * 1e6, "limit": "the bare loop", "floor": bare * 1e6, "unit": "µs"}
+    print("note " + json.dumps({"group": f"a {size} step", "name": "headway", **ours}))
     print()
     if over["headway"] > 50e-6:
         print("broken promise: over 50 µs\n")
@@ -123,7 +126,7 @@ def show(size: str, taken: dict[str, list[float]], over: dict[str, float]) -> in
 
 
 def contenders() -> dict[str, Callable[[int, int], Step]]:
-    found: dict[str, Callable[[int, int], Step]] = {"bare": bare, "headway": headway}
+    found: dict[str, Callable[[int, int], Step]] = {"bare": bare, "bare, once more": bare, "headway": headway}
     if importlib.util.find_spec("lightning"):
         found["Fabric"] = fabric
     if importlib.util.find_spec("accelerate"):

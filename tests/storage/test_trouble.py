@@ -7,9 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -325,6 +327,36 @@ def test_a_large_read_is_all_of_one_version(gcs: GcsServer) -> None:
     store.write("large", first)
     gcs.faults.append(Fault(kind="none", header="if-match", meanwhile=lambda: store.write("large", second)))
     assert store.read("large") == second
+
+
+def test_a_large_read_asks_for_the_rest_before_its_first_part_is_here(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    store, content = open_store("gs://bucket/run", patience=QUICK), os.urandom(2 * PARTS)
+    store.write("large", content)
+    asked_for_more, get = threading.Event(), obstore.get
+
+    class Slow:
+        """An answer whose bytes come only once another part was asked for."""
+
+        def __init__(self, found: Any) -> None:
+            self.meta, self._found = found.meta, found
+
+        def bytes(self) -> Any:
+            assert asked_for_more.wait(30), "the second part was not asked for"
+            return self._found.bytes()
+
+    def asked(client: Any, key: str, *, options: Any) -> Any:
+        found = get(client, key, options=options)
+        if options["range"][0] == 0:
+            return Slow(found)
+        asked_for_more.set()
+        return found
+
+    monkeypatch.setattr(obstore, "get", asked)
+    assert store.read("large") == content
 
 
 def test_an_object_replaced_while_it_is_fetched_leaves_no_file(gcs: GcsServer, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from headway.storage.trouble import PastTheEnd, PerhapsNoBucket, bad_configurati
 Result = TypeVar("Result")
 
 _SPAN = 8 << 20  # bytes of one part of a large transfer
-_FIRST = 2 * _SPAN  # bytes that are asked for at once
 _SIDE_BY_SIDE = 4
 _MOST_PARTS = 9_000  # S3 and GCS take 10,000
 _SLOWEST = 256 << 10  # bytes a second that we still wait for
@@ -111,53 +110,67 @@ class ObjectStore:
     # ── reading ──────────────────────────────────────────────────────────────
 
     def _read_whole(self, key: str) -> bytes:
-        """The first part tells the size: one request is enough for most objects, and none is made in vain."""
+        """The first part tells the size: one request is enough for most objects, and none is made in vain.
+
+        It does so before its bytes are here: what else there is, is asked for meanwhile.
+        """
         try:
-            first, size, e_tag = self._read_part(key, 0, _FIRST, None)
+            found = self._ask(key, 0, _SPAN, None)
         except PastTheEnd:
             return self._read_span(key, 0, 1)  # an empty object has no first part
-        return b"".join((first, *self._read_parts(key, _FIRST, size, e_tag)))
+        size, e_tag = found.meta["size"], found.meta["e_tag"]
+        return b"".join(self._read_parts(key, _SPAN, size, e_tag, lambda: self._arrived(key, found, 0, _SPAN)))
 
     def _read_span(self, key: str, start: int, stop: int) -> bytes:
-        if stop - start > _FIRST:
+        if stop - start > 2 * _SPAN:
             entry = self.stat(key)
             return b"".join(self._read_parts(key, start, min(stop, entry.size), f'"{entry.version}"'))
         try:
-            return bytes(self._read_part(key, start, stop, None)[0])
+            return bytes(self._read_part(key, start, stop, None))
         except PastTheEnd:
             if start < self.stat(key).size:
                 raise
             return b""
 
-    def _read_part(self, key: str, start: int, stop: int, e_tag: str | None) -> tuple[memoryview, int, str | None]:
-        """Its bytes, the size of the whole object, and the ETag."""
+    def _read_part(self, key: str, start: int, stop: int, e_tag: str | None) -> memoryview:
+        return self._arrived(key, self._ask(key, start, stop, e_tag), start, stop)
+
+    def _ask(self, key: str, start: int, stop: int, e_tag: str | None) -> Any:
+        """The answer's head: the size of the whole object, and the ETag. Its bytes are still on their way."""
         import obstore
 
-        def fetch() -> tuple[memoryview, int, str | None]:
-            options: Any = {"range": (start, stop), "if_match": e_tag} if e_tag else {"range": (start, stop)}
-            found = obstore.get(self._single(), key, options=options)
-            return memoryview(found.bytes()), found.meta["size"], found.meta["e_tag"]
+        options: Any = {"range": (start, stop), "if_match": e_tag} if e_tag else {"range": (start, stop)}
+        return self._translate(f"read {key}", lambda: obstore.get(self._single(), key, options=options))
 
-        content, size, now = self._translate(f"read {key}", fetch)
-        expected = min(stop, size) - start
+    def _arrived(self, key: str, found: Any, start: int, stop: int) -> memoryview:
+        content = self._translate(f"read {key}", lambda: memoryview(found.bytes()))
+        expected = min(stop, found.meta["size"]) - start
         if len(content) != expected:
             raise Transient(f"only {len(content)} of {expected} bytes of {key} arrived", where=self.url)
-        return content, size, now
+        return content
 
-    def _read_parts(self, key: str, start: int, stop: int, e_tag: str | None) -> tuple[memoryview, ...]:
-        """Large reads as parts side by side, all of one version; another version in between is tried again."""
+    def _read_parts(
+        self, key: str, start: int, stop: int, e_tag: str | None, first: Callable[[], memoryview] | None = None
+    ) -> tuple[memoryview, ...]:
+        """Large reads as parts side by side, all of one version; another version in between is tried again.
+
+        `first` brings the part before them, on this thread, once the others are under way.
+        """
         from concurrent.futures import ThreadPoolExecutor
 
         def part(at: int) -> memoryview:
-            return keep_trying(lambda: self._read_part(key, at, min(at + _SPAN, stop), e_tag)[0], self._patience)
+            return keep_trying(lambda: self._read_part(key, at, min(at + _SPAN, stop), e_tag), self._patience)
 
         if start >= stop:
-            return ()
+            return (first(),) if first else ()
+        pool = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="read")
         try:
-            with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="read") as pool:
-                return tuple(pool.map(part, range(start, stop, _SPAN)))
+            others = [pool.submit(part, at) for at in range(start, stop, _SPAN)]
+            return (*((first(),) if first else ()), *(other.result() for other in others))
         except Conflict as error:
             raise Transient(f"{key} was replaced while it was read", where=self.url) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # after a failure, start no further part
 
     # ── writing ──────────────────────────────────────────────────────────────
 

@@ -19,8 +19,10 @@ HEAD = """# Benchmarks
 `make bench` runs all of them, `make bench-step-overhead` one. Ratios come from one run on one machine: every contender
 does its part in turn, in an order drawn anew, and medians are compared. Rivals are installed in environments of their
 own under ~/.cache/headway-bench, and named where they do not install. `python -m benchmarks --record NAME` writes this
-page. Slower than a rival is said plainly: **broken promise** stands where it was measured.
+page. Slower than a rival is said plainly, first of all; **broken promise** stands where it was measured.
 """
+NOTEWORTHY = 1.05  # times a rival's: less is noise
+LIMITS = ("bare", "plain", "copy in memory", "no search")  # how the names of what is no rival begin
 
 
 def keep(name: str, about: str, said: str, notes: Iterable[Note], *, broken: bool) -> None:
@@ -38,7 +40,7 @@ def keep(name: str, about: str, said: str, notes: Iterable[Note], *, broken: boo
 
 def write() -> None:
     kept = _kept()
-    parts = [HEAD, _limits(kept)]
+    parts = [HEAD, _slower(kept), "## Against the limit\n", _limits(kept)]
     for name, one in sorted(kept.items()):
         parts.append(f"## {name}\n\n{one['about']}\n\n*{one['date']}, {one['machine']}*\n\n{one['said']}\n")
         groups = list(dict.fromkeys(note["group"] for note in one["notes"]))
@@ -54,6 +56,40 @@ def write() -> None:
 def _kept() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return found
+
+
+def _slower(kept: dict[str, Any]) -> str:
+    lines = ["## Where Headway is slower\n"]
+    for name in sorted(kept):
+        for group, ours, theirs, times in slower(kept[name]["notes"]):
+            lines.append(f"- {name}, {group}: {times:.2f} × {theirs} ({ours})")
+        if kept[name]["broken"]:
+            lines.append(f"- {name}: a promise is broken, see there")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "Nowhere, of what was measured."]) + "\n"
+
+
+def slower(notes: list[dict[str, Any]]) -> list[tuple[str, str, str, float]]:
+    """Group, our contender, the rival, and by how much, wherever a rival is faster by more than noise."""
+    found = []
+    for rival in notes:
+        if is_ours(rival) or rival["name"].startswith(LIMITS):
+            continue
+        group = [note for note in notes if note["group"] == rival["group"] and is_ours(note)]
+        alike = [note for note in group if _variant(note) == _variant(rival)]  # as "…, 2" of two ranks
+        for ours in alike or group:
+            is_rate = rival["unit"].endswith("/s")
+            times = rival["value"] / ours["value"] if is_rate else ours["value"] / rival["value"]
+            if times > NOTEWORTHY:
+                found.append((rival["group"], ours["name"], rival["name"], times))
+    return found
+
+
+def is_ours(note: dict[str, Any]) -> bool:
+    return "headway" in note["name"].lower()
+
+
+def _variant(note: dict[str, Any]) -> str:
+    return str(note["name"]).partition(", ")[2]
 
 
 def _limits(kept: dict[str, Any]) -> str:
@@ -80,7 +116,7 @@ def _plot(title: str, notes: list[dict[str, Any]]) -> str:
     for number, note in enumerate(notes):
         y = 34 + number * row
         length = max(1.0, note["value"] / most * (width - left - 110))
-        colour = "#2a7de1" if "headway" in note["name"].lower() else "#9aa0a6"
+        colour = "#2a7de1" if is_ours(note) else "#9aa0a6"
         bars.append(
             f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(note["name"])}</text>'
             f'<rect x="{left}" y="{y}" width="{length:.1f}" height="18" rx="3" fill="{colour}"/>'

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import slower
+
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = {"__init__", "__main__", "harness", "page"}
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in HELPERS)
@@ -35,6 +37,25 @@ def test_every_speed_of_ours_stands_beside_its_limit(name: str) -> None:
 
 def test_what_was_removed_is_not_recorded_either() -> None:
     assert set(KEPT) <= set(NAMES)
+
+
+def test_where_a_rival_is_faster_the_page_says_so_first() -> None:
+    notes = [
+        {"group": "write", "name": "Headway", "value": 40.0, "unit": "ms"},
+        {"group": "write", "name": "boto3", "value": 20.0, "unit": "ms"},
+        {"group": "write", "name": "plain HTTP (the limit)", "value": 1.0, "unit": "ms"},
+        {"group": "read", "name": "Headway, 1", "value": 99.0, "unit": "rows/s"},
+        {"group": "read", "name": "DDP, 1", "value": 100.0, "unit": "rows/s"},  # noise
+        {"group": "read", "name": "DDP, 2", "value": 200.0, "unit": "rows/s"},
+        {"group": "read", "name": "Headway, 2", "value": 100.0, "unit": "rows/s"},
+    ]
+    assert slower(notes) == [("write", "Headway", "boto3", 2.0), ("read", "Headway, 2", "DDP, 2", 2.0)]
+    page = (
+        (ROOT / "docs" / "benchmarks.md").read_text().partition("## Where Headway is slower\n")[2].partition("## ")[0]
+    )
+    for name, one in KEPT.items():
+        for group, *_ in slower(one["notes"]):
+            assert f"- {name}, {group}: " in page
 
 
 def test_the_page_shows_all_that_was_recorded_and_says_where_a_promise_was_broken() -> None:

@@ -2,8 +2,9 @@
 
 S3 is moto, Azure Blob is Microsoft's Azurite, Google's is the strict double of the tests: the same server for all, and
 slower than any client. The limit is plain HTTP to it, without retries or checksums. Every client is a process of its
-own; each writes, reads and lists the same objects in turn, large ones as its documentation advises. s3fs, gcsfs and
-adlfs are in environments of their own. A server far away would hide what is measured here: the work of the client.
+own; each writes, reads and lists the same objects in turn, large ones as its documentation advises. s3fs and adlfs are
+in environments of their own; gcsfs ends lines in a way that the double refuses, and takes no part. A server far away
+would hide what is measured here: the work of the client.
 
 To a server next door, one request is quicker than several parts side by side, of which the server has more work. What
 parts are for is shown last: the same S3, behind a proxy that lets a connection carry 25 MB a second, as a cloud does.

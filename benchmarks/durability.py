@@ -176,7 +176,6 @@ def place() -> Iterator[Path]:
 
 
 def child(python: str, script: str, folder: Path, order: str, *before: str) -> subprocess.Popen[str]:
-    # Contenders run with what they need to be found, in a folder that has nothing in it.
     command = [*before, python, "-c", COMMON + script + SERVE, str(folder), order]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -194,7 +193,8 @@ def killed(python: str, script: str, folder: Path, dice: random.Random) -> int:
         began, last = last, time.monotonic()
     time.sleep(dice.random() * 2 * (last - began))
     process.kill()
-    said = process.communicate()[0].split()
+    said = process.stdout.read().split()
+    process.wait()
     return int(said[-1]) if said else 3
 
 

@@ -33,6 +33,7 @@ DAEMONS = {
         "test_cluster_examples.py",
         "test_cluster_kills.py",
         "test_cluster_moving.py",
+        "test_cluster_notebook.py",
         "test_cluster_operators.py",
         "test_cluster_training.py",
         "test_cluster_trouble.py",

@@ -287,7 +287,7 @@ def measured(sides: dict[str, Side]) -> tuple[dict[str, Row], dict[str, int]]:
     print("| | pictures a second | ± |\n| --- | ---: | ---: |")
     for name, row in sorted(rows.items(), key=lambda item: item[1].median / seen[item[0]]):
         print(f"| {name} | {seen[name] / row.median:,.0f} | {row.spread:.0%} |")
-        bare = LIMITS.get(name)
+        bare = LIMITS.get(name, "bare decode" if name in PEERS else None)
         limit = {"limit": bare, "floor": seen[bare] / rows[bare].median} if bare else {}
         note("shuffled crops", name, seen[name] / row.median, "pictures/s", **limit)  # type: ignore[arg-type]
     return rows, seen

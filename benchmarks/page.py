@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def _variant(note: dict[str, Any]) -> str:
 def _limits(kept: dict[str, Any]) -> str:
     lines = ["| what | measured | its limit | × the limit |", "| --- | ---: | --- | ---: |"]
     for one in (kept[name] for name in sorted(kept)):
-        for note in one["notes"]:
+        for note in map(partial(_with_limit, one["notes"]), one["notes"]):
             if note["floor"]:
                 what = f"{note['name']}, {note['group']}"
                 ratio = note["value"] / note["floor"]
@@ -104,13 +105,23 @@ def _limits(kept: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _with_limit(notes: list[dict[str, Any]], note: dict[str, Any]) -> dict[str, Any]:
+    """Who names no limit has that of its group, where there is just one."""
+    limits = {(other["limit"], other["floor"]) for other in notes if other["group"] == note["group"] and other["floor"]}
+    if note["floor"] or len(limits) != 1:
+        return note
+    ((limit, floor),) = limits
+    return {**note, "limit": limit, "floor": floor}
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _plot(title: str, notes: list[dict[str, Any]]) -> str:
     """Bars, ours in colour; grey that can be read on white and on black."""
-    width, left, row = 640, 240, 26
+    left, row = max(160, 16 + 7 * max(len(note["name"]) for note in notes)), 26  # no letter is wider, on average
+    width = left + 400
     most = max(note["value"] for note in notes) or 1.0
     bars = []
     for number, note in enumerate(notes):

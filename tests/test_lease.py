@@ -14,6 +14,7 @@ import pytest
 from headway import lease, processes
 from headway.errors import RunBusy, Transient
 from headway.lease import Lease, LeaseLost, new_holder
+from headway.runfolder import RunFolder
 from headway.storage import Store, open_store
 from tests.servers.faults import FaultyStore
 
@@ -23,8 +24,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "run") if request.param == "folder" else f"memory://{tmp_path.name}/run")
 
 
-def foreign(store: Store, attempt: int = 4) -> str:
-    """A lease held on some other host, whose process cannot be seen from here."""
+def foreign(store: Store, attempt: int = 4, beat: int = 0, **more: object) -> str:
+    """A lease held on some other host, whose process cannot be seen from here, as an earlier Headway wrote it."""
     record = {
         "attempt": attempt,
         "holder": "far",
@@ -32,9 +33,20 @@ def foreign(store: Store, attempt: int = 4) -> str:
         "boot": "elsewhere",
         "pid": 1,
         "started": "1",
-        "beat": 0,
+        "beat": beat,
+        **more,
     }
     return store.write(lease.KEY, json.dumps(record).encode())
+
+
+def total(store: Store) -> float:
+    record, _ = lease.read(store)
+    return lease.seconds_spent(RunFolder(store).events(), record)
+
+
+def taken_when_stale(store: Store) -> Lease:
+    clock = count(step=30.0)
+    return Lease.take(store, clock=lambda: next(clock), sleep=lambda s: None)
 
 
 def test_the_first_attempt_is_one_and_each_start_raises_it(store: Store) -> None:
@@ -124,3 +136,96 @@ def test_a_pid_used_again_by_another_process_does_not_look_alive() -> None:
     assert not processes.alive(child.pid, str(int(since) - 1))
     child.communicate()
     assert not processes.alive(child.pid, since)
+
+
+# What a holder had spent is never lost and never counted twice.
+
+
+def test_a_holder_that_takes_over_carries_what_the_dead_one_had_spent(store: Store) -> None:
+    for lost in range(1, 4):
+        foreign(store, attempt=lost, beat=30, spent_s=300.0 * (lost - 1))
+        mine = taken_when_stale(store)
+        assert mine.record.spent_s == total(store) == 300.0 * lost
+    mine.renew()
+    assert total(store) == 910.0
+    mine.release()
+    assert total(store) == 900.0, "a supervisor's events say what it has spent itself"
+
+
+def test_a_freed_lease_carries_what_its_holder_had_spent(store: Store) -> None:
+    foreign(store, beat=30)
+    before = total(store)
+    assert lease.free(store, lambda record: True)
+    assert total(store) == before == 300.0
+    assert not lease.free(store, lambda record: True)
+    assert total(store) == 300.0
+    assert Lease.take(store).record.spent_s == total(store) == 300.0
+
+
+def test_beats_are_as_long_as_their_holder_says(store: Store) -> None:
+    mine = Lease.take(store, renew_s=0.5)
+    for _ in range(4):
+        mine.renew()
+    assert total(store) == 2.0
+    assert mine.advance() == 2
+    assert total(store) == 2.0
+    assert lease.free(store, lambda record: True)
+    assert total(store) == 2.0
+    with pytest.raises(LeaseLost):
+        mine.renew()
+
+
+def test_of_an_older_lease_the_newest_attempt_says_from_where_it_counts(store: Store) -> None:
+    started = {"kind": "attempt", "number": 4, "spent_s": 1000.1, "held_from_s": 1000.0}
+    store.write("events/a0004-0000001.jsonl", json.dumps(started).encode() + b"\n")
+    foreign(store, beat=30)
+    assert total(store) == 1300.0
+    assert taken_when_stale(store).record.spent_s == 1300.0
+    foreign(store, beat=30, holder=None)
+    assert total(store) == 1000.1, "given up with a last word, as it was read before"
+
+
+def test_a_lease_is_freed_only_if_its_holder_is_gone_and_silent(store: Store) -> None:
+    seen = foreign(store, beat=1)
+    assert not lease.free(store, lambda record: False)
+    foreign(store, beat=2)
+    assert not lease.free(store, lambda record: True, version=seen), "it has been renewed since"
+
+    def renews(record: lease.Record) -> bool:
+        foreign(store, beat=3)
+        return True
+
+    assert not lease.free(store, renews)
+    record, _ = lease.read(store)
+    assert record is not None
+    assert (record.holder, record.beat) == ("far", 3)
+
+
+@pytest.mark.parametrize("free_first", [True, False])
+def test_a_freed_lease_whose_answer_was_lost_is_credited_once(store: Store, free_first: bool) -> None:
+    foreign(store, beat=30)
+    faulty = FaultyStore(store, lose_answers={1})
+    with pytest.raises(Transient):
+        lease.free(faulty, lambda record: True) if free_first else Lease.take(faulty, stale_s=0.0, sleep=lambda s: None)
+    lease.free(store, lambda record: True)
+    assert total(store) == 300.0
+
+
+def test_damaged_events_do_not_keep_a_lease_from_being_freed_with_its_credit(store: Store) -> None:
+    store.write("events/a0004-0000001.jsonl", b"{half a rec\n")
+    foreign(store, beat=30, spent_s=100.0)
+    assert lease.free(store, lambda record: True)
+    record, _ = lease.read(store)
+    assert record is not None
+    assert (record.holder, record.spent_s) == (None, 400.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, "5", None, True, 1e300])
+def test_a_lease_with_no_sensible_count_is_damaged(store: Store, value: object) -> None:
+    foreign(store, spent_s=value)
+    assert lease.read(store)[0] is None
+
+
+def test_a_field_of_a_later_headway_does_not_make_a_lease_unreadable(store: Store) -> None:
+    foreign(store, beat=30, colour="blue")
+    assert total(store) == 300.0

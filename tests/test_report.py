@@ -117,6 +117,12 @@ def test_the_supervisors_count_of_time_goes_before_the_clock_on_the_wall(run: Pa
     assert write_report(str(run), FOUND)["training"]["seconds"] == 77.0
 
 
+def test_the_time_of_a_host_that_was_lost_is_in_it(run: Path) -> None:
+    lost = {"attempt": 2, "holder": None, "host": "far", "boot": "b", "pid": 1, "started": "1", "beat": 9}
+    (run / "lease.json").write_text(json.dumps({**lost, "spent_s": 90.0}))
+    assert write_report(str(run), FOUND)["training"]["seconds"] == 90.0
+
+
 def test_the_page_shows_metrics_curves_pictures_and_how_to_do_it_again(run: Path) -> None:
     write_report(str(run), FOUND, MEASURED)
     page = Page((run / "report.html").read_text())

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
+from headway import launcher, lease, processes
 from headway.errors import BadInput
 from headway.launcher import Launched
+from headway.moving import Move
 from headway.planning import Plan
 from headway.planning.model import Limits
+from headway.runtime.verdict import past
 from headway.spec.model import Budget
 from headway.spent import rate_usd, remainder, spent_s, spent_usd, with_budget
+from headway.targets import afar
 from headway.targets.base import State
+from headway.targets.docker import removal
 from headway.targets.fake import FakeTarget, Play
 from headway.targets.registry import TARGETS
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
@@ -66,6 +70,97 @@ def test_a_killed_supervisor_has_spent_what_its_lease_shows(plan_of: Callable[..
     record = json.loads(hold.folder.store.read("lease.json"))
     hold.folder.store.write("lease.json", json.dumps({**record, "beat": 7}).encode())
     assert spent_s(hold.folder) == 170.0
+
+
+def aged(hold: Launched, seconds: float, **more: object) -> None:
+    """As if it had been held for so long by a machine that cannot be seen from here."""
+    record = json.loads(hold.folder.store.read("lease.json"))
+    known = {**record, "boot": "another machine's", "host": "far-away", "beat": round(seconds / 10), **more}
+    hold.folder.store.write("lease.json", json.dumps(known).encode())
+
+
+def lost(target: FakeTarget, hold: Launched, seconds: float, **more: object) -> None:
+    """Its machine is gone, in the middle of a word."""
+    target._attempts.pop(hold.url)
+    target.workers.pop(hold.url)
+    aged(hold, seconds, **more)
+
+
+def free_by_target(hold: Launched) -> None:
+    """As Kubernetes, Slurm, Vertex AI and ssh do once nothing of a run is left there."""
+    afar.free_the_lease(hold.handle)
+
+
+def free_by_docker(hold: Launched) -> None:
+    """As docker does for the process 1 of a container that it has removed."""
+    aged(hold, 3000.0, boot=f"{processes.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
+    removal.free_the_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
+
+
+def free_by_waiting(hold: Launched) -> None:
+    """As `resume` does for a holder of which nothing is heard any more."""
+    assert launcher._outwaited(hold, 0.05) is not None
+
+
+def free_to_move(hold: Launched) -> None:
+    """As `resume --on` does for a process that is seen to be gone."""
+    gone = {"boot": processes.here(), "pid": os.getpid(), "started": "long ago"}
+    aged(hold, 3000.0, **gone)
+    with pytest.raises(BadInput, match="no target is called"):
+        launcher.resume(hold.url, target=hold.target, move=Move(on="nowhere"))
+
+
+FREED = [free_by_target, free_by_docker, free_by_waiting, free_to_move]
+
+
+@pytest.mark.parametrize("free", FREED)
+def test_whoever_frees_the_lease_of_a_lost_host_credits_what_it_had_spent(
+    plan_of: Callable[..., Plan], target: FakeTarget, free: Callable[[Launched], None]
+) -> None:
+    hold = launcher.launch(plan_of(budget=Budget(hours=1)), detach=True, target=target)
+    lost(target, hold, 3000.0)
+    free(hold)
+    assert hold.folder.read_json("lease.json")["holder"] is None  # type: ignore[index]
+    assert spent_s(hold.folder) == 3000.0
+    free_by_target(hold)
+    assert spent_s(hold.folder) == 3000.0
+
+
+def test_every_lost_host_is_counted_once_until_nothing_is_left(
+    plan_of: Callable[..., Plan], target: FakeTarget
+) -> None:
+    hold = launcher.launch(plan_of(budget=Budget(hours=1)), detach=True, target=target)
+    for number in range(1, 4):
+        lost(target, hold, 1000.0)
+        hold.down()
+        free_by_target(hold)
+        assert spent_s(hold.folder) == 1000.0 * number
+        hold = launcher.resume(hold.url, target=target, patience_s=0.05)
+        assert spent_s(hold.folder) == 1000.0 * number
+    lost(target, hold, 590.0)
+    with pytest.raises(BadInput, match=r"spent: 1.00 of 1.00 hours"):
+        launcher.resume(hold.url, target=target, patience_s=0.05)
+
+
+def test_what_waits_in_a_queue_spends_nothing(plan_of: Callable[..., Plan]) -> None:
+    waiting = FakeTarget()
+    hold = launcher.launch(plan_of(), detach=True, target=waiting)
+    assert spent_s(hold.folder) == 0.0
+    waiting.begin(hold.url)
+    lost(waiting, hold, 500.0)
+    free_by_target(hold)
+    again = launcher.resume(hold.url, target=waiting)
+    assert spent_s(again.folder) == 500.0
+
+
+def test_the_next_supervisor_counts_as_everybody_else_does(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
+    hold = launcher.launch(plan_of(), detach=True, target=target)
+    lost(target, hold, 3000.0)
+    record, _ = lease.read(hold.folder.store)
+    assert past(hold.folder.events(), record).spent_s == spent_s(hold.folder) == 3000.0
+    free_by_target(hold)
+    mine = lease.Lease.take(hold.folder.store)
+    assert past(hold.folder.events(), mine.record).spent_s == spent_s(hold.folder) == 3000.0
 
 
 def test_a_spent_budget_is_refused_and_says_how_to_go_on(plan_of: Callable[..., Plan], target: FakeTarget) -> None:

@@ -6,13 +6,12 @@ The supervisor waits that long after it has said how the run ended, so the end n
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from headway.errors import HeadwayError
 from headway.intent import unix
 from headway.planning.model import Plan
 from headway.runfolder import RunFolder
-from headway.spent import rate_usd
+from headway.spent import rate_usd, spent_s
 
 KEEP = "HEADWAY_KEEP_ON_FAILURE_S"  # in the plan's variables; read by the supervisor
 
@@ -27,20 +26,20 @@ def keep_s(plan: Plan) -> float:
 def kept_until(folder: RunFolder, *, now: float | None = None) -> float | None:
     """Unix seconds until which a failed run's place is kept; None where it is not, or no longer."""
     try:
-        plan, ended = folder.plan(), folder.ended()
+        plan, ended, spent = folder.plan(), folder.ended(), spent_s(folder)
     except HeadwayError:
         return None
     seconds = keep_s(plan)
     if not seconds or ended is None or ended.get("state") != "failed":
         return None
-    until = unix(ended.get("time")) + _bounded(seconds, plan, ended)
+    until = unix(ended.get("time")) + _bounded(seconds, plan, spent)
     return until if until > (time.time() if now is None else now) else None
 
 
-def _bounded(seconds: float, plan: Plan, ended: dict[str, Any]) -> float:
+def _bounded(seconds: float, plan: Plan, spent: float) -> float:
     """Never beyond the budget."""
     budget = plan.limits.budget_s
-    return seconds if budget is None else max(0.0, min(seconds, budget - float(ended.get("spent_s", 0.0))))
+    return seconds if budget is None else max(0.0, min(seconds, budget - spent))
 
 
 def words(folder: RunFolder, until: float) -> str:

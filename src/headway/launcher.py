@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from headway import afterwards, errors, intent, kept, lease, moving, receipts, spent
 from headway.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
@@ -240,7 +240,8 @@ def resume(
 
 def _resumed_elsewhere(hold: Launched, recorded: Plan, move: moving.Move) -> Launched:
     """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
-    moving.free_the_lease(hold.folder)
+    # Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait.
+    lease.free(hold.folder.store, lambda record: record.seen is False)
     folder, plan = moving.elsewhere(hold, recorded, move)
     target = registry.of_plan(plan)
     former = intent.read(folder)
@@ -346,11 +347,8 @@ def _outwaited(hold: Launched, patience_s: float) -> Status | None:
     watch = Watch(hold.folder, stale_s=patience_s)
     while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
-    if status.state is State.LOST:
-        try:
-            hold.folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-        except Conflict:  # it has spoken after all
-            return None
+    if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):
+        return None  # it has spoken after all
     return status
 
 

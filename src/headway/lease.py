@@ -6,13 +6,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from headway import processes
-from headway.errors import Conflict, HeadwayError, NotThere, RunBusy
+from headway.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
 from headway.foreign import json_of
+from headway.runfolder import RunFolder
 from headway.segments import segments
 from headway.storage.base import ABSENT, Store
 
@@ -33,13 +34,21 @@ class Record:
     pid: int = 0
     started: str = ""
     beat: int = 0
+    spent_s: float = 0.0  # by the run before this holder took it; once a dead holder's lease is freed, its own too
+    renew_s: float = RENEW_S  # seconds that one beat stands for
 
     @classmethod
     def of(cls, raw: Any) -> Record:
-        """TypeError unless it is a record as we write them: nobody's numbers are taken on trust."""
-        found = cls(**raw)
+        """TypeError unless it is a record as we write them: nobody's numbers are taken on trust.
+
+        A field that is missing was unknown to an earlier Headway; one that we do not know is a later one's.
+        """
+        names = {field.name for field in fields(cls)}
+        found = cls(**{name: value for name, value in {**raw}.items() if name in names})
         numbers, words = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
         if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in words):
+            raise TypeError("not a lease")
+        if not all(_is_duration(value) for value in (found.beat, found.spent_s, found.renew_s)):
             raise TypeError("not a lease")
         return found
 
@@ -61,6 +70,41 @@ def read(store: Store) -> tuple[Record | None, str]:
         return None, store.stat(KEY).version
 
 
+def seconds_spent(events: Sequence[Mapping[str, Any]], record: Record | None) -> float:
+    """Count the seconds that a run has used up, over all attempts. Everybody who needs the number gets it from here.
+
+    A holder counts by its own clock, so clocks may jump and waiting in a queue is not counted, and says so in its
+    events. One that was killed has spent what its lease shows: the total when it took it, and its beats.
+    All of these are running totals, of which the largest counts: nothing is added twice, in whatever order it is read.
+    """
+    said = max((float(event.get("spent_s") or 0.0) for event in events), default=0.0)
+    if record is None:
+        return said
+    if record.holder is None or _said_last_word(events, record.attempt):
+        return max(said, record.spent_s)
+    # Leases of earlier versions do not say from where they count: there the newest attempt's first event does.
+    starts = [float(event.get("held_from_s", 0.0)) for event in events if event.get("kind") == "attempt"]
+    before = max([record.spent_s, *starts[-1:]])
+    return max(said, before + record.beat * record.renew_s)
+
+
+def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = None) -> bool:
+    """Give up the lease for a holder that is gone for certain: nobody need wait for it to go stale.
+
+    One conditional write frees it and credits what the holder had spent. False, and nothing written, where nobody holds
+    it, where `gone` says that its holder is not, or where it has been written meanwhile (since `version`, if given).
+    """
+    record, found = read(store)
+    if record is None or record.holder is None or version not in (None, found) or not gone(record):
+        return False
+    freed = replace(record, holder=None, spent_s=_credited(store, record))
+    try:
+        store.write(KEY, _encode(freed), when=found)
+    except Conflict:
+        return False
+    return True
+
+
 class Lease:
     """Held by the supervisor. `attempt` rises with every start of the gang, first or repeated."""
 
@@ -71,6 +115,10 @@ class Lease:
     def attempt(self) -> int:
         return self._record.attempt
 
+    @property
+    def record(self) -> Record:
+        return self._record
+
     @classmethod
     def take(
         cls,
@@ -79,6 +127,7 @@ class Lease:
         wait: bool = True,
         holder: str = "",
         stale_s: float = STALE_S,
+        renew_s: float = RENEW_S,
         on_wait: Callable[[Record], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -87,6 +136,7 @@ class Lease:
 
         A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree. Whoever calls
         again after a store's error gives the same `holder` (`new_holder()`): the first call may have succeeded.
+        What a former holder had spent is in the new record: the beats that show it are overwritten by the same put.
         """
         holder = holder or new_holder()
         while True:
@@ -98,7 +148,7 @@ class Lease:
                     raise _busy(found)
                 on_wait(found)
                 _wait_until_stale(store, version, found, stale_s, clock, sleep)
-            record = _mine(holder, _next_attempt(store, found))
+            record = _mine(holder, _next_attempt(store, found), _credited(store, found), renew_s)
             try:
                 return cls(store, record, store.write(KEY, _encode(record), when=version))
             except Conflict:
@@ -113,8 +163,10 @@ class Lease:
         self._put(replace(self._record, attempt=self._record.attempt + 1))
         return self.attempt
 
-    def release(self) -> None:
-        self._put(replace(self._record, holder=None))
+    def release(self, spent_s: float | None = None) -> None:
+        """Give it up. `spent_s` is the run's total, from a holder whose events have not said it."""
+        total = self._record.spent_s if spent_s is None else spent_s
+        self._put(replace(self._record, holder=None, spent_s=total))
 
     def _put(self, record: Record) -> None:
         try:
@@ -168,7 +220,31 @@ def new_holder() -> str:
     return f"{socket.gethostname()}-{pid}-{processes.started(pid)}-{os.urandom(4).hex()}"
 
 
-def _mine(holder: str, attempt: int) -> Record:
+def _credited(store: Store, found: Record | None) -> float:
+    """The run's total with what this record shows, before it is replaced."""
+    if found is None:
+        return 0.0
+    if found.holder is None:
+        return found.spent_s
+    try:
+        events = RunFolder(store).events()
+    except BadPlan:  # damaged: a supervisor reads them again under its lease, and says so in the folder
+        events = []
+    return seconds_spent(events, found)
+
+
+def _said_last_word(events: Sequence[Mapping[str, Any]], attempt: int) -> bool:
+    """Whether that attempt has said how it ended, and what was spent by then."""
+    return any(
+        event.get("kind") == "ended" and event.get("attempt") == attempt and "spent_s" in event for event in events
+    )
+
+
+def _is_duration(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15
+
+
+def _mine(holder: str, attempt: int, spent_s: float, renew_s: float) -> Record:
     pid = os.getpid()
     return Record(
         attempt=attempt,
@@ -177,6 +253,8 @@ def _mine(holder: str, attempt: int) -> Record:
         boot=processes.here(),
         pid=pid,
         started=processes.started(pid),
+        spent_s=spent_s,
+        renew_s=renew_s,
     )
 
 

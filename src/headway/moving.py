@@ -9,7 +9,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,16 +94,6 @@ def elsewhere(hold: Launched, recorded: Plan, move: Move) -> tuple[RunFolder, Pl
 def restore(folder: RunFolder, recorded: Plan) -> None:
     """A start elsewhere failed: the run stands where it stood before."""
     folder.store.write(PLAN, recorded.to_json().encode())
-
-
-def free_the_lease(folder: RunFolder) -> None:
-    """Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait."""
-    record, version = lease.read(folder.store)
-    if record is not None and record.holder is not None and record.seen is False:
-        try:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-        except Conflict:
-            pass  # somebody has it after all
 
 
 def _job(recorded: Plan, move: Move, outputs: str) -> Job:

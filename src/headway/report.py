@@ -17,7 +17,7 @@ from headway.chart import Line, chart
 from headway.report_job import as_job_file
 from headway.runfolder import REPORT, RunFolder, encode
 from headway.spec import Job, undump
-from headway.spent import spent_usd
+from headway.spent import spent_s, spent_usd
 from headway.storage import open_store
 from headway.version import __version__
 
@@ -91,7 +91,7 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
     events = folder.events()
     ended = folder.ended()
     return {
-        "seconds": round(_seconds(events), 1),
+        "seconds": round(spent_s(folder) or _by_the_wall_clock(events), 1),
         "attempts": sum(event["kind"] == "attempt" for event in events),
         "ranks": ranks,
         "steps": max((int(record["step"]) for record in history), default=0),
@@ -100,14 +100,13 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
     }
 
 
-def _seconds(events: Sequence[Mapping[str, Any]]) -> float:
-    """By the supervisor's own count; where there was none, by the clock on the wall, attempt by attempt."""
-    spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
+def _by_the_wall_clock(events: Sequence[Mapping[str, Any]]) -> float:
+    """Attempt by attempt, for runs started by hand with an earlier Headway: nobody counted their seconds."""
     times: dict[int, list[float]] = {}
     for event in events:
         if isinstance(event.get("time"), (int, float)):  # the supervisor writes it as text, and counts besides
             times.setdefault(event["attempt"], []).append(float(event["time"]))
-    return spent or sum(max(seen) - min(seen) for seen in times.values())
+    return sum(max(seen) - min(seen) for seen in times.values())
 
 
 def page(

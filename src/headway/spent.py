@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,10 @@ from headway.runfolder import RunFolder
 RESERVE_S = 60.0  # with less than this left, a new attempt could only end again
 
 
-def spent_s(folder: RunFolder) -> float:
-    """Of running, by the supervisors' own clocks. One that was killed has spent what its lease shows."""
-    events = folder.events()
-    spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
-    starts = [event for event in events if event.get("kind") == "attempt"]
-    held, _ = lease.read(folder.store)
-    if held is not None and held.holder is not None and starts:
-        spent = max(spent, float(starts[-1].get("held_from_s", 0.0)) + held.beat * lease.RENEW_S)
-    return spent
+def spent_s(folder: RunFolder, *more: Mapping[str, Any]) -> float:
+    """`lease.seconds_spent` of a folder. `more` are records beside its events that say `spent_s`: the progress."""
+    record, _ = lease.read(folder.store)  # before the events: a lease is given up after the last word
+    return lease.seconds_spent([*folder.events(), *more], record)
 
 
 def spent_usd(plan: Plan, seconds: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,34 @@ def test_the_past_is_read_from_events() -> None:
         {"kind": "attempt", "attempt": 2, "spent_s": 52.0, "held_from_s": 0.0},
     ]
     held = Record(attempt=2, holder="x", beat=30)
-    assert past(events, held, renew_s=10.0) == Past(spent_s=300.0, restarts=1, crashes=(12,))
-    assert past(events, Record(attempt=2, holder=None, beat=30), renew_s=10.0).spent_s == 52.0
+    assert past(events, held) == Past(spent_s=300.0, restarts=1, crashes=(12,))
+    assert past(events, Record(attempt=2, holder=None, beat=30)).spent_s == 52.0
     assert past([], None) == Past()
+
+
+def test_the_past_has_what_a_lease_carries_of_holders_that_never_said_it() -> None:
+    events = [{"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0}]
+    freed = Record(attempt=1, holder=None, beat=300, spent_s=3000.0)
+    assert past(events, freed).spent_s == 3000.0
+    ours = Record(attempt=2, holder="x", spent_s=3000.0)
+    assert past(events, ours).spent_s == 3000.0
+    assert past(events, replace(ours, beat=4, renew_s=0.5)).spent_s == 3002.0
+
+
+def test_attempts_in_place_count_from_when_their_supervisor_took_the_lease() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 3, "spent_s": 1000.2, "held_from_s": 1000.0},
+        {"kind": "restart", "attempt": 3, "spent_s": 1100.0},
+        {"kind": "attempt", "attempt": 4, "spent_s": 1101.0, "held_from_s": 1000.0},
+    ]
+    assert past(events, Record(attempt=4, holder="x", beat=50, spent_s=1000.0)).spent_s == 1500.0
+
+
+def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0},
+        {"kind": "ended", "attempt": 1, "spent_s": 2994.5, "state": "stopped"},
+    ]
+    assert past(events, Record(attempt=1, holder=None, beat=300)).spent_s == 2994.5
+    assert past(events, Record(attempt=1, holder="x", beat=300)).spent_s == 2994.5  # killed before it gave it up
+    assert past(events, Record(attempt=2, holder="y", beat=1, spent_s=2994.5)).spent_s == 3004.5

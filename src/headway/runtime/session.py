@@ -104,7 +104,7 @@ class LeaseKeeper:
     """Without a supervisor, rank 0 holds the lease itself and writes the events."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        self._lease = lease
+        self._lease, self._began = lease, time.monotonic()
         self.attempt = lease.attempt
         self._events = SegmentWriter(store, "events", lease.attempt)
         self._over = threading.Event()
@@ -114,7 +114,8 @@ class LeaseKeeper:
         self._thread.start()
 
     def event(self, kind: str, **details: Any) -> None:
-        self._events.add(json.dumps({"kind": kind, "time": round(time.time(), 3), **details}))
+        told = {"kind": kind, "time": round(time.time(), 3), "spent_s": round(self._spent_s(), 3), **details}
+        self._events.add(json.dumps(told))
 
     def progress(self, **numbers: Any) -> None: ...
 
@@ -123,9 +124,13 @@ class LeaseKeeper:
         self._thread.join(RENEW_S)
         try:
             self._events.flush()
-            self._lease.release()
+            self._lease.release(self._spent_s())
         except HeadwayError as error:  # at the very end: it goes stale by itself
             say(f"the lease could not be given back: {error}")
+
+    def _spent_s(self) -> float:
+        """By all attempts up to now."""
+        return self._lease.record.spent_s + time.monotonic() - self._began
 
     def _renew(self) -> None:
         while not self._over.wait(RENEW_S):

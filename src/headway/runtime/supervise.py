@@ -101,13 +101,13 @@ def _lead(start: Start) -> int:
     """Node 0: everything below happens under the lease."""
     loop, folder = start.loop, start.folder
     beating = RunFolder(open_store(folder.url, patience=Patience(tries=2, total_s=8.0)))
-    former, _ = _patiently(loop, lambda: leases.read(folder.store))
     holder = leases.new_holder()
     lease: Lease = _patiently(
         loop,
         lambda: Lease.take(
             beating.store,
             holder=holder,
+            renew_s=start.settings.renew_s,
             sleep=lambda seconds: _nap(loop, seconds),
             on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to go stale"),
         ),
@@ -124,7 +124,7 @@ def _lead(start: Start) -> int:
             key = meeting.key_for(start.plan_text, folder.name)
             gathering = meeting.Meeting(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
         heartbeat = Heartbeat(beating, lease, loop.inbox, node.health, renew_s=start.settings.renew_s)
-        past = verdict.past(events, former, renew_s=start.settings.renew_s)
+        past = verdict.past(events, lease.record)
         leader = Leader(node, heartbeat, lease.attempt, past, gathering)
     except HeadwayError as error:
         _farewell_without_a_start(folder, lease, error)

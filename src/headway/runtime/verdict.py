@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
-from headway.lease import RENEW_S, Record
+from headway.lease import Record, seconds_spent
 from headway.runtime.ranks import RankExit
 
 SAME_PLACE = 3  # crashes at one step before it is called hopeless
@@ -65,14 +65,10 @@ class Past:
         return replace(self, crashes=(*self.crashes, place), parts=max(self.parts, ending.cut_to))
 
 
-def past(events: Sequence[Mapping[str, Any]], former: Record | None, *, renew_s: float = RENEW_S) -> Past:
-    """Spent time is kept as durations, so clocks may jump. A supervisor that was killed spent what its lease shows."""
-    spent = max((float(event.get("spent_s", 0.0)) for event in events), default=0.0)
-    starts = [event for event in events if event.get("kind") == "attempt"]
-    if former is not None and former.holder is not None and starts:
-        spent = max(spent, float(starts[-1].get("held_from_s", 0.0)) + former.beat * renew_s)
+def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> Past:
+    """`record` is the lease: a former holder's, or our own as it was taken, with the former holder's time in it."""
     return Past(
-        spent_s=spent,
+        spent_s=seconds_spent(events, record),
         restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
         crashes=tuple(
             event.get("place") for event in events if event.get("kind") == "rank_exit" and event.get("first")

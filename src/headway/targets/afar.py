@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from typing import Final
 
 from headway import lease
-from headway.errors import Conflict, HeadwayError
+from headway.errors import HeadwayError
 from headway.runs import evidence
 from headway.targets.base import Handle, State, Status
 from headway.targets.here import folder_of
@@ -46,15 +45,10 @@ def over(
     return ended
 
 
-def free_the_lease(handle: Handle) -> None:
+def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] = lambda record: not record.seen) -> None:
     """Its holder is gone for certain: nobody need wait, on machines that are billed, for the lease to go stale."""
     try:
-        folder = folder_of(handle)
-        record, version = lease.read(folder.store)
-        if record is not None and record.holder is not None and not record.seen:
-            folder.write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
+        lease.free(folder_of(handle).store, gone)
     except HeadwayError:
         pass  # no folder, or no way to it: it goes stale by itself
 

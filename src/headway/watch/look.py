@@ -86,7 +86,7 @@ class Lookout:
         if self._curves.refresh():
             named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
             self._traces = {name: Trace.of(values) for name, values in named if values}
-        seconds = max(spent_s(self._folder), float(progress.get("spent_s") or 0.0))
+        seconds = spent_s(self._folder, progress)
         return View(
             run=self._launched.run,
             target=self._launched.handle.target,

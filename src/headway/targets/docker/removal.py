@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, replace
 
 from headway import lease, processes
-from headway.errors import Conflict, HeadwayError
 from headway.image.engine import ANSWER_S, Engine, Gone, Refusal
-from headway.targets.afar import said_farewell_or_never_began
+from headway.targets import afar
 from headway.targets.base import Handle, Receipt
 from headway.targets.docker import seen
 from headway.targets.docker.seen import Thing
-from headway.targets.here import FAREWELL_S, LEAVING_S, folder_of, grace_s
+from headway.targets.here import FAREWELL_S, LEAVING_S, grace_s
 
 LOOK_S = 0.1
 DETACH_S = 10.0  # a network lets go of a removed container a moment later
@@ -22,7 +20,7 @@ DETACH_S = 10.0  # a network lets go of a removed container a moment later
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     """Stop what runs, remove everything, and look again."""
     before = _things(engine, command, handle.url)
-    ended = said_farewell_or_never_began(handle)
+    ended = afar.said_farewell_or_never_began(handle)
     if ended:  # on its way out: nobody waits for a checkpoint
         _await_the_end(engine, command, handle.url, LEAVING_S)
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
@@ -56,16 +54,7 @@ def remove(engine: Engine, command: str, url: str) -> None:
 
 def free_the_lease(handle: Handle) -> None:
     """Its holder was process 1 of a container that is gone: nobody need wait for the lease to go stale."""
-    try:
-        store = folder_of(handle).store
-        record, version = lease.read(store)
-        if record is None or record.holder is None or not _was_ours(record, handle):
-            return
-        folder_of(handle).write_json(lease.KEY, asdict(replace(record, holder=None)), when=version)
-    except Conflict:
-        pass  # somebody has it after all
-    except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
+    afar.free_the_lease(handle, gone=lambda record: _was_ours(record, handle))
 
 
 def _was_ours(record: lease.Record, handle: Handle) -> bool:

@@ -10,6 +10,7 @@ from headway.errors import BadInput, RunBusy, TargetError
 from headway.planning.model import RUN
 from headway.runfolder import RunFolder
 from headway.secrets import resolve
+from headway.spent import spent_s
 from headway.targets.kubernetes import kinds, lasting, manifests, names, pod, removal, rules, trainjob
 from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Taken
 from headway.targets.kubernetes.options import Options, Trainer
@@ -22,15 +23,15 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     """Make everything; the details by which it is found again."""
     url = folder.url
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
-    spent_s = _spent_s(folder)
+    used_s = spent_s(folder)
     secrets = {name: resolve(reference) for name, reference in pod.brought(plan).items()}
-    limit = lasting.of_plan(plan, spent_s)
+    limit = lasting.of_plan(plan, used_s)
     values = {
         RUN: run,
         names.FOLDER: names.folder_hash(url),
         names.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
     }
-    requests = manifests.requests(plan, options, release=release, spent_s=spent_s)
+    requests = manifests.requests(plan, options, release=release, spent_s=used_s)
     filled = [names.filled(request.body, values) for request in requests]
     bodies, stroke = filled[:-1], filled[-1]
     _hold_rules(bodies, run)
@@ -132,8 +133,3 @@ def _over(item: Object) -> bool:
     ends = ("Succeeded", "Failed", "Complete")
     conditions = (item.get("status") or {}).get("conditions") or ()
     return any(each.get("type") in ends and each.get("status") == "True" for each in conditions)
-
-
-def _spent_s(folder: RunFolder) -> float:
-    """Of the budget, by earlier attempts."""
-    return max((float(event.get("spent_s", 0.0)) for event in folder.events()), default=0.0)

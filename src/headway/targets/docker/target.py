@@ -20,8 +20,10 @@ from headway.image.engine import run as run_command
 from headway.image.ignore import left_out
 from headway.logtail import tail
 from headway.planning.package import package
+from headway.runfolder import RunFolder
 from headway.runs import Evidence, Watch, evidence
 from headway.secrets import resolve
+from headway.spent import remainder, spent_s
 from headway.storage import join, local_path, open_store
 from headway.targets import spawn
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
@@ -148,7 +150,8 @@ class DockerTarget:
             memory.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
-        limit = calls.lifetime_s(plan)
+        # The label counts each start anew: it is given what is left of the budget.
+        limit = calls.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
         expires = "" if limit is None else str(int(time.time() + limit))
         for request in calls.gang(plan, self.options):
             argv = [word.replace(calls.EXPIRES, expires) for word in spawn.named(request.body["argv"], run)]

@@ -36,14 +36,16 @@ LEAVING_S = 120.0  # before self_down, where the outputs are safe already
 Say = Callable[[str], None]
 
 
-def lay_ready(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, say: Say) -> None:
-    """Data, code, Headway itself, the script and the plan, on every host."""
+def lay_ready(
+    plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, say: Say, *, left: Plan
+) -> None:
+    """Data, code, Headway itself, the script and the plan, on every host. `left` has what is left of the budget."""
     wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
     text = script.start_script(plan, options, needed_by(plan))
     for node, host in enumerate(hosts):
         place = where.place(node)
         moved = {source: bring(host, source, say) for source in to_bring(plan.job, options)}
-        host.send(f"{place}/{LABEL}", json.dumps(labels(plan, where)).encode())
+        host.send(f"{place}/{LABEL}", json.dumps(labels(left, where)).encode())
         host.ask("unpack", archive, kind="tar", to=f"{place}/code", sha256=plan.code.sha256)
         host.ask("unpack", wheel, kind="wheel", to=f"{place}/headway", fresh=True)
         host.send(f"{place}/{NEEDED}", needed_by(plan).encode())

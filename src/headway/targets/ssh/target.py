@@ -220,9 +220,10 @@ class SshTarget:
         self._require_share(hosts)
         Records().untouched(handle.url).unlink(missing_ok=True)
         (place / ending.ENDING).unlink(missing_ok=True)
-        starting.lay_ready(plan, hosts, where, self.options, place, self.say)
-        # The watchdog counts each start anew: it is given what is left of the budget.
-        starting.start(remainder(plan, spent_s(folder_of(handle))), hosts, where, self.options)
+        # The watchdog and the label count each start anew: they are given what is left of the budget.
+        left = remainder(plan, spent_s(folder_of(handle)))
+        starting.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
+        starting.start(left, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
         return {
             "machines": [rental.as_plain(host.machine) for host in hosts],

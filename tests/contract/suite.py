@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway import intent, launcher
+from headway import intent, launcher, lease
 from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
 from headway.launcher import Launched
 from headway.naming import LONGEST
 from headway.planning import Plan
 from headway.runfolder import INTENT, RECEIPT, STOP
-from headway.spec import Accelerator, Resources, Secret
-from headway.storage import open_store, subfolders
+from headway.spec import Accelerator, Budget, Resources, Secret
+from headway.spent import spent_s
+from headway.storage import Store, open_store, subfolders
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
 from tests.contract.counting import COUNT, count_to, counted, write_counting
@@ -28,6 +31,7 @@ from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
 WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
+COUNTS_DOWN = Play(lines=("rank {rank} waits, {HEADWAY_DEADLINE_S} s are left",), until_stopped=True)
 
 
 def eventually(holds: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
@@ -37,6 +41,16 @@ def eventually(holds: Callable[[], bool], what: str, within_s: float = 120.0) ->
         assert time.monotonic() < limit, f"in vain: {what}"
         time.sleep(pause)
         pause = min(0.3, pause * 1.3)  # asking may cost more than waiting
+
+
+def held_for(store: Store, seconds: float) -> None:
+    """Give a lease the beats of one that has been held for so long. Its holder must not write it any more."""
+    record, version = lease.read(store)
+    assert record is not None
+    assert record.holder is not None
+    each_s = float(getattr(record, "renew_s", lease.RENEW_S))
+    aged = asdict(replace(record, beat=round(seconds / each_s)))
+    store.write(lease.KEY, json.dumps(aged).encode(), when=version)
 
 
 def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -53,13 +67,20 @@ def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 class TargetContract(ABC):
-    """Subclasses give `kind`, a fixture `target`, `half_gone` and `failing_submit`."""
+    """Subclasses give `kind`, a fixture `target`, `half_gone`, `lost_host` and `failing_submit`."""
 
     kind: str
 
     @abstractmethod
     def half_gone(self, hold: Launched) -> None:
         """Remove part of a live run from the target behind Headway's back, without a farewell."""
+
+    @abstractmethod
+    def lost_host(self, hold: Launched) -> AbstractContextManager[None]:
+        """Lose the machine of a live run: inside it nothing there moves any more, after it everything there is gone.
+
+        The run has no last word, and nothing but Headway starts it again.
+        """
 
     @abstractmethod
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> AbstractContextManager[None]:
@@ -346,6 +367,42 @@ class TargetContract(ABC):
         assert found.url == hold.url
         assert hold.stop().status.state is State.STOPPED
         assert target.found() == []
+
+    def test_what_a_lost_host_had_spent_is_taken_off_the_budget_when_the_run_goes_on(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        """Nobody waits for 3,000 s here: the lease of the lost host is given as many beats as would have passed."""
+        play = COUNTS_DOWN if self.runs_scripts else WAITS
+        hold = self.running(start(play, budget=Budget(hours=1)))
+        first_limit = self.own_limit_s(hold)
+        with self.lost_host(hold):
+            held_for(self.lease_store(hold), 3000.0)
+        eventually(lambda: target.status(hold.handle).state is State.LOST, "it is seen to be lost")
+        assert hold.down().left == ()
+        assert 3000.0 <= spent_s(hold.folder) < 3100.0
+        assert hold.down().left == ()
+        assert 3000.0 <= spent_s(hold.folder) < 3100.0, "counted once"
+
+        again = launcher.resume(hold.url, target=target)
+        eventually(lambda: len(self.texts(again)) == 2, "it goes on")
+        assert 3000.0 <= spent_s(hold.folder) < 3200.0
+        if self.runs_scripts:
+            left = [float(text.split()[3]) for text in self.texts(again)]
+            assert 3500.0 < left[0] <= 3600.0
+            assert 400.0 < left[1] <= 600.0
+        limit = self.own_limit_s(again)
+        assert (limit is None) == (first_limit is None)
+        if limit is not None and first_limit is not None:
+            assert 2900.0 <= first_limit - limit <= 3160.0, "the target's own limit is what is left, too"
+        assert again.stop().status.state is State.STOPPED
+
+    def lease_store(self, hold: Launched) -> Store:
+        """Where the supervisor writes its lease."""
+        return hold.folder.store
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        """The limit that the target itself holds for the newest submission; None where it has none."""
+        return None
 
     def test_long_words_and_many_arguments_come_through_whole(self, start: Callable[..., Launched]) -> None:
         lines = ("x" * 30_000, *(f"line {number} " + "ü" * 100 for number in range(200)))

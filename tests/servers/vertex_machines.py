@@ -129,6 +129,10 @@ class Machines:
         replica = next(each for each in self.replicas if each.task == task)
         replica.signal(signal.SIGKILL)
 
+    def exhaust(self) -> None:
+        """It has been started again as often as Vertex AI does."""
+        self._restarts = self._retries = 0
+
     # ── its life ─────────────────────────────────────────────────────────────
 
     def _live(self) -> None:

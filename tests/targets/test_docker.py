@@ -71,6 +71,16 @@ class TestDocker(TargetContract):
         docker("kill", "--signal", "KILL", hold.handle.details["containers"][0])
 
     @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        supervisor = int(inspected(hold)["State"]["Pid"])
+        os.kill(supervisor, signal.SIGSTOP)
+        yield
+        os.kill(supervisor, signal.SIGKILL)  # a container ends with its process 1
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        return float(inspected(hold)["Config"]["Labels"]["headway.expires"]) - time.time()
+
+    @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
         assert isinstance(target, DockerTarget)
         assert isinstance(target.engine, Refusing)

@@ -39,6 +39,12 @@ class TestFake(TargetContract):
         hold.target.workers[hold.url].pop()
 
     @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        assert isinstance(hold.target, FakeTarget)
+        yield
+        hold.target.vanish(hold.url)
+
+    @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
         assert isinstance(target, FakeTarget)
         target.room = 1

@@ -64,6 +64,16 @@ class TestLocal(TargetContract):
         os.kill(supervisor(hold).pid, signal.SIGKILL)
 
     @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        processes = everything(hold)
+        for process in processes:
+            process.send(signal.SIGSTOP)
+        yield
+        for process in processes:
+            process.send(signal.SIGKILL)
+        eventually(lambda: everything(hold) == [], "they die")
+
+    @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
         def no_space(place: Path, pid: int) -> labelled.Process:
             raise OSError(28, "No space left on device")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +57,15 @@ class TestPodman(TargetContract):
 
     def half_gone(self, hold: Launched) -> None:
         subprocess.run(["podman", "kill", hold.handle.details["containers"][0]], check=True, capture_output=True)
+
+    @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        (container,) = hold.handle.details["containers"]
+        shown = ["podman", "inspect", "--format", "{{.State.Pid}}", container]
+        supervisor = int(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
+        os.kill(supervisor, signal.SIGSTOP)
+        yield
+        os.kill(supervisor, signal.SIGKILL)
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:

@@ -84,6 +84,19 @@ class TestSlurm(TargetContract):
         os.kill(leader.pid, signal.SIGKILL)
 
     @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        (leader,) = supervisors(hold)
+        leader.send(signal.SIGSTOP)
+        yield
+        leader.send(signal.SIGKILL)
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        shown = run_command(["scontrol", "--oneliner", "show", "job", str(hold.handle.details["job"])])
+        (limit,) = [word.partition("=")[2] for word in shown.split() if word.startswith("TimeLimit=")]
+        hours, minutes, seconds = map(int, limit.split(":"))
+        return hours * 3600.0 + minutes * 60.0 + seconds
+
+    @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
         def no_space(place: Path, number: str) -> None:
             raise OSError(28, "No space left on device")

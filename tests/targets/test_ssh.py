@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from headway.errors import TargetError
 from headway.launcher import Launched
 from headway.planning import Plan
 from headway.spec import TargetEntry
+from headway.storage import Store, open_store
 from headway.targets import labelled
 from headway.targets.base import Target
 from headway.targets.ssh import starting
@@ -67,6 +69,24 @@ class SshContract(TargetContract):
         os.kill(ranks[-1].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
         os.kill(watchdog.pid, signal.SIGKILL)
         os.kill(leader.pid, signal.SIGKILL)
+
+    @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        processes = there(hold)
+        for process in processes:
+            process.send(signal.SIGSTOP)
+        yield
+        for process in processes:
+            process.send(signal.SIGKILL)
+        eventually(lambda: there(hold) == [], "they die")
+
+    def lease_store(self, hold: Launched) -> Store:
+        (label,) = [found for found in labelled.labels(target="ssh") if found[labelled.RUN] == hold.run]
+        return open_store(label[labelled.URL])
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        (found,) = [each for each in hold.target.found() if each.url == hold.url]
+        return float(found.details["expires"]) - time.time()
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from headway.targets.kubernetes.api import Client, Object, Refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import TargetContract
+from tests.contract.suite import TargetContract, eventually
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
 from tests.testbed.kubernetes.cluster import Cluster, cluster, ready
 
@@ -40,6 +42,19 @@ class Refusing(Client):
         if method == "POST" and self.word and path.endswith(self.word):
             raise Refusal(f"{self.word} was refused")
         return super().__call__(method, path, query=query, body=body)
+
+
+def supervisors(hold: Launched) -> list[int]:
+    """Process 1 of the run's pods, by their numbers on the node, which is this machine."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = place.joinpath("cmdline").read_bytes().split(b"\0")
+            if b"headway.runtime.worker" in words and hold.url.encode() in words:
+                found.append(int(place.name))
+        except OSError:  # gone while we looked
+            continue
+    return found
 
 
 class TestStatefulSet(TargetContract):
@@ -84,6 +99,21 @@ class TestStatefulSet(TargetContract):
     def half_gone(self, hold: Launched) -> None:
         self.cluster.kubectl("-n", NAMESPACE, "delete", "statefulset", hold.run, "--cascade=orphan")
         self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
+
+    @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        """A pod whose set is gone is not made again, and a process that is stopped hears no SIGTERM."""
+        self.cluster.kubectl("-n", NAMESPACE, "delete", "statefulset", hold.run, "--cascade=orphan")
+        (supervisor,) = supervisors(hold)
+        os.kill(supervisor, signal.SIGSTOP)
+        yield
+        self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
+        eventually(lambda: supervisors(hold) == [], "it is killed with its pod")
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        """The reaper's, which lasts longer than the fuse beside it."""
+        jobs = self.cluster.items("job", f"headway.run={hold.run}", namespace=NAMESPACE)
+        return max(float(job["spec"].get("activeDeadlineSeconds", 0.0)) for job in jobs)
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:

@@ -5,6 +5,7 @@ The machines are processes with the variables that Vertex AI injects; see tests/
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,20 @@ class TestVertex(TargetContract):
         server = self.server
         (name,) = server.live()
         server.machines[name].crash("workerpool0-0")
+
+    @contextmanager
+    def lost_host(self, hold: Launched) -> Iterator[None]:
+        """What crashes Vertex AI starts again a few times: here it has done so already, and the job fails."""
+        machines = self.server.machines[str(hold.handle.details["job"])]
+        machines.exhaust()
+        (replica,) = machines.replicas
+        replica.signal(signal.SIGSTOP)
+        yield
+        machines.crash(replica.task)
+
+    def own_limit_s(self, hold: Launched) -> float | None:
+        timeout = self.server.jobs[str(hold.handle.details["job"])]["jobSpec"]["scheduling"]["timeout"]
+        return float(timeout.removesuffix("s"))
 
     @pytest.fixture(autouse=True)
     def _here(self, cloud: Cloud) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.runfolder import RunFolder
+from headway.spent import spent_s
 from headway.storage import open_store
 from tests.runtime.supervised import quiet_environment
 
@@ -75,6 +76,9 @@ def test_a_script_started_by_hand_can_be_stopped_and_goes_on_in_its_folder(tmp_p
     assert [record["step"] for record in folder.metrics()] == list(range(1, 13))
     assert [event["state"] for event in folder.events() if event["kind"] == "ended"] == ["stopped", "finished"]
     assert folder.plan().job["config"] == {"lr": 0.1}
+    began = [event["spent_s"] for event in folder.events() if event["kind"] == "attempt"]
+    ended = [event["spent_s"] for event in folder.events() if event["kind"] == "ended"]
+    assert 0.0 <= began[0] < ended[0] <= began[1] < ended[1] <= spent_s(folder) + 0.001, "a total over both starts"
 
 
 @pytest.mark.slow

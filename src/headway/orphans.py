@@ -55,6 +55,7 @@ def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = No
     if job is not None:
         found += [Place(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
     found += list(_of_runs(ledger or Ledger()))
+    found += list(_of_rentals())
     return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
 
 
@@ -72,6 +73,39 @@ def _of_runs(ledger: Ledger) -> Iterable[Place]:
         except (HeadwayError, ValueError):  # its folder is gone or out of reach: its place cannot be known from here
             continue
         yield Place(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
+
+
+def _of_rentals() -> Iterable[Place]:
+    """Rented machines on record: they are billed, though their run may have finished or its folder be gone."""
+    from headway.targets.ssh.rental import Records
+
+    for rental in Records().all():
+        options = rental.options
+        if not options:  # recorded by an older version
+            try:
+                options = intent.read(RunFolder(open_store(rental.url)))["options"]
+            except (HeadwayError, ValueError):
+                continue
+        yield Place(name=rental.target, kind="ssh", options=options)
+
+
+def unseen_rentals(found: Iterable[Found]) -> list[str]:
+    """Rented machines on record whose target was not asked, or could not tell."""
+    from headway.targets.ssh.rental import Records
+
+    urls = {each.handle.url for each in found if each.verdict != UNKNOWN}
+    rentals = [rental for rental in Records().all() if rental.url not in urls]
+    return [f"{rental.run}: machine {', '.join(rental.ids) or 'of unknown id'}" for rental in rentals]
+
+
+def once(found: Iterable[Found]) -> list[Found]:
+    """A rented machine on record is found by every target that rents: keep the one it was rented on, if it is there."""
+    chosen: dict[object, Found] = {}
+    for number, each in enumerate(found):
+        key: object = each.handle.url if each.handle.details.get("rented") else number
+        if key not in chosen or (each.place.name == each.handle.target != chosen[key].place.name):
+            chosen[key] = each
+    return list(chosen.values())
 
 
 def look(place: Place) -> list[Found]:

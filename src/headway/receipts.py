@@ -30,6 +30,7 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
             created=_union(earlier.created, receipt.created),
             removed=_union(earlier.removed, receipt.removed),
             left=receipt.left,
+            unverified=receipt.unverified,
         )
     record = {
         "run": receipt.run,
@@ -37,6 +38,7 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
         "created": list(receipt.created),
         "removed": list(receipt.removed),
         "left": list(receipt.left),
+        "unverified": list(receipt.unverified),
         "at": now(),
         "by": who(),
     }
@@ -58,6 +60,7 @@ def _receipt(known: dict[str, Any]) -> Receipt:
         created=tuple(known["created"]),
         removed=tuple(known["removed"]),
         left=tuple(known["left"]),
+        unverified=tuple(known.get("unverified", ())),
     )
 
 

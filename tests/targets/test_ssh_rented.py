@@ -1,6 +1,7 @@
 """A machine rented for one run: recorded before it is asked for, its key pinned, given back in every ending.
 
 The provider is a folder: `up` puts a file there, `list` shows it, `down` removes it. The machine is a real sshd.
+What happens when the provider lies, lags or refuses is in test_ssh_rented_receipts.py.
 """
 
 from __future__ import annotations
@@ -37,27 +38,55 @@ from tests.testbed.sshd import Server, lacking, running_below
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
 
 
+PROVIDER = """#!/bin/sh
+# provider up RUN | list | down RUN ID. Files beside it change what it does; each call is noted.
+cd "$(dirname "$0")"
+echo "$@" >> calls
+left() { [ -s "$1" ] && n=$(cat "$1") && [ "$n" -gt 0 ] && echo $((n - 1)) > "$1"; }  # that often still
+if [ -e logged-out ]; then echo "not logged in: provider login" >&2; exit 1; fi
+case $1 in
+up) touch "machines/vm-$2" ;;
+list) if [ -e lying ] || left lagging; then exit 0; fi; ls machines ;;
+down)
+    if left refusing; then echo "service unavailable" >&2; exit 1; fi
+    if [ -e strict ] && [ ! -e "machines/$3" ]; then echo "no such machine: $3" >&2; exit 1; fi
+    rm -f "machines/$3" ;;
+esac
+"""
+
+
 class Cloud:
-    """Machines, as files in a folder; every call is noted."""
+    """Machines, as files in a folder; every call is noted.
+
+    Files in the folder change its answers: `logged-out` (every call fails), `lying` (`list` shows nothing and ends with
+    0), `lagging` (the same, for that many calls), `refusing` (`down` fails that often), `strict` (`down` of a machine
+    that is gone fails).
+    """
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.folder, self.server = folder, server
         folder.mkdir()
+        self.provider = folder / "provider"
+        self.provider.write_text(PROVIDER)
+        self.provider.chmod(0o755)
 
     def entry(self, **more: Any) -> dict[str, Any]:
-        box, calls = self.folder / "machines", self.folder / "calls"
-        box.mkdir(exist_ok=True)
+        (self.folder / "machines").mkdir(exist_ok=True)
         where = f"host=127.0.0.1 port={self.server.port} id=vm-{{run}}"
         known = {
-            "up": f"echo up {{run}} >> {calls}; touch {box}/vm-{{run}}; echo renting; echo {where}",
-            "list": f"echo list >> {calls}; ls {box} | grep {{run}} || true",
-            "down": f"echo down {{run}} {{id}} >> {calls}; rm -f {box}/vm-{{run}}",
+            "up": f"{self.provider} up {{run}}; echo renting; echo {where}",
+            "list": f"{self.provider} list | awk -v run={{run}} '$1 == \"vm-\" run'",
+            "down": f"{self.provider} down {{run}} {{id}}",
             "identity": str(self.server.folder / "user_key"),
             "dir": str(self.folder / "there"),
             "python": sys.executable,
             "ready": 60.0,
         }
         return {**known, **more}
+
+    def turns(self, what: str, text: str = "") -> Path:
+        (self.folder / what).write_text(text)
+        return self.folder / what
 
     @property
     def machines(self) -> list[str]:

@@ -85,6 +85,8 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
         lines.append(explained(outcome, launched))
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
+    if outcome.receipt and outcome.receipt.unverified:
+        lines.append(f"nobody could be asked whether it is gone: {', '.join(outcome.receipt.unverified)}")
     return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
 
 

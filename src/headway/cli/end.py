@@ -12,7 +12,7 @@ from headway.cli.show import as_json
 from headway.errors import FINISHED, LEFT_BEHIND
 
 if TYPE_CHECKING:
-    from headway.targets.base import Target
+    from headway.targets.base import Receipt, Target
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +52,18 @@ def _down(args: argparse.Namespace) -> int:
         print(as_json(asdict(receipt)))
     else:
         print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing: it was gone already'}")
-        print(f"LEFT BEHIND: {', '.join(receipt.left)}" if receipt.left else "looked again: nothing is left running")
+        print(_looked_again(receipt))
         for line in still_billed(hold.target):
             print(f"still billed: {line}")
     return LEFT_BEHIND if receipt.left else FINISHED
+
+
+def _looked_again(receipt: Receipt) -> str:
+    if receipt.left:
+        return f"LEFT BEHIND: {', '.join(receipt.left)}"
+    if receipt.unverified:
+        return f"nobody could be asked afterwards whether it is gone: {', '.join(receipt.unverified)}"
+    return "looked again: nothing is left running"
 
 
 def still_billed(target: Target) -> list[str]:

@@ -33,18 +33,20 @@ def main(args: argparse.Namespace) -> int:
 
     where = places(_job(args.file), on=args.on)
     found, missed = _look(where, explicit=args.on is not None)
+    unseen = _unseen(found) if args.on is None else []
     orphans = [each for each in found if each.verdict == ORPHAN]
     if not args.json:
         _list(found, missed)
     removed, left = (
         _remove(orphans) if orphans and _go(args, len(orphans)) else ([], [str(o.handle.run) for o in orphans])
     )
+    left += unseen
     if args.json:
         print(
             as_json({"found": [_plain(each) for each in found], "removed": removed, "left": left, "not_asked": missed})
         )
     else:
-        _conclude(removed, left)
+        _conclude(removed, left, on=args.on)
     return LEFT_BEHIND if left else FINISHED
 
 
@@ -58,7 +60,7 @@ def _job(file: str | None) -> Job | None:
 
 def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
     """All that was found, and the targets that could not be asked, with the reason."""
-    from headway.orphans import look
+    from headway.orphans import look, once
 
     found: list[Found] = []
     missed: dict[str, str] = {}
@@ -69,7 +71,18 @@ def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str,
             if explicit:
                 raise
             missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
-    return found, missed
+    return once(found), missed
+
+
+def _unseen(found: list[Found]) -> list[str]:
+    from headway.cli.attached import say
+    from headway.orphans import unseen_rentals
+
+    unseen = unseen_rentals(found)
+    for each in unseen:
+        say(f"a rented machine is on record, and its target could not be asked: {each}\n"
+            "    fix: headway gc -f FILE, with the job file that names its target")  # fmt: skip
+    return unseen
 
 
 def _list(found: list[Found], missed: dict[str, str]) -> None:
@@ -108,15 +121,17 @@ def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
             say(f"{each.handle.run} could not be removed: {error}")
             left.append(each.handle.run)
             continue
-        removed += receipt.removed
+        removed += [f"{name} (nobody could be asked afterwards)" if name in receipt.unverified else name
+                    for name in receipt.removed]  # fmt: skip
         left += receipt.left
     return removed, left
 
 
-def _conclude(removed: list[str], left: list[str]) -> None:
+def _conclude(removed: list[str], left: list[str], *, on: str | None) -> None:
     if removed:
         print(f"removed {', '.join(removed)}")
-    print(f"LEFT BEHIND: {', '.join(left)}" if left else "looked again: nothing is left behind")
+    where = f" on {on}" if on is not None else ""
+    print(f"LEFT BEHIND: {', '.join(left)}" if left else f"looked again: nothing is left behind{where}")
 
 
 def _plain(each: Found) -> dict[str, Any]:

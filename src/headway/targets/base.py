@@ -77,6 +77,7 @@ class Receipt:
     created: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()  # removed by the word of a command alone: nobody could be asked afterwards
 
 
 class Target(Protocol):

@@ -201,7 +201,7 @@ def test_show_attend_and_tell_trains_on_a_machine_rented_for_it_and_gives_it_bac
              "config.finetune_from=null", "config.best=bleu_4", "env={OMP_NUM_THREADS: '1'}"]  # fmt: skip
     there = {
         "up": f"touch {box}/vm-{{run}}; echo host=127.0.0.1 port={server.port} id=vm-{{run}}",
-        "list": f"ls {box} | grep {{run}} || true",
+        "list": f"ls {box} | awk -v run={{run}} '$1 == \"vm-\" run'",
         "down": f"rm -f {box}/vm-{{run}}",
         "identity": str(server.folder / "user_key"),
         "dir": str(tmp_path / "there"),

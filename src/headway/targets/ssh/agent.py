@@ -522,7 +522,9 @@ class Watchdog:
             time.sleep(LOOK_S)
         sys.stdout.write(f"headway: self_down: {self.config['self_down']}\n")
         sys.stdout.flush()
-        subprocess.call(["sh", "-c", self.config["self_down"]], stdin=subprocess.DEVNULL)
+        code = subprocess.call(["sh", "-c", self.config["self_down"]], stdin=subprocess.DEVNULL)
+        sys.stdout.write(f"headway: self_down ended with {code}\n")
+        sys.stdout.flush()
 
 
 def main() -> None:

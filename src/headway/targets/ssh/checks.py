@@ -13,7 +13,7 @@ from headway.image import requirements
 from headway.secrets import parse
 from headway.spec.plain import dump
 from headway.targets.here import about_key_files
-from headway.targets.ssh import bringing, openssh
+from headway.targets.ssh import bringing, openssh, shell
 from headway.targets.ssh.layout import is_here, is_mirrored, to_bring
 from headway.targets.ssh.options import Options
 
@@ -62,6 +62,9 @@ def _billing(job: Job, options: Options) -> Iterator[str]:
         )
     if options.up and not options.list:
         yield "no `list`: the receipt rests on the word of `down` alone; nobody looks again"
+    hides = shell.hides_failures(options.list or "")
+    if options.up and hides:
+        yield f"list: {hides}: an empty answer is not believed; awk -v run={{run}} '$2 == run' ends with 0 by itself"
     if options.self_down and job.budget.hours is None:
         yield "no budget: `self_down` runs when the run ends, and not before; budget.hours sets a limit"
 

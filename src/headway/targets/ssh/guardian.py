@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 from headway import processes
-from headway.errors import HeadwayError, UnknownRun
+from headway.errors import HeadwayError, TargetError, UnknownRun
 from headway.storage import open_store
 from headway.targets import spawn
+from headway.targets.base import Receipt
 from headway.targets.here import place_of
 from headway.targets.ssh.layout import KIND
 from headway.targets.ssh.rental import STARTED, Records
@@ -63,24 +64,13 @@ def dismiss(url: str) -> None:
 
 def guard(url: str) -> int:
     """Wait for the hand-over, then look at the run until it has been taken down."""
-    from headway import launcher, receipts
-
     while spawn.starting(place_of(url, KIND)):
         time.sleep(HANDING_OVER_S)
     pause, trouble = FIRST_S, TROUBLE_S
+    rented = Records().read(url) is not None
     while True:
         try:
-            hold = launcher.reach(url, say=_say)
-            rental = Records().read(url)
-            if rental is not None and rental.state != STARTED:
-                _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
-                hold.down()
-                return 0
-            if receipts.written(hold.folder) is not None:
-                return 0
-            outcome = hold.outcome()
-            if outcome.status.state.ended and outcome.receipt is not None and not outcome.receipt.left:
-                _say(f"{hold.run} {outcome.status.state.value}: taken down")
+            if _settled(url, rented=rented):
                 return 0
             trouble = TROUBLE_S
         except UnknownRun:
@@ -92,6 +82,33 @@ def guard(url: str) -> int:
             continue
         time.sleep(pause)
         pause = min(LONGEST_S, pause * 1.2)
+
+
+def _settled(url: str, *, rented: bool) -> bool:
+    """Look once, and take the run down if it has ended. Raises TargetError while something is left behind."""
+    from headway import launcher, receipts
+
+    hold = launcher.reach(url, say=_say)
+    rental = Records().read(url)
+    if rental is None and (rented or receipts.written(hold.folder) is not None):
+        return True  # taken down by another process; or its rental was taken off the record by hand
+    if rental is not None and rental.state != STARTED:
+        _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
+        return _nothing_left(hold.down())
+    outcome = hold.outcome()
+    if not outcome.status.state.ended or outcome.receipt is None:
+        return False
+    done = _nothing_left(outcome.receipt)
+    if Records().read(url) is not None:  # that was the receipt of an earlier attempt
+        done = _nothing_left(hold.down())
+    _say(f"{hold.run} {outcome.status.state.value}: taken down")
+    return done
+
+
+def _nothing_left(receipt: Receipt) -> bool:
+    if receipt.left:
+        raise TargetError(f"left behind, to be tried again: {', '.join(receipt.left)}")
+    return True
 
 
 def _of(place: Path) -> int | None:

@@ -14,7 +14,7 @@ class Options:
     hosts: tuple[str, ...] = ()  # several machines, in the order of nodes
     up: str | None = None  # a command that rents the machine and prints host=… [hostkey=…] id=… [user=…] [port=…]
     down: str | None = None  # gives it back; {run} and {id} are filled in, here and in the others
-    list: str | None = None  # prints the machines that are left, one a line; nothing: they are gone
+    list: str | None = None  # prints the run's machines, one a line, and ends with 0; nothing: they are gone
     self_down: str | None = None  # run on the machine itself when its run has ended and nobody has taken it down
     price: Annotated[float, ">= 0"] | None = None  # dollars an hour for one machine
     share: str | None = (

@@ -26,7 +26,8 @@ from headway.targets.ssh.layout import KIND, SCRIPT, layout, to_bring
 from headway.targets.ssh.link import Link, locked, machines_of, named
 from headway.targets.ssh.openssh import Machine, Refusal
 from headway.targets.ssh.options import Options
-from headway.targets.ssh.rental import Provider, Records, Rental
+from headway.targets.ssh.provider import Provider, Returned
+from headway.targets.ssh.rental import Records, Rental
 
 if TYPE_CHECKING:
     from headway.planning.model import Plan
@@ -104,6 +105,7 @@ class SshTarget:
         url = run_url(str(plan.job["outputs"]), run)
         place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
         with spawn.exclusively(place):
+            self._require_nothing_rented(url)
             self._mark_untouched(url)
             try:
                 machines = self._rented(plan, run, url) if self.options.up else named(self.options)[: plan.nodes]
@@ -146,25 +148,28 @@ class SshTarget:
         with locked(*Records().lock(handle.url), waits=lambda: self.say(waiting)):
             machines = [] if self._nothing_to_fetch(handle) else self._machines(handle)
             created, left = self._end(handle, machines) if machines else ([], [])
-            if self.options.up:
-                ids, still = self._give_back(handle)
-                created += [f"machine {id}" for id in ids]
-                left += [f"machine {line}" for line in still]
-            if not left:
+            back = self._give_back(handle) if self.options.up else Returned()
+            if not left and not back.left:
                 free_the_lease(handle)
                 guardian.dismiss(handle.url)
-                Records().forget(handle.url)
+                Records().forget(handle.url, back.rental)
                 if fresh:  # a start that left nothing leaves no folder either
                     shutil.rmtree(place, ignore_errors=True)
         names = {name.partition(" (")[0] for name in left}
-        removed = tuple(name for name in created if name.partition(" (")[0] not in names)
-        return Receipt(run=handle.run, created=tuple(created), removed=removed, left=tuple(left))
+        removed = [name for name in created if name.partition(" (")[0] not in names]
+        return Receipt(
+            run=handle.run,
+            created=(*created, *back.created),
+            removed=(*removed, *back.removed),
+            left=(*left, *back.left),
+            unverified=back.unverified,
+        )
 
     def found(self) -> list[Handle]:
         """By the label on every host that the entry names; of rented ones, by what was recorded before `up`."""
         runs: dict[str, Handle] = {}
         for rented in Records().all() if self.options.up else ():
-            runs[rented.url] = Handle(target=rented.target, run=rented.run, url=rented.url)
+            runs[rented.url] = Handle(target=rented.target, run=rented.run, url=rented.url, details={"rented": True})
         for machine in named(self.options):
             with Host(machine, self.options) as host:
                 for label in host.ask("found", dir=host.facts["dir"])["runs"]:
@@ -177,10 +182,11 @@ class SshTarget:
     # ── starting ──
 
     def _rented(self, plan: Plan, run: str, url: str) -> list[Machine]:
-        records = Records()
-        known = records.write(Rental(run=run, url=url, target=plan.target, since=time.time()))
+        records, provider = Records(), Provider(self.options, Records(), self.say)
+        options = dict(plan.options)
+        known = records.begin(Rental(run=run, url=url, target=plan.target, since=time.time(), options=options))
         guardian.begin(url)
-        rental = Provider(self.options, records, self.say).rent(known, plan.nodes)
+        rental = provider.prove(provider.rent(known, plan.nodes))
         for machine in rental.machines:
             self._await(machine)
         return [replace(machine, first_seen=False) for machine in rental.machines]
@@ -225,7 +231,10 @@ class SshTarget:
         starting.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
         starting.start(left, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
+        rented = Records().read(handle.url)
+        shown = {name: getattr(rented, name) for name in ("since", "listed", "listed_by")} if rented else {}
         return {
+            **shown,
             "machines": [rental.as_plain(host.machine) for host in hosts],
             "dir": where.dir,
             "host": str(hosts[0].facts["host"]),
@@ -245,6 +254,13 @@ class SshTarget:
                     raise TargetError(what, where="targets", fix="mount it there too, or take `share` out")
         finally:
             proof.unlink(missing_ok=True)
+
+    def _require_nothing_rented(self, url: str) -> None:
+        """A record that is kept names machines that may still be billed: a new one must not take its place."""
+        known = Records().read(url) if self.options.up else None
+        if known is not None:
+            what = f"{known.run} still has a machine on record that was not given back"
+            raise RunBusy(f"{what}: {', '.join(known.ids) or 'of unknown id'}", fix=f"headway down {url}")
 
     def _mark_untouched(self, url: str) -> None:
         mark = Records().untouched(url)
@@ -341,25 +357,39 @@ class SshTarget:
             return created, left
 
     def _nothing_to_fetch(self, handle: Handle) -> bool:
-        """Nothing was sent; or a rented machine on which nothing was begun, or which is gone: it goes as it is."""
-        known = Records().read(handle.url)
-        if Records().untouched(handle.url).exists() or (known is not None and known.state != rental.STARTED):
+        """Nothing was sent; or a rented machine on which nothing was begun, or which was given back already."""
+        records = Records()
+        if records.untouched(handle.url).exists():
             return True
-        return self.options.up is not None and self._listed_gone(handle)
+        known = records.read(handle.url)
+        if known is not None:
+            return known.state != rental.STARTED
+        return self.options.up is not None and self._given_back(handle) is not None
 
     def _listed_gone(self, handle: Handle) -> bool:
-        known = self._rental(handle)
-        ids = [machine.id for machine in known.machines]
-        return Provider(self.options, Records(), self.say).left(known, ids) == []
+        return Provider(self.options, Records(), self.say).gone(self._rental(handle))
 
-    def _give_back(self, handle: Handle) -> tuple[list[str], list[str]]:
+    def _give_back(self, handle: Handle) -> Returned:
         return Provider(self.options, Records(), self.say).give_back(self._rental(handle))
 
     def _rental(self, handle: Handle) -> Rental:
-        """What is known of it: its record, or as much as its handle says."""
-        known = Records().read(handle.url)
-        machines = tuple(self._machines(handle))
-        return known or Rental(run=handle.run, url=handle.url, target=handle.target, machines=machines)
+        """What is known of it: its record, what was given back from here, or as much as its handle says."""
+        known = Records().read(handle.url) or self._given_back(handle)
+        return known or Rental(
+            run=handle.run,
+            url=handle.url,
+            target=handle.target,
+            state=rental.STARTED,
+            machines=tuple(self._machines(handle)),
+            listed=tuple(handle.details.get("listed", ())),
+            listed_by=str(handle.details.get("listed_by", "")),
+        )
+
+    def _given_back(self, handle: Handle) -> Rental | None:
+        """The run's last rental, if it was given back from this machine; a later one may be another machine's."""
+        known = Records().given_back(handle.url)
+        same = known is not None and handle.details.get("since", known.since) == known.since
+        return known if same else None
 
 
 def _this_client() -> str:

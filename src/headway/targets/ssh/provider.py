@@ -1,0 +1,399 @@
+"""Rent machines with the user's commands `up`, `list` and `down`, and give them back.
+
+Guarantees:
+    `down` runs for every id ever recorded, whatever `list` says.
+    An empty answer of `list` counts only for machines that the same command has shown before.
+    A `list` that fails says nothing: the machine counts as left, and its record stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headway import processes
+from headway.errors import TargetError
+from headway.targets.ssh import shell
+from headway.targets.ssh.options import Options
+from headway.targets.ssh.rental import ASKED, UP, Records, Rental, bare_ids, fill, printed
+
+UP_S, ANSWER_S = 3600.0, 300.0  # renting may take long
+SHOWN_S = 60.0  # for `list` to show what `up` has just made: providers are eventually consistent
+RETRY_S = 5.0  # for a `list` that fails after `down`
+LOOK_S, LONGEST_LOOK_S = 0.2, 10.0
+SIGPIPE = 141  # how a shell reports a command that wrote to a pipe nobody reads any more
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """One answer of `list`: its lines and the machines they name, or why it could not be asked."""
+
+    lines: tuple[str, ...] = ()
+    shows: tuple[str, ...] = ()  # ids
+    strange: tuple[str, ...] = ()  # lines that name no machine on record
+    trouble: TargetError | None = None
+    asked: bool = True  # False: there is no `list`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned:
+    """How giving back ended: names of machines, as a receipt has them."""
+
+    created: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()  # `down` has succeeded, and no `list` shows it
+    left: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()  # removed by the word of `down` alone
+    rental: Rental | None = None  # with what was learned of it
+
+
+class Provider:
+    """The user's commands, run."""
+
+    def __init__(self, options: Options, records: Records, say: Say) -> None:
+        self._options, self._records, self._say = options, records, say
+
+    # ── renting ──
+
+    def rent(self, rental: Rental, nodes: int) -> Rental:
+        """Run `up` to its end. It is in a session of its own: neither Ctrl-C nor a hang-up cuts it off half-way."""
+        process = self._begin_up(rental, nodes)
+        rental = self._records.write(replace(rental, pid=process.pid, started=processes.started(process.pid)))
+        try:
+            code = process.wait(UP_S)
+        except BaseException:  # Ctrl-C: it is ended with all it started; what it made is looked for and given back
+            _end_group(process)
+            raise
+        rental = self.learned(rental)
+        why = self._unusable(rental, code, nodes)
+        if why:
+            place = self._records.place(rental.url)
+            last = _last_line(place / "up.err") or _last_line(place / "up.out")
+            fix = _fix_of(code) or "it must print host=ADDRESS id=ID for each machine, and end with 0"
+            raise TargetError(f"`up` {why}{f': {last}' if last else ''}", where="targets", fix=fix)
+        return self._records.write(replace(rental, state=UP))
+
+    def _begin_up(self, rental: Rental, nodes: int) -> subprocess.Popen[bytes]:
+        assert self._options.up is not None
+        place = self._records.place(rental.url)
+        command = fill(self._options.up, run=rental.run)
+        self._say(f"up: {command}")
+        place.mkdir(parents=True, exist_ok=True)
+        with open(place / "up.out", "wb") as out, open(place / "up.err", "wb") as err:
+            # `up` inherits the lock with its standard output: if we are killed before its pid is recorded, this shows
+            # that it is still at work.
+            fcntl.flock(out, fcntl.LOCK_EX)
+            return subprocess.Popen(
+                [*shell.words(), command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, "HEADWAY_RUN": rental.run, "HEADWAY_NODES": str(nodes)},
+                start_new_session=True,
+            )
+
+    def _unusable(self, rental: Rental, code: int, nodes: int) -> str:
+        """Why what `up` did is of no use; empty if it is."""
+        if code:
+            return f"ended with {code}"
+        if len(rental.machines) != nodes:
+            return f"named {len(rental.machines)} machines, and {nodes} are needed"
+        if "{id}" in str(self._options.down) and not all(machine.id for machine in rental.machines):
+            return "named a machine without id=, and `down` needs {id}"
+        return ""
+
+    def learned(self, rental: Rental) -> Rental:
+        """The rental with the machines that `up` has printed so far."""
+        place = self._records.place(rental.url)
+        try:
+            text = (place / "up.out").read_text(errors="replace")
+        except OSError:
+            return rental
+        machines = rental.machines or tuple(printed(text, place / "known_hosts"))
+        found = dict.fromkeys([*rental.found, *bare_ids(text)])
+        named = {machine.id for machine in machines}
+        return replace(rental, machines=machines, found=tuple(id for id in found if id not in named))
+
+    def prove(self, rental: Rental) -> Rental:
+        """Ask `list` until it shows what `up` has just made: only then is an empty answer of it believed later."""
+        if self._options.list is None:
+            return rental
+        limit, pause = time.monotonic() + SHOWN_S, LOOK_S
+        while True:
+            seen = self.look(rental)
+            rental = self._shown(rental, seen)
+            missing = [id for id in rental.ids if id not in rental.listed]
+            if not missing:
+                return rental
+            if time.monotonic() > limit:
+                break
+            time.sleep(pause)
+            pause = min(LONGEST_LOOK_S, pause * 1.5)
+        why = f"{seen.trouble.problem.what}: it cannot show" if seen.trouble else "`list` does not show"
+        ids = ", ".join(id or "the machine" for id in missing)
+        call = fill(self._options.list, run=rental.run, id=missing[0])
+        self._say(
+            f"{why} {ids}, which `up` has just made: receipts cannot rely on it, and an empty answer of it will not be "
+            f"believed\n    fix: it must print a line with the machine's id, address or run while the machine is "
+            f"there; run it to see: {call}"
+        )
+        return rental
+
+    # ── looking ──
+
+    def look(self, rental: Rental) -> Listing:
+        """Ask `list` once."""
+        command, ids = self._options.list, [id for id in rental.ids if id]
+        if command is None:
+            return Listing(asked=False)
+        by_id = "{id}" in command and bool(ids)
+        if "{run}" not in command and not by_id:
+            return Listing(trouble=TargetError("`list` needs an {id}, and none is known", fix="{run} in `list`"))
+        answers: dict[str, list[str]] = {}
+        for id in ids if by_id else [""]:
+            try:
+                text = self._run("list", command, rental, id)
+            except TargetError as error:
+                return Listing(trouble=error)
+            answers[id] = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = tuple(dict.fromkeys(line for rows in answers.values() for line in rows))
+        if by_id:
+            return Listing(lines=lines, shows=tuple(id for id, rows in answers.items() if rows))
+        return _named(rental, lines)
+
+    def gone(self, rental: Rental) -> bool:
+        """Whether a `list` that can be believed shows none of the machines."""
+        seen = self.look(rental)
+        return seen.asked and seen.trouble is None and not seen.lines and not self._distrust(rental)
+
+    def _shown(self, rental: Rental, seen: Listing) -> Rental:
+        """Record which machines `list` shows."""
+        if not seen.shows:
+            return rental
+        earlier = rental.listed if rental.listed_by == self._options.list else ()
+        listed = tuple(dict.fromkeys([*earlier, *seen.shows]))
+        return self._kept(replace(rental, listed=listed, listed_by=str(self._options.list)))
+
+    def _distrust(self, rental: Rental) -> str:
+        """Why an empty answer of `list` is not believed; empty where it is."""
+        command = self._options.list
+        if command is None:
+            return "there is no `list`"
+        hides = shell.hides_failures(command)
+        if hides:
+            return f"an empty answer of `list` is not believed: {hides}"
+        proven = rental.listed_by == command and rental.ids and set(rental.ids) <= set(rental.listed)
+        return "" if proven else "an empty answer of `list` is not believed: it has never shown the machine"
+
+    # ── giving back ──
+
+    def give_back(self, rental: Rental) -> Returned:
+        """Run `down` for every id on record, then look again. Raises nothing: what fails is said and left."""
+        self._await_up(rental)
+        if self._never_asked(rental):
+            return Returned()
+        rental = self._kept(self.learned(rental))
+        before = self.look(rental)
+        if not any(rental.ids) and before.lines:
+            rental = self._kept(replace(rental, found=tuple(map(_id_of, before.lines))))
+            before = replace(before, shows=rental.found, strange=())
+        rental = self._shown(rental, before)
+        ids = self._addressed(rental)
+        if not ids:
+            return self._nobody_known(rental, before)
+        failed = self._down(rental, ids)
+        succeeded = [id for id in ids if id not in failed]
+        rental = self._kept(replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *succeeded]))))
+        return self._verdict(rental, ids, failed, self._look_again(rental, waits=bool(succeeded)))
+
+    def _addressed(self, rental: Rental) -> list[str]:
+        """The ids that `down` can be run for; one that is empty stands for a machine known by its run alone."""
+        by_id = "{id}" in str(self._options.down)
+        ids = [id for id in dict.fromkeys([*rental.ids, *rental.returned]) if id]
+        return ids or ([] if by_id else [""])
+
+    def _down(self, rental: Rental, ids: Sequence[str]) -> dict[str, TargetError]:
+        """Run `down` for each id, once for each distinct call; the failures."""
+        command = str(self._options.down)
+        answers: dict[str, TargetError | None] = {}
+        for id in ids:
+            call = fill(command, run=rental.run, id=id)
+            if call in answers:
+                continue
+            try:
+                self._run("down", command, rental, id)
+                answers[call] = None
+            except TargetError as error:
+                answers[call] = error
+        found = {id: answers[fill(command, run=rental.run, id=id)] for id in ids}
+        return {id: error for id, error in found.items() if error is not None}
+
+    def _look_again(self, rental: Rental, *, waits: bool) -> Listing:
+        """Ask `list` until it shows nothing, for as long as a machine may take to go."""
+        limit, pause = time.monotonic() + (self._options.gone if waits else 0.0), LOOK_S
+        patience = time.monotonic() + RETRY_S
+        while (seen := self.look(rental)).lines or seen.trouble:
+            if time.monotonic() > (patience if seen.trouble else limit):
+                return seen
+            time.sleep(pause)
+            pause = min(LONGEST_LOOK_S, pause * 1.5)
+        return seen
+
+    def _verdict(self, rental: Rental, ids: list[str], failed: dict[str, TargetError], seen: Listing) -> Returned:
+        """Which machines are gone, by `down` and by `list`. A line that names no known machine clears none of them."""
+        created = tuple(map(_name, ids))
+        left = [id for id in ids if id in seen.shows]
+        distrust = self._distrust(rental)
+        if seen.trouble is not None:
+            self._say(f"whether {', '.join(created)} is gone cannot be told: {seen.trouble}")
+            left = list(ids)
+        elif distrust:
+            left += [id for id in failed if id not in left and id not in rental.returned]
+        for id, error in failed.items():
+            self._say_failed(rental, id, error, left=bool(id in left or seen.strange))
+        names = (*map(_name, left), *(f"machine {line}" for line in seen.strange))
+        done = [] if seen.strange else [id for id in ids if id not in left]
+        rental = replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *done])))
+        removed = tuple(_name(id) for id in done if id not in failed)
+        if names:
+            self._records.write(rental)  # here too, if it was rented from another machine: `gc` must show it
+        unverified = created if distrust and not names else ()
+        if unverified:
+            self._say(f"nobody could be asked whether {', '.join(created)} is gone: {distrust}")
+        return Returned(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
+
+    def _nobody_known(self, rental: Rental, seen: Listing) -> Returned:
+        """`up` has been asked, and neither it nor `list` has named a machine that `down` could be run for."""
+        why = str(seen.trouble.problem.what) if seen.trouble else self._distrust(rental)
+        what = f"no machine of {rental.run} is known, and whether `up` has made one cannot be told: {why}"
+        place = self._records.place(rental.url)
+        if self._records.read(rental.url) is None:
+            self._say(f"{what}; no rental of it is on record here")
+            return Returned()
+        self._say(
+            f"{what}\n    fix: look for {rental.run} at your provider; if no such machine is there: rm -r {place}"
+        )
+        name = f"machine that `up` may have made for {rental.run}"
+        return Returned(created=(name,), left=(name,))
+
+    def _say_failed(self, rental: Rental, id: str, error: TargetError, *, left: bool) -> None:
+        if not left:
+            earlier = "`down` had succeeded before" if id in rental.returned else "`list` no longer shows it"
+            self._say(f"{error.problem.what}: {_name(id)} counts as gone, as {earlier}")
+            return
+        place = self._records.place(rental.url)
+        self._say(
+            f"{_name(id)} could not be given back, and may still be billed: {error.problem.what}\n"
+            f"    fix: {error.problem.fix}\n"
+            f"    then: headway down {rental.url}   or, with another `down` in the job file: "
+            f"headway gc -f FILE --on {rental.target}   or, if your provider shows that it is gone: rm -r {place}"
+        )
+
+    def _kept(self, rental: Rental) -> Rental:
+        """Write what was learned, where there is a record; the one of another machine is not begun here."""
+        known = self._records.read(rental.url)
+        return rental if known is None or known == rental else self._records.write(rental)
+
+    def _never_asked(self, rental: Rental) -> bool:
+        """Recorded, and killed before `up` was begun: its output is opened first."""
+        known = self._records.read(rental.url)
+        if known is None or known.state != ASKED or known.ids:
+            return False
+        return not (self._records.place(rental.url) / "up.out").exists()
+
+    def _await_up(self, rental: Rental) -> None:
+        """A killed client's `up` may be at work still: what it is about to make must not be missed."""
+        limit = time.monotonic() + UP_S
+        while self._up_runs(rental) and time.monotonic() < limit:
+            time.sleep(LOOK_S)
+
+    def _up_runs(self, rental: Rental) -> bool:
+        if rental.pid or rental.state != ASKED:
+            return processes.alive(rental.pid, rental.started)
+        try:
+            with open(self._records.place(rental.url) / "up.out", "rb") as out:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _run(self, name: str, command: str, rental: Rental, id: str) -> str:
+        call = fill(command, run=rental.run, id=id)
+        if name == "down":
+            self._say(f"down: {call}")
+        try:
+            done = subprocess.run(
+                [*shell.words(), call], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
+            )
+        except subprocess.TimeoutExpired:
+            raise TargetError(f"`{name}` has not ended for {ANSWER_S:.0f} s: {call}", fix=call) from None
+        if done.returncode:
+            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it gave no reason")
+            what = f"`{name}` ended with {done.returncode}: {last.strip()[:300]}"
+            raise TargetError(what, fix=_fix_of(done.returncode, name, call))
+        return done.stdout
+
+
+def _fix_of(code: int, name: str = "up", call: str = "") -> str:
+    """What to type after a command has failed."""
+    if code == SIGPIPE:
+        said = "141: a part of the pipe wrote when nobody read any more (`yes | …`, `… | head`); write it without"
+        return f"{said}: {call}" if call else said
+    if name == "list" and "grep" in call:
+        return f"run it to see: {call}   (a grep that finds nothing ends with 1: awk -v run={{run}} '$2 == run' with 0)"
+    return f"run it to see: {call}" if call else ""
+
+
+def _named(rental: Rental, lines: tuple[str, ...]) -> Listing:
+    """The machines that these lines name: by id or address, or all of them where each has a line with the run."""
+    words = {machine.id: [word for word in (machine.id, machine.host) if word] for machine in rental.machines}
+    words |= {id: [id] for id in rental.found}
+    lines_of = {id: {line for line in lines for word in known if _has(line, word)} for id, known in words.items()}
+    shows = [id for id, found in lines_of.items() if found]
+    by_run = [line for line in lines if _has(line, rental.run)]
+    if not shows and words and len(by_run) >= len(words):
+        return Listing(lines=lines, shows=tuple(words))
+    strange = [line for line in lines if not any(line in found for found in lines_of.values())]
+    return Listing(lines=lines, shows=tuple(shows), strange=tuple(strange))
+
+
+def _has(line: str, word: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", line) is not None
+
+
+def _name(id: str) -> str:
+    return f"machine {id or '(unnamed)'}"
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for number, within_s in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(within_s)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _id_of(line: str) -> str:
+    named = re.search(r"(?:^|\s)id=(\S+)", line)
+    return named[1] if named else line.split()[0]
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -28,7 +28,7 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
         receipt = Receipt(
             run=receipt.run,
             created=_union(earlier.created, receipt.created),
-            removed=_union(earlier.removed, receipt.removed),
+            removed=tuple(name for name in _union(earlier.removed, receipt.removed) if name not in receipt.left),
             left=receipt.left,
             unverified=receipt.unverified,
         )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway import cli, launcher
+from headway import cli, launcher, receipts
 from headway.errors import RunBusy, TargetError
 from headway.launcher import Launched
 from headway.planning import Plan
@@ -231,6 +231,21 @@ def test_a_down_that_fails_is_not_settled_without_a_list_that_can_be_believed(
     assert Records().all() == [], "what it says to type works"
 
 
+def test_a_down_that_succeeded_and_left_the_machine_there_does_not_excuse_a_later_one_that_fails(
+    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+) -> None:
+    entry = cloud.entry(gone=0.5)
+    hidden = f"{entry['list']} || true"
+    hold, said = rented({**entry, "list": hidden, "down": "echo {id} is busy"})
+    assert_kept(hold, hold.down())
+    cloud.turns("logged-out")
+    real = SshTarget(Options(**{**entry, "list": hidden}), say=said.append)
+    assert real.down(hold.handle).left == ("machine vm-mine",)
+    (cloud.folder / "logged-out").unlink()
+    assert real.down(hold.handle).left == ()
+    assert cloud.machines == []
+
+
 def test_without_list_a_receipt_says_that_nobody_was_asked(
     cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +273,20 @@ def test_a_record_of_an_older_version_is_read_and_its_list_not_believed(
     assert hold.down().unverified == ("machine vm-mine",)
 
 
+def test_a_false_receipt_of_an_older_version_is_corrected(
+    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+) -> None:
+    hold, _ = rented(cloud.entry())
+    false = Receipt(run="mine", created=("machine vm-mine",), removed=("machine vm-mine",))
+    receipts.write(hold.folder, false)
+    Records().forget(hold.url)
+    cloud.turns("logged-out")
+    assert_kept(hold, hold.down())
+    (cloud.folder / "logged-out").unlink()
+    assert hold.down().left == ()
+    assert cloud.machines == []
+
+
 def test_a_list_that_shows_the_machine_before_down_is_believed_afterwards(
     cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
 ) -> None:
@@ -272,8 +301,8 @@ def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown
 ) -> None:
     hold, _ = rented(cloud.entry())
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
-    cloud.turns("refusing", "1")
-    cloud.turns("lying")
+    cloud.turns("strict")
+    (cloud.folder / "machines/vm-mine").unlink()
     elsewhere = launcher.reach(hold.url)
     assert elsewhere.down().left == (), "the list has shown it, and shows it no more"
     assert given_back(cloud) == 1

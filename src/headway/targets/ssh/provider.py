@@ -260,7 +260,9 @@ class Provider:
             self._say_failed(rental, id, error, left=bool(id in left or seen.strange))
         names = (*map(_name, left), *(f"machine {line}" for line in seen.strange))
         done = [] if seen.strange else [id for id in ids if id not in left]
-        rental = replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *done])))
+        refuted = ids if seen.strange else seen.shows  # `down` has succeeded, and the machine is there
+        returned = dict.fromkeys([*(id for id in rental.returned if id not in refuted), *done])
+        rental = replace(rental, returned=tuple(returned))
         removed = tuple(_name(id) for id in done if id not in failed)
         if names:
             self._records.write(rental)  # here too, if it was rented from another machine: `gc` must show it
@@ -304,7 +306,7 @@ class Provider:
     def _never_asked(self, rental: Rental) -> bool:
         """Recorded, and killed before `up` was begun: its output is opened first."""
         known = self._records.read(rental.url)
-        if known is None or known.state != ASKED or known.ids:
+        if known is None or known.state != ASKED or known.ids or known.returned:
             return False
         return not (self._records.place(rental.url) / "up.out").exists()
 

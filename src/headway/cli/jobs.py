@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,10 +35,8 @@ def load_job(args: argparse.Namespace) -> Job:
     path = Path(args.file)
     if not path.exists() and args.file == DEFAULT:
         raise BadInput(f"there is no {DEFAULT} here", where=str(Path.cwd()), fix="headway init, or name one with -f")
-    # As overrides, so that they are held to the same rules as what stands in the file.
-    variables = [f"env.{name}={json.dumps(value)}" for name, value in _variables(args.env).items()]
     secrets = [f"secrets.{name}=env:{name}" for name in _present(args.secret)]
-    return Job.load(path, set=[*args.changes, *variables, *secrets])
+    return Job.load(path, set=[*args.changes, *secrets], variables=_variables(args.env))
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from headway.errors import BadJob, MissingExtra, Problem
 from headway.spec import yaml
 from headway.spec.catalog import Catalog, Loader, shipped
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
-from headway.spec.overrides import override
+from headway.spec.overrides import override, put_variables
 from headway.spec.plain import to_plain
 from headway.spec.reader import Reader
 from headway.spec.rules import job_problems
@@ -29,12 +29,16 @@ def load(
     path: str | Path,
     *,
     set: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     catalog: Catalog | None = None,
 ) -> Job:
-    """The job of a file, with `key=value` overrides. Relative paths in it start at its own folder."""
+    """The job of a file, with `key=value` overrides. Relative paths in it start at its own folder.
+
+    `variables` are added to the job's `env`, their values as they are. `env` is what `${env:NAME}` is read from.
+    """
     text = _text(Path(path))
-    return loads(text, where=str(path), root=Path(path).parent, set=set, env=env, catalog=catalog)
+    return loads(text, where=str(path), root=Path(path).parent, set=set, variables=variables, env=env, catalog=catalog)
 
 
 def loads(
@@ -43,6 +47,7 @@ def loads(
     where: str = "job",
     root: str | Path = ".",
     set: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     catalog: Catalog | None = None,
 ) -> Job:
@@ -51,7 +56,7 @@ def loads(
     tree = _tree(text, where, problems)
     job = None
     if tree is not None:
-        tree = override(tree, set, problems)
+        tree = put_variables(override(tree, set, problems), variables or {}, problems)
         reading = Reading(problems, os.environ if env is None else env, Path(root))
         job = _JobReader(reading, catalog or shipped()).read(tree)
     if problems:
@@ -120,7 +125,7 @@ def _in_order(problems: Sequence[Problem]) -> list[Problem]:
 
 def _position(problem: Problem) -> tuple[int, int]:
     place = re.search(r":(\d+):(\d+)$", problem.where)
-    return (int(place[1]), int(place[2])) if place and not problem.where.startswith("--set") else (10**9, 0)
+    return (int(place[1]), int(place[2])) if place and not problem.where.startswith("--") else (10**9, 0)
 
 
 class _JobReader:

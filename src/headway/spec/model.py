@@ -208,8 +208,18 @@ class Job:
     root: str = field(default=".", compare=False, metadata={"key": False})
 
     @classmethod
-    def load(cls, path: str | Path, *, set: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Job:
-        """The job of a file, with `key=value` overrides. All that is wrong with it is raised at once, as BadJob."""
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        set: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Job:
+        """The job of a file, with `key=value` overrides and environment variables for the run.
+
+        All that is wrong with it is raised at once, as BadJob.
+        """
         from headway.spec.loading import load
 
-        return load(path, set=set, env=env)
+        return load(path, set=set, variables=variables, env=env)

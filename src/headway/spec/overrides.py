@@ -1,8 +1,11 @@
-"""`--set key=value`: an override goes into the tree before it is read, so that its type comes from the schema."""
+"""Changes of the command line, put into the tree before it is read, so that they obey the same rules as the file.
+
+`--set key=value` takes its type from the schema. `--env NAME=VALUE` is a text and stays as it was typed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from headway.errors import Problem
@@ -25,6 +28,32 @@ def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> No
         except _NoPlace as bad:
             problems.append(bad.problem)
     return tree
+
+
+def put_variables(tree: Node, variables: Mapping[str, str], problems: list[Problem]) -> Node:
+    """The tree with each variable under `env`, its value exactly the given text."""
+    for name, value in variables.items():
+        where = f"--env {name}=…"  # without the value: a secret typed by mistake must not reach a log
+        if not _is_utf8(value):
+            problems.append(
+                Problem(
+                    what=f"the value of {name} is not UTF-8 text", where=where, fix="encode it, for example with base64"
+                )
+            )
+            continue
+        try:
+            tree = _placed(tree, ["env", name], Node(value, where, key=where, text=value, literal=True), where)
+        except _NoPlace as bad:
+            problems.append(bad.problem)
+    return tree
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _NoPlace(Exception):

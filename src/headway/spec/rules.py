@@ -77,7 +77,7 @@ def _variables(given: dict[str, Node], path: str) -> Iterator[Problem]:
 def _secrets_in_the_open(env: dict[str, Node]) -> Iterator[Problem]:
     """A value in `env` is written into the plan and the run folder, for everybody who can read them."""
     for name, node in env.items():
-        held = [name, *_REFERENCED.findall(node.text)]
+        held = [name] if node.literal else [name, *_REFERENCED.findall(node.text)]
         secret = next((each for each in held if _SECRET_NAME.search(each)), None)
         if secret:
             what = f"env.{name} looks like a secret, and everybody who can read the run could read it"

@@ -115,7 +115,7 @@ def read_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> 
     text = _text_of(node, extra)
     if text is None:
         return _no_text(node, extra, path, to)
-    if to.typed:
+    if to.typed and not node.literal:
         text = _expand(node, text, path, to) if marks.EXPANDED in extra else _unexpanded(node, text, path, to)
         if text is BAD:
             return BAD

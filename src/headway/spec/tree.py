@@ -18,6 +18,7 @@ class Node:
     key: str = ""  # where its key stands, if it is a member of a mapping
     text: str = ""  # the scalar as it was typed, before it became a number
     loose: bool = False  # from the command line, where nobody quotes: a text field takes `text`
+    literal: bool = False  # a text as it is: `${env:NAME}` and `$NAME` in it stay
 
     @property
     def key_or_value(self) -> str:

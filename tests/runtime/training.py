@@ -53,7 +53,54 @@ class Net(nn.Module):
         return self.head(self.body(x)).squeeze(-1)
 
 
+class Pair:
+    """A generator and a discriminator, and their two updates a batch. The generator's loss passes through both."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(11)
+        self.generator = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1))
+
+    def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        of_d = torch.optim.Adam(self.discriminator.parameters(), lr=0.05)
+        return of_d, torch.optim.SGD(self.generator.parameters(), lr=0.3, momentum=0.5)
+
+    def loss_d(self, x: Tensor) -> Tensor:
+        softplus = nn.functional.softplus
+        fake = self.generator(x.flip(0)).detach()
+        return softplus(-self.discriminator(x)).sum() + softplus(self.discriminator(fake)).sum()
+
+    def loss_g(self, x: Tensor) -> Tensor:
+        return nn.functional.softplus(-self.discriminator(self.generator(x.flip(0)))).sum()
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for m in (self.generator, self.discriminator) for p in m.parameters()])
+
+
+def two_updates(options: dict[str, Any]) -> None:
+    """Two optimizers take turns. With `freezes`, the discriminator learns in its own update only, as many loops do."""
+    run = headway.start()
+    pair = Pair()
+    run.place(pair.generator)
+    run.place(pair.discriminator)
+    of_d, of_g = pair.optimizers()
+    feed = Loader(Points(), 8, shuffle=False)
+    run.restore(g=pair.generator, d=pair.discriminator, of_d=of_d, of_g=of_g, data=feed)
+    for _ in run.epochs(2):
+        for x, _ in run.steps(feed):
+            if options.get("freezes"):
+                pair.discriminator.requires_grad_(True)
+            run.step(pair.loss_d(x), of_d, weight=len(x))
+            if options.get("freezes"):
+                pair.discriminator.requires_grad_(False)
+            run.step(pair.loss_g(x), of_g, weight=len(x))
+    run.finish()
+    torch.save(pair.weights(), Path(os.environ["TEST_DIR"], f"weights-{run.world.rank}.pt"))
+
+
 def main(options: dict[str, Any]) -> None:
+    if options.get("loop") == "two_updates":
+        return two_updates(options)
     gradients.BUCKET_BYTES = gradients.LARGE_BYTES = 2000  # several buckets, and large gradients, even in this model
     run = headway.start()
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
@@ -83,7 +130,7 @@ def main(options: dict[str, Any]) -> None:
             run.log(loss=loss / len(x))
         run.score({"error": evaluate(run, model, options)}, best="error", higher=False)
     run.finish()
-    write_digest(run, model, optimizer)
+    return write_digest(run, model, optimizer)
 
 
 def evaluate(run: headway.Run, model: nn.Module, options: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ and the running statistics of batch normalisation, which are averaged so that ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class GradientSync:
         self, parameters: Sequence[nn.Parameter], norms: Sequence[nn.Module] = (), *, bucket_bytes: int | None = None
     ) -> None:
         self.parameters = list(parameters)
+        self._known = {id(parameter) for parameter in self.parameters}
         self._norms = [norm for norm in norms if isinstance(getattr(norm, "running_mean", None), Tensor)]
         rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(self.parameters)
         self._room = room(ranks, count, self._statistics())
@@ -69,6 +70,10 @@ class GradientSync:
         """Whether the trainable parameters are still the ones this layout was made for."""
         mine = self.parameters
         return len(mine) == len(parameters) and all(a is b for a, b in zip(mine, parameters, strict=True))
+
+    def covers(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether every one of them that learns is in this layout."""
+        return all(id(parameter) in self._known for parameter in parameters if parameter.requires_grad)
 
     def remove(self) -> None:
         """Let go of the parameters; their gradients are gone."""
@@ -126,11 +131,6 @@ class GradientSync:
                     view.copy_(parameter.grad)
                 parameter.grad = view
         return used
-
-    def clear(self) -> None:
-        """After the optimizer: no gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def _arrival(self, index: int) -> Any:
         home, last = self._buckets[self._home[index]], len(self._buckets) - 1

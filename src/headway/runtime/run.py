@@ -63,14 +63,15 @@ class Run:
         self._journal = Journal(session)
         self._keeping = Keeping(session, self._journal.flush)
         self._modules: list[nn.Module] = []
-        self._stepper: Alone | Together = Alone() if self.world.size == 1 else Together(self._modules)
+        self._stepper: Alone | Together = Alone(self._modules) if self.world.size == 1 else Together(self._modules)
         self._boundary = Boundary(session, self._keeping, self._journal, self._stepper)
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
         self._steps = 0  # of these epochs and all before them, as far as is known
         self._enough = False  # scores have stopped rising
-        self._micro = 0
+        self._micro = 0  # micro-batches of the current step done
+        self._part = 0  # which of them this body is, however often it calls step
         self._counts = True  # False while the batch is a filler
         self._weight: float | Tensor = 1.0
         self._skipped = False
@@ -201,6 +202,7 @@ class Run:
             counts = self._counts = type(batch) is not Filler
             self._weight = 1.0 if counts else 0.0
             boundary.inside, boundary.agreed = True, None
+            self._part = self._micro
             before = position.step
             if self._guard.skips:
                 self._guard.before_step()
@@ -230,9 +232,12 @@ class Run:
     ) -> bool:
         """Backward and update with the gradient of (all losses) / (all weights), over ranks and micro-batches.
 
-        True when the weights have changed: with `accumulate`, on the last micro-batch only.
+        True when the weights have changed: with `accumulate`, on the last micro-batch only. Several optimizers may take
+        turns in one body (a discriminator's, then a generator's): each is given the gradients of its own calls only,
+        and after an update no parameter has a gradient.
         """
-        last = self._micro + 1 >= self.accumulate
+        part = self._part if self._boundary.inside else self._micro
+        last = part + 1 >= self.accumulate
         optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         wishes = self._boundary.wishes() if last and self.world.size > 1 else _NO_WISHES
         if self._counts:
@@ -240,7 +245,7 @@ class Run:
         foreseen = self._keeping.position.weight
         outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts, foreseen), wishes)
         if not last and outcome.finite:
-            self._micro += 1
+            self._micro = part + 1
             return False
         self._micro = 0
         if outcome.agreed is not None:
@@ -359,8 +364,7 @@ class Run:
             )
         self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
         self._feed = feed
-        if isinstance(self._stepper, Together):
-            self._stepper.relayout()
+        self._stepper.relayout()
         if not self._restored:
             self._restored = True
             self._session.say("no checkpoints will be written: run.restore was not called")

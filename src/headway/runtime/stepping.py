@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headway.errors import BadInput
+from headway.runtime.accumulation import Accumulation, parameters_of
 from headway.runtime.gradients import GradientSync
 from headway.runtime.tail import Agreed
 
 Optimizers = Optimizer | Sequence[Optimizer]
 Scaler = torch.amp.GradScaler
-_ZERO_GRAD = Optimizer.zero_grad
 _PRECISE = (torch.float32, torch.float64)  # of a half-precision loss, one over a weight would be off by up to 0.4 %
 
 
@@ -68,52 +68,45 @@ _STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
 class Alone:
     """One rank: no flat copy, no collective."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
-        self._weight: float | Tensor = 0.0
-        self._micro = 0
-        self._bad = False
+        self._gradients = Accumulation(modules)
         self._suspect: Tensor | None = None  # on a GPU: whether any loss since the last look was bad
 
+    def relayout(self) -> None:
+        """Called between steps when other parameters may learn than before."""
+        self._gradients.refresh()
+
     def step(self, request: Request, wishes: Wishes) -> Outcome:
-        loss, weight, counts = request.loss, request.weight, request.counts
+        loss, weight, gradients = request.loss, request.weight, self._gradients
         found = badness(loss)
         if isinstance(found, Tensor):
             self._suspect = found if self._suspect is None else torch.maximum(self._suspect, found)
-        elif found:
-            self._bad = True
-        if request.last and not self._micro:
+            found = 0.0
+        if request.last and not gradients.open:
             whole = not isinstance(weight, Tensor) and weight == 1
             backward(loss if whole else loss / _nonzero(weight), self.scaler)
         else:
-            self._micro += 1
-            if counts:
-                self._weight = self._weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+            part = gradients.resume(request.optimizers)
+            found = part.bad = part.bad + found
+            if request.counts:
+                part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
                 backward(loss, self.scaler)
             if not request.last:
                 return _GATHERED
-            self._divide(request.optimizers)
-        bad, self._bad = self._bad, False
-        if bad and self.scaler is None:  # with a scaler, an overflow is its business
-            zero(request.optimizers)
+            gradients.close(part)
+            divide(request.optimizers, part.weight)
+        if found and self.scaler is None:  # with a scaler, an overflow is its business
+            gradients.clear(request.optimizers)
             return Outcome(stepped=False, finite=False)
         norm = update(request.optimizers, request.clip, self.scaler)
-        zero(request.optimizers)
+        gradients.clear(request.optimizers)
         return _STEPPED if norm is None else Outcome(stepped=True, norm=norm)
 
     def spoiled(self) -> bool:
         """Whether a loss on the GPU was bad since the last look. Waits for the GPU: asked before a checkpoint."""
         suspect, self._suspect = self._suspect, None
         return suspect is not None and bool(suspect.item())
-
-    def _divide(self, optimizers: Sequence[Optimizer]) -> None:
-        grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
-        weight = _nonzero(self._weight)
-        if isinstance(weight, Tensor) and grads:
-            torch._foreach_div_(grads, weight.to(grads[0].device))
-        elif grads:
-            torch._foreach_div_(grads, float(weight))
-        self._weight, self._micro = 0.0, 0
 
 
 class Together:
@@ -122,14 +115,14 @@ class Together:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
         self._modules = modules
+        self._gradients = Accumulation(modules)
         self._sync: GradientSync | None = None
-        self._weight: float | Tensor = 0.0
-        self._present = False
-        self._bad: float | Tensor = 0.0
         self._checked: set[int] = set()
 
     def relayout(self) -> None:
         """Called between steps when other parameters may learn than before."""
+        self._gradients.set_aside()
+        self._gradients.refresh()
         parameters = trainable(self._modules)
         if self._sync is not None and not self._sync.fits(parameters):
             self._sync.remove()
@@ -139,36 +132,41 @@ class Together:
             self._sync = GradientSync(parameters, norms)
 
     def step(self, request: Request, wishes: Wishes) -> Outcome:
-        if self._sync is None:
-            self.relayout()
-        sync = self._sync
-        assert sync is not None
-        self._check(request.optimizers, sync)
+        sync = self._layout_for(request.optimizers)
+        part = self._gradients.resume(request.optimizers)
         loss = request.loss if request.counts else request.loss * 0
         if request.counts:
-            self._present = True
+            part.present = True
             weight = request.weight
-            self._weight = self._weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+            part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
         if self.scaler is None:  # with a scaler, an overflow is its business
-            self._bad = self._bad + badness(loss)
-        divisor = request.foreseen if request.foreseen and loss.dtype in _PRECISE else 1.0
+            part.bad = part.bad + badness(loss)
+        if not part.divisor:  # of the first micro-batch: what others' steps weigh meanwhile must not change it
+            part.divisor = request.foreseen if request.foreseen and loss.dtype in _PRECISE else 1.0
         if not request.last:
-            backward(loss, self.scaler, divisor)
+            backward(loss, self.scaler, part.divisor)
             return _GATHERED
-        bad, self._bad = self._bad, 0.0
-        flags = (float(self._present), float(wishes.stop), float(wishes.budget), float(wishes.save), bad, wishes.names)
-        sync.arm(self._weight, flags, wishes.metrics)
-        backward(loss, self.scaler, divisor)
-        agreed = sync.reduce(divisor)
-        self._weight, self._present = 0.0, False
+        wanted = (float(wishes.stop), float(wishes.budget), float(wishes.save))
+        sync.arm(part.weight, (float(part.present), *wanted, part.bad, wishes.names), wishes.metrics)
+        backward(loss, self.scaler, part.divisor)
+        agreed = sync.reduce(part.divisor)
+        self._gradients.close(part)
         norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
-        sync.clear()
+        self._gradients.clear(request.optimizers)
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
 
     def spoiled(self) -> bool:
         return False  # every rank learns of a bad loss with the step itself
 
-    def _check(self, optimizers: Sequence[Optimizer], sync: GradientSync) -> None:
+    def _layout_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
+        """The buckets; made anew where parameters learn again that did not when the epoch began."""
+        self._check(optimizers)
+        if self._sync is None or not self._sync.covers(parameters_of(optimizers)):
+            self.relayout()
+        assert self._sync is not None
+        return self._sync
+
+    def _check(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             if id(optimizer) in self._checked:
                 continue
@@ -189,10 +187,6 @@ def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
             if parameter.requires_grad:
                 found.setdefault(id(parameter), parameter)
     return list(found.values())
-
-
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
 
 
 def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0) -> None:
@@ -218,15 +212,14 @@ def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler |
     return norm
 
 
-def zero(optimizers: Sequence[Optimizer]) -> None:
-    """No gradients. By hand where the class has nothing of its own to do then: torch's wrappers cost 20 µs a call."""
-    for optimizer in optimizers:
-        if type(optimizer).zero_grad is not _ZERO_GRAD:
-            optimizer.zero_grad(set_to_none=True)
-            continue
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
+    """Divide the accumulated gradients by the weight of all micro-batches."""
+    grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
+    weight = _nonzero(by)
+    if isinstance(weight, Tensor) and grads:
+        torch._foreach_div_(grads, weight.to(grads[0].device))
+    elif grads:
+        torch._foreach_div_(grads, float(weight))
 
 
 def badness(loss: Tensor) -> float | Tensor:

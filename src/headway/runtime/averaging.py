@@ -20,6 +20,11 @@ class Average:
         self._model, self._decay, self._steps = model, decay, 0
         self._shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """By the names of the module's parameters."""
+        return self._shadow
+
     @torch.no_grad()
     def update(self) -> None:
         """After an optimizer step."""

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from headway.errors import HeadwayError, RunFailed
+from headway.errors import HeadwayError
 from headway.runtime import exporting
 from headway.runtime.control import say
 from headway.runtime.exporting import Bundle
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping
 from headway.runtime.session import Session
-from headway.runtime.stepping import Alone, Together, Wishes
+from headway.runtime.stepping import Wishes
 from headway.runtime.stopping import RESERVE_S, Stop
 from headway.runtime.stretch import Stretch, stretch
 from headway.runtime.tail import Agreed
@@ -26,8 +26,8 @@ RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and t
 class Boundary:
     """Decides what happens between steps, during evaluations and at the end."""
 
-    def __init__(self, session: Session, keeping: Keeping, journal: Journal, stepper: Alone | Together) -> None:
-        self._session, self._keeping, self._journal, self._stepper = session, keeping, journal, stepper
+    def __init__(self, session: Session, keeping: Keeping, journal: Journal) -> None:
+        self._session, self._keeping, self._journal = session, keeping, journal
         self._stopping, self._gang = session.stopping, session.gang
         self.inside = False  # in the loop's body: the state is between two steps
         self.agreed: Agreed | None = None  # of the step in this body
@@ -74,11 +74,6 @@ class Boundary:
     def _act(self, *, stop: bool, budget: bool) -> None:
         """A checkpoint, and then perhaps the end."""
         self._settle()
-        if self._stepper.spoiled():
-            raise RunFailed(
-                f"a loss before step {self._keeping.position.step} was not finite: the state is not worth keeping",
-                fix="lower the learning rate, or clip gradients (clip=1.0); an earlier checkpoint stands",
-            )
         if not self._keeping.taken_here:
             self._keeping.take()
         if stop:
@@ -139,7 +134,7 @@ class Boundary:
             self._session.say(f"exporting the best, of step {keeping.load_best()}")
             bundle = self.bundle()
         if self._session.first and bundle is not None:
-            exporting.export(bundle, self._session, say)
+            self._export(bundle)
         self._journal.finish()
         self._finished = True
         self._end("finished", "", 0)
@@ -194,11 +189,15 @@ class Boundary:
         keeping.saver.drain()
         if session.first and self.bundle is not None:
             session.say(f"exporting the best so far, of step {keeping.load_best()}")
-            exporting.export(self.bundle(), session, say)
+            self._export(self.bundle())
         self._finished = True
         session.event("budget", step=keeping.position.step)
         self._end("budget", "the budget is spent", 0)
         raise SystemExit(0)
+
+    def _export(self, bundle: Bundle) -> None:
+        self._keeping.require_finite()
+        exporting.export(bundle, self._session, say)
 
     def _end_of_stretch(self, short: Stretch) -> None:
         """Where only a few steps were asked for: end after them, with a checkpoint."""

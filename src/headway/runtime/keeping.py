@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headway.errors import BadInput, HeadwayError, NoCheckpoint
+from headway.errors import BadInput, HeadwayError, NoCheckpoint, RunFailed
 from headway.runtime import leftovers, machine
 from headway.runtime.averaging import Average
 from headway.runtime.catalogue import Catalogue
 from headway.runtime.checkpoint import Moment, Saver, Seat, lease_is_ours
 from headway.runtime.control import say
 from headway.runtime.encoding import Damaged, flatten
+from headway.runtime.finite import FiniteCheck
 from headway.runtime.position import Position, Rhythm, Scores
 from headway.runtime.restore import Archive, Damage, Loaded
 from headway.runtime.session import Session
@@ -25,12 +26,15 @@ RESERVED = ("run",)
 class Keeping:
     """The state of a run, in memory and in its folder."""
 
-    def __init__(self, session: Session, flush_metrics: Callable[[int], None]) -> None:
+    def __init__(
+        self, session: Session, flush_metrics: Callable[[int], None], modules: Sequence[nn.Module] = ()
+    ) -> None:
         self._session = session
         job, world = session.identity.job, session.identity.world
         self.position, self.scores = Position(), Scores()
         self.rhythm = Rhythm(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
+        self.finite = FiniteCheck(modules, self.objects)
         self.data: dict[str, Any] = {}  # the feed's fingerprint and length
         self._catalogue = Catalogue(
             session.store,
@@ -61,6 +65,8 @@ class Keeping:
     def restore(self, objects: Mapping[str, Any]) -> Loaded | None:
         """Load the newest good checkpoint into `objects`, or find that there never was one."""
         _check(objects)
+        for name, thing in objects.items():
+            self.finite.accept(thing, name)
         self.objects.update(objects)
         loaded = self._choose()
         if loaded is None:
@@ -198,7 +204,8 @@ class Keeping:
         self.saver.prepare(tensors, self._spread(tensors))
 
     def take(self, *, epoch_ended: bool = False) -> None:
-        """Snapshot the state as it is now, to be written in the background."""
+        """Snapshot the state as it is now, to be written in the background. RunFailed where it is not finite."""
+        self.require_finite()
         if not self.objects:
             return
         position = self.position
@@ -215,8 +222,20 @@ class Keeping:
     def hold(self) -> None:
         """Snapshot the state as it is now, to be written only if we are stopped before the next one."""
         if self.objects and not self.taken_here:
+            self.require_finite()
             tree, tensors = flatten(self._state())
             self.saver.hold(self._moment(tree), tensors, self._spread(tensors))
+
+    def require_finite(self) -> None:
+        """Raise RunFailed where weights are not finite: such a state is never kept, pointed to or exported."""
+        found = self.finite.trouble()
+        if found is not None:
+            name, what = found
+            raise RunFailed(
+                f"{name} holds {what}: this state is neither kept nor exported, an earlier checkpoint stands",
+                where=f"step {self.position.step}",
+                fix="lower the learning rate or clip gradients (clip=1.0), and start again from the newest checkpoint",
+            )
 
     def _moment(self, tree: Any, **more: Any) -> Moment:
         """Counted whether or not there is room for it, so that all ranks call their parts the same."""

@@ -61,10 +61,10 @@ class Run:
         self._dice = Dice(self.seed, self.world.rank, cuda=self.device.type == "cuda")
         self._supply = Supply(self.world, self.device, self._dice)
         self._journal = Journal(session)
-        self._keeping = Keeping(session, self._journal.flush)
         self._modules: list[nn.Module] = []
+        self._keeping = Keeping(session, self._journal.flush, self._modules)
         self._stepper: Alone | Together = Alone(self._modules) if self.world.size == 1 else Together(self._modules)
-        self._boundary = Boundary(session, self._keeping, self._journal, self._stepper)
+        self._boundary = Boundary(session, self._keeping, self._journal)
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
@@ -117,6 +117,7 @@ class Run:
         if self.config.get("compile"):
             model.compile()
         self._modules.append(model)
+        self._keeping.finite.accept(model)
         return model
 
     def average(self, model: nn.Module, decay: float = 0.999) -> Average:

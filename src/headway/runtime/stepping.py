@@ -65,13 +65,44 @@ class Outcome:
 _STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
 
 
+class Flag:
+    """A bad loss, told to the host before the update, so that a step that must not be applied never is.
+
+    Cost: on CUDA the flag is copied ahead of the backward pass, which is queued by the time the host waits for it. The
+    host waits for the forward pass only, and the GPU has the backward pass to do meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+        self._ready: Any = None  # a CUDA event behind the copy
+
+    def send(self, flag: Tensor) -> None:
+        """Before the backward pass."""
+        if flag.device.type != "cuda":
+            self._value = flag
+            return
+        if self._ready is None:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._value = torch.zeros((), pin_memory=True)
+        assert self._value is not None
+        self._value.copy_(flag.reshape(()), non_blocking=True)
+        self._ready.record()
+
+    def arrived(self) -> bool:
+        """After it."""
+        assert self._value is not None
+        if self._ready is not None:
+            self._ready.synchronize()
+        return bool(self._value.item())
+
+
 class Alone:
     """One rank: no flat copy, no collective."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
         self._gradients = Accumulation(modules)
-        self._suspect: Tensor | None = None  # on a GPU: whether any loss since the last look was bad
+        self._flag = Flag()
 
     def relayout(self) -> None:
         """Called between steps when other parameters may learn than before."""
@@ -79,16 +110,17 @@ class Alone:
 
     def step(self, request: Request, wishes: Wishes) -> Outcome:
         loss, weight, gradients = request.loss, request.weight, self._gradients
-        found = badness(loss)
-        if isinstance(found, Tensor):
-            self._suspect = found if self._suspect is None else torch.maximum(self._suspect, found)
-            found = 0.0
+        found = badness(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
         if request.last and not gradients.open:
+            if isinstance(found, Tensor):
+                self._flag.send(found)
             whole = not isinstance(weight, Tensor) and weight == 1
             backward(loss if whole else loss / _nonzero(weight), self.scaler)
         else:
             part = gradients.resume(request.optimizers)
             found = part.bad = part.bad + found
+            if request.last and isinstance(found, Tensor):
+                self._flag.send(found)
             if request.counts:
                 part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
                 backward(loss, self.scaler)
@@ -96,17 +128,12 @@ class Alone:
                 return _GATHERED
             gradients.close(part)
             divide(request.optimizers, part.weight)
-        if found and self.scaler is None:  # with a scaler, an overflow is its business
+        if self._flag.arrived() if isinstance(found, Tensor) else found:
             gradients.clear(request.optimizers)
             return Outcome(stepped=False, finite=False)
         norm = update(request.optimizers, request.clip, self.scaler)
         gradients.clear(request.optimizers)
         return _STEPPED if norm is None else Outcome(stepped=True, norm=norm)
-
-    def spoiled(self) -> bool:
-        """Whether a loss on the GPU was bad since the last look. Waits for the GPU: asked before a checkpoint."""
-        suspect, self._suspect = self._suspect, None
-        return suspect is not None and bool(suspect.item())
 
 
 class Together:
@@ -154,9 +181,6 @@ class Together:
         norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
         self._gradients.clear(request.optimizers)
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
-
-    def spoiled(self) -> bool:
-        return False  # every rank learns of a bad loss with the step itself
 
     def _layout_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
         """The buckets; made anew where parameters learn again that did not when the epoch began."""

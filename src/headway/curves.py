@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
+from headway.errors import BadPlan
+from headway.foreign import json_of
 from headway.runfolder import RunFolder
 from headway.segments import Segment, lines, segments
 
@@ -66,8 +67,18 @@ class Curves:
             return bool(fresh)
 
     def _read(self, segment: Segment) -> None:
+        try:
+            self._add(segment)
+        except (ValueError, TypeError, OverflowError) as error:
+            where = f"{self._folder.url}/{segment.key}"
+            raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
+        self._seen.add(segment.key)
+
+    def _add(self, segment: Segment) -> None:
         # One parse a segment: a third quicker than one a line.
-        for record in json.loads(f"[{','.join(filter(None, lines(self._folder.store, segment)))}]"):
+        for record in json_of(f"[{','.join(filter(None, lines(self._folder.store, segment)))}]"):
+            if type(record) is not dict:
+                continue  # somebody else's
             if record.get("resume_attempt", self._attempt) not in (self._attempt, segment.attempt):
                 self._begin_anew()  # it goes on from an attempt before the last one: seldom, and told by the folder
             elif "resume_step" in record:
@@ -75,7 +86,6 @@ class Curves:
                     curve.cut(float(record["resume_step"]))
             elif "step" in record:
                 self._take(record)
-        self._seen.add(segment.key)
 
     def _begin_anew(self) -> None:
         self._curves = {}
@@ -87,6 +97,7 @@ class Curves:
         for name, value in record.items():
             if name in NOT_CURVES or type(value) not in _NUMBERS:
                 continue
+            value = float(value)  # before anything is added: it may be too large
             curve = curves.get(name)
             if curve is None:
                 curve = curves[name] = Curve()

@@ -75,11 +75,22 @@ def read(folder: RunFolder) -> dict[str, Any]:
     """The record; where the launcher was killed before writing it, or it is damaged, as much as the plan says."""
     try:
         intent = folder.read_json(INTENT)
-        if intent is not None and intent.keys() >= {"target", "kind", "options", "attempts"}:
+        if intent is not None and _whole(intent):
             return intent
     except BadPlan:
         pass  # the plan is whole, or its own damage is what gets said
     return {**_of_plan(folder.plan(), folder), "attempts": []}
+
+
+def _whole(intent: dict[str, Any]) -> bool:
+    """Whether everything is there that a reader relies on."""
+    starts = intent.get("attempts")
+    return (
+        all(isinstance(intent.get(key), str) for key in ("target", "kind"))
+        and isinstance(intent.get("options"), dict)
+        and isinstance(starts, list)
+        and all(isinstance(start, dict) and type(start.get("after")) is int for start in starts)
+    )
 
 
 def awaited_after(intent: dict[str, Any]) -> int:

@@ -15,7 +15,12 @@ from headway.targets.base import LogLine
 
 PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
 REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
+LAST_CHECKPOINT = "checkpoints/last.json"
 SUPERVISOR = -1  # the rank under which the supervisor's own words are logged
+
+
+_PROGRESS = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
+_OF_EVENTS = ("attempt", "spent_s", "held_from_s")  # numbers that others reckon with
 
 
 def checkpoint_folder(step: int) -> str:
@@ -67,10 +72,28 @@ class RunFolder:
         """Conflict when it is there already."""
         return self.write_json(key, value, when=ABSENT)
 
+    def progress(self) -> dict[str, Any] | None:
+        """The newest progress record, its numbers checked; None where there is none."""
+        record = self.read_json(PROGRESS)
+        for name in _PROGRESS:
+            if record is not None and record.get(name) is not None and not is_number(record[name]):
+                raise BadPlan(f"damaged: {name} is not a number", where=f"{self.url}/{PROGRESS}")
+        return record
+
+    def kept_checkpoints(self) -> list[dict[str, Any]]:
+        """The run's own record of its committed checkpoints: each has a step, names and perhaps a score."""
+        record = self.read_json(LAST_CHECKPOINT) or {}
+        wrong = damage_of_kept(record.get("kept") or [])
+        if wrong is not None:
+            raise BadPlan(
+                f"damaged: {wrong}", where=f"{self.url}/{LAST_CHECKPOINT}", fix="restore the file, or remove it"
+            )
+        return record.get("kept") or []
+
     def events(self) -> list[dict[str, Any]]:
-        """What happened, oldest first. Every event carries its attempt."""
+        """What happened, oldest first. Every event carries its attempt. BadPlan for one that makes no sense."""
         return [
-            {"attempt": segment.attempt, **record}
+            {"attempt": segment.attempt, **_sound(record, f"{self.url}/{segment.key}")}
             for segment in segments(self.store, "events")
             for record in _records(self.store, segment, {"kind": str})
         ]
@@ -125,6 +148,34 @@ def _log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
     for segment in parts:
         for line in lines(store, segment):
             yield parse_log(rank, line)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def damage_of_kept(kept: object) -> str | None:
+    """Why this is no list of committed checkpoints; None where it is one."""
+    if not isinstance(kept, list):
+        return "kept is not a list"
+    for one in kept:
+        if not isinstance(one, dict) or not isinstance(one.get("step"), int):
+            return "a checkpoint without a step"
+        names = one.get("names", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return f"the names of the checkpoint of step {one['step']} are not texts"
+        if one.get("score") is not None and not is_number(one["score"]):
+            return f"the score of the checkpoint of step {one['step']} is not a number"
+    return None
+
+
+def _sound(event: dict[str, Any], where: str) -> dict[str, Any]:
+    needed = ("step",) if event["kind"] == "checkpoint" else ()
+    for name in (*_OF_EVENTS, *needed):
+        if (name in event or name in needed) and not is_number(event.get(name)):
+            what = f"a record is damaged: the {name} of an event '{event['kind'][:40]}' is not a number"
+            raise BadPlan(what, where=where, fix="restore the file, or remove it")
+    return event
 
 
 def _records(store: Store, segment: Segment, needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from headway import intent, lease
 from headway.errors import BadPlan, HeadwayError, UnknownRun
+from headway.foreign import json_of
 from headway.ledger import Ledger, Row
 from headway.runfolder import PLAN, RunFolder
 from headway.segments import lines, segments
@@ -193,10 +193,19 @@ def _last_word(store: Store, held: int) -> tuple[int, dict[str, Any] | None]:
     final = {segment.writer: segment for segment in every if segment.attempt == newest}
     for segment in final.values():
         for line in reversed(list(lines(store, segment))):
-            event = json.loads(line)
+            event = _event(line, f"{store.url}/{segment.key}")
             if event.get("kind") == "ended":
                 return newest, event
     return newest, None
+
+
+def _event(line: str, where: str) -> dict[str, Any]:
+    """Of anything but an object, nothing: it is somebody else's. No JSON at all is damage."""
+    try:
+        event = json_of(line)
+    except ValueError as error:
+        raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
+    return event if isinstance(event, dict) else {}
 
 
 def _farewell(event: dict[str, Any], folder: RunFolder) -> Status:

@@ -205,7 +205,7 @@ def _live(launched: Launched) -> Iterator[Any]:
 
 def _progress(launched: Launched) -> dict[str, Any] | None:
     try:
-        return launched.folder.read_json("progress.json")
+        return launched.folder.progress()
     except HeadwayError:  # a passing trouble of the store: the bar stands still, the run does not care
         return None
 

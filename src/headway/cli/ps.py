@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from headway.cli.bars import working
 from headway.cli.runs import add_json
 from headway.cli.show import ago, as_json, paint, table
-from headway.errors import HeadwayError
+from headway.errors import BadPlan, HeadwayError
 
 if TYPE_CHECKING:
     from headway.ledger import Row
 
-COLOURS = {"running": "blue", "finished": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
+_RED = ("failed", "lost", "damaged")
+COLOURS = {"running": "blue", "finished": "green", "stopped": "yellow", **dict.fromkeys(_RED, "red")}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
 
 def refreshed(row: Row) -> Row:
     """The row as it is now. An ended run is not looked up again; one that is seen to have ended is settled."""
+    from headway.cli.attached import say
     from headway.launcher import observe
     from headway.targets.base import State
 
@@ -61,5 +63,8 @@ def refreshed(row: Row) -> Row:
         return row
     try:
         return replace(row, state=observe(row.url).status.state.value)
+    except BadPlan as error:
+        say(f"{row.name} is damaged: {str(error).splitlines()[0]}")
+        return replace(row, state="damaged")
     except HeadwayError:  # out of reach, or deleted: that it was there is still worth showing
         return replace(row, state="gone")

@@ -46,7 +46,7 @@ def facts(launched: Launched, status: Status) -> dict[str, Any]:
         "resumable": status.state.resumable,
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
-        "progress": folder.read_json("progress.json"),
+        "progress": folder.progress(),
         "spent": spent(folder),
         "links": links(launched),
         "next": following(launched, status.state),

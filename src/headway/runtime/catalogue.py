@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.errors import NotThere
-from headway.runfolder import checkpoint_folder
+from headway.runfolder import LAST_CHECKPOINT, checkpoint_folder, damage_of_kept
 from headway.runtime.encoding import Damaged
 from headway.runtime.fence import Fence
 from headway.runtime.records import encode_record, read_record
@@ -17,7 +17,7 @@ from headway.storage.base import Store
 from headway.storage.many import for_each
 from headway.storage.transfer import subfolders
 
-LAST = "checkpoints/last.json"
+LAST = LAST_CHECKPOINT
 _FOLDER = re.compile(r"\d{8,}")
 
 
@@ -154,10 +154,13 @@ def read_last(store: Store) -> list[Kept] | None:
         record = read_record(store, LAST)
     except NotThere:
         return None
+    wrong = damage_of_kept(record.get("kept"))
     try:
-        return [Kept(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
+        if wrong is None:
+            return [Kept(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
     except (KeyError, TypeError):
-        raise Damaged(f"{LAST} is damaged: it does not say which checkpoints there are") from None
+        wrong = "it does not say which checkpoints there are"
+    raise Damaged(f"{LAST} is damaged: {wrong}") from None
 
 
 def remove(store: Store, step: int) -> None:

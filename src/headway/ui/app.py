@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -165,7 +166,7 @@ class Site:
             before = ""
             while not await request.is_disconnected():
                 told = await asyncio.to_thread(self._told, id_)
-                if (text := json.dumps(told)) != before:
+                if (text := json.dumps(_plain(told))) != before:
                     before = text
                     yield f"data: {text}\n\n"
                 else:
@@ -195,7 +196,16 @@ class Site:
 
 async def _answer(work: Callable[[], Any]) -> Response:
     """In a thread: folders may be far away."""
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(_plain(await asyncio.to_thread(work)))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a number that is not finite, such as the loss of a run that diverged, is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _problem(refusal: Refusal) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from threading import Lock
 from typing import Any
 
-from headway.errors import HeadwayError, UnknownRun
+from headway.errors import BadPlan, HeadwayError, UnknownRun
 from headway.ledger import Ledger, Row
 from headway.planning.model import Plan
 from headway.runfolder import RECEIPT, REPORT, RunFolder
@@ -23,6 +24,8 @@ from headway.ui.logbook import last_lines
 from headway.ui.places import Places
 from headway.ui.remembering import Memory
 from headway.ui.series import Metrics
+
+log = logging.getLogger("headway.ui")
 
 _AT_ONCE = 8
 _FRESH_S = 2.0  # how long a state of a run that goes on is believed
@@ -77,10 +80,15 @@ class Board:
         try:
             folder = RunFolder(open_store(row.url))
             state = _state(row)
-            progress = folder.read_json("progress.json") or {}
+            progress = folder.progress() or {}
             score = best_score(folder)
-        except (HeadwayError, ValueError, OSError) as error:
+        except BadPlan as error:
+            return {"state": "damaged", "ended": False, "trouble": str(error).splitlines()[0]}
+        except (HeadwayError, OSError) as error:
             return {"state": "gone", "ended": False, "trouble": str(error).splitlines()[0]}
+        except Exception as error:  # whatever it is, it is this run's alone: the others are listed
+            log.exception("%s cannot be shown", row.url)
+            return {"state": "damaged", "ended": False, "trouble": f"{type(error).__name__}: {error}"}
         if state != row.state:
             self._ledger.saw(row.url, state)
         ended = State(state).ended and state != State.LOST.value
@@ -125,7 +133,7 @@ class Board:
                 "environment": dict(plan.environment),
                 "notes": list(plan.notes),
             },
-            "progress": folder.read_json("progress.json") or {},
+            "progress": folder.progress() or {},
             "spent": _spent(folder, plan),
             "ranks": plan.nodes * plan.processes,
             "best": best_score(folder),
@@ -164,7 +172,7 @@ class Board:
 
 def best_score(folder: RunFolder) -> float | None:
     """Of the checkpoint that was last named the best: of the last phase, where there are several."""
-    kept = (folder.read_json("checkpoints/last.json") or {}).get("kept") or []
+    kept = folder.kept_checkpoints()
     scores = [each.get("score") for each in kept if any(name.endswith("best") for name in each.get("names", ()))]
     return scores[-1] if scores else None
 

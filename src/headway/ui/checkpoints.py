@@ -15,7 +15,7 @@ _SPAN: Final = 8 << 20
 
 def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every one that was ever committed, oldest first; `kept` where the run's own record still has it."""
-    kept = {each["step"]: each for each in (folder.read_json("checkpoints/last.json") or {}).get("kept") or []}
+    kept = {each["step"]: each for each in folder.kept_checkpoints()}
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["kind"] == "checkpoint":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headway.curves import Curves
 from headway.errors import HeadwayError
-from headway.runfolder import PROGRESS
 from headway.spent import spent_s, spent_usd
 from headway.storage import local_path
 from headway.targets.base import State, Status
@@ -82,7 +81,7 @@ class Lookout:
     def _seen(self) -> View:
         self._plan = self._plan or self._folder.plan()
         status = self._launched.target.status(self._launched.handle)
-        progress = self._folder.read_json(PROGRESS) or {}
+        progress = self._folder.progress() or {}
         if self._curves.refresh():
             named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
             self._traces = {name: Trace.of(values) for name, values in named if values}

@@ -43,7 +43,7 @@ export function list(page) {
     box.addEventListener("change", () => { box.checked ? chosen.add(run.id) : chosen.delete(run.id); marked(); });
     const left = run.state === "running" ? duration(run.progress?.eta_s) : "";
     const cells = [box, make("a", { href: `#/run/${run.id}`, textContent: run.name }), stateOf(run.state), run.target,
-      progressOf(run.progress), left, money(run.progress), number(run.best), ago(run.created)];
+      run.trouble ? make("span", { textContent: run.trouble }) : progressOf(run.progress), left, money(run.progress), number(run.best), ago(run.created)];
     return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
   }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.bundle import RECORD, Bundle
 from headway.errors import BadBundle, BadInput, NotThere
-from headway.recipes.registry import RECIPES, Recipe
+from headway.recipes.registry import Recipe, require_recipe
 from headway.runfolder import PLAN
 from headway.storage import join, open_store
 
@@ -23,13 +23,7 @@ def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
 def open_predictor(ref: str) -> tuple[Recipe, Answer]:
     """The recipe of a bundle, or of a run that has one, and its model, ready to be asked again and again."""
     bundle = Bundle.open(bundle_of(ref))
-    if bundle.recipe not in RECIPES:
-        raise BadBundle(
-            f"it is of the recipe {bundle.recipe!r}, which this Headway does not have",
-            where=bundle.url,
-            fix="use the Headway that exported it, or a newer one",
-        )
-    recipe = RECIPES[bundle.recipe]
+    recipe = require_recipe(bundle.recipe, where=bundle.url)
     answer: Answer = recipe.load("predictor")(bundle)
     return recipe, answer
 

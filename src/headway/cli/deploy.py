@@ -79,10 +79,13 @@ def main(args: argparse.Namespace) -> int:
 def _bundle(named: str) -> tuple[str, Record]:
     from headway.bundle import read_record
     from headway.predict import bundle_of
+    from headway.recipes.registry import require_recipe
     from headway.storage import open_store
 
     url = bundle_of(locate(named, bundles=True))
-    return url, read_record(open_store(url), url)
+    record = read_record(open_store(url), url)
+    require_recipe(record.recipe, where=url)
+    return url, record
 
 
 def _deployment(args: argparse.Namespace, url: str, record: Record) -> Deployment:

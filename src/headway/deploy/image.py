@@ -17,6 +17,8 @@ from headway.deploy.model import service_name
 from headway.image import requirements
 from headway.image.blueprint import ENVIRONMENT, HOME, LABEL, PLATFORM, Blueprint
 from headway.image.build import build_command, digest_of, present
+from headway.image.quoting import exec_form, labels, quoted
+from headway.recipes.registry import require_recipe
 
 if TYPE_CHECKING:
     from headway.bundle import Bundle, Record
@@ -39,14 +41,14 @@ class ServingImage(Blueprint):
     def _base(self) -> list[str]:
         what = f"{self.job} ({self.recipe})" if self.holds_bundle else "any bundle, which $AIP_STORAGE_URI names"
         return [
-            f"# A server for {what}, made by Headway {self.headway}.",
+            f"# A server for {quoted(what, 'comment', 'bundle')}, made by {self._maker}.",
             "# `headway serve --image` prints it. It listens on $PORT, and on what Vertex AI says.",
             "",
-            f"FROM --platform={self.platform} {self.base} AS base",
+            self._from,
         ]
 
     def _final(self) -> list[str]:
-        labels = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
+        told = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
         model = [
             "",
             "# The model comes last: another one costs one layer. Every byte of it is checked when it is opened.",
@@ -60,22 +62,25 @@ class ServingImage(Blueprint):
             f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
             "",
             "# Headway itself, from the file beside this one: never by name from an index.",
-            f"COPY {self.wheel} /tmp/",
-            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self.wheel}",
+            f"COPY {self._wheel} /tmp/",
+            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
             *(model if self.holds_bundle else []),
-            "LABEL " + " \\\n      ".join(f'{LABEL}.{key}="{value}"' for key, value in labels.items()),
+            labels({f"{LABEL}.{key}": value for key, value in told.items()}),
             "# Nothing here needs root, and nothing that is shipped can be changed by who runs it.",
             "USER 1000:1000",
             f"EXPOSE {PORT}",
-            'ENTRYPOINT ["headway", "serve"]',
-            *([f'CMD ["{BUNDLE}"]'] if self.holds_bundle else []),
+            f"ENTRYPOINT {exec_form(['headway', 'serve'])}",
+            *([f"CMD {exec_form([BUNDLE])}"] if self.holds_bundle else []),
         ]
 
 
 def serving_image(
     record: Record, *, bundled: bool = True, gpu: bool = False, repository: str | None = None, base: str | None = None
 ) -> ServingImage:
-    """What would be built to serve this bundle by this Headway and this Python. Asks no daemon."""
+    """What would be built to serve this bundle by this Headway and this Python. Asks no daemon.
+
+    Raises BadBundle for a recipe that this Headway does not have: its server could not answer.
+    """
     from headway.planning.wheel import own_wheel
     from headway.version import __version__
 
@@ -93,7 +98,7 @@ def serving_image(
         wheel_sha256=wheel_sha256,
         code_sha256=hashlib.sha256(content.encode()).hexdigest(),
         repository=repository,
-        recipe=record.recipe if bundled else "any",
+        recipe=require_recipe(record.recipe, where=record.name).name if bundled else "any",
         holds_bundle=bundled,
         gpu=gpu,
     )

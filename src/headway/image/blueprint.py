@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from headway.image.ignore import dockerignore
+from headway.image.quoting import exec_form, labels, quoted, run
 from headway.image.requirements import extras
 
 if TYPE_CHECKING:
@@ -56,14 +56,27 @@ class Blueprint:
 
     def _base(self) -> list[str]:
         lines = [
-            f"# The image of {self.job}, made by Headway {self.headway}.",
+            f"# The image of {quoted(self.job, 'comment', 'job')}, made by {self._maker}.",
             "# `headway image` prints it. Change it through image.base, requirements and setup of the job file.",
             "",
-            f"FROM --platform={self.platform} {self.base} AS base",
+            self._from,
         ]
         if self.setup:
-            lines += ["# `setup` of the job file", *map(_instruction, self.setup)]
+            lines += ["# `setup` of the job file", *map(run, self.setup)]
         return lines
+
+    @property
+    def _maker(self) -> str:
+        return f"Headway {quoted(self.headway, 'comment', 'version')}"
+
+    @property
+    def _from(self) -> str:
+        platform = quoted(self.platform, "word", "the platform")
+        return f"FROM --platform={platform} {quoted(self.base, 'word', 'the base image (image.base, --base)')} AS base"
+
+    @property
+    def _wheel(self) -> str:
+        return quoted(self.wheel, "word", "the wheel's name")
 
     def _environment(self) -> list[str]:
         pip = f"{ENVIRONMENT}/bin/pip"
@@ -80,9 +93,10 @@ class Blueprint:
             "# Dependencies, in layers apart from code: built again only when these files change.",
         ]
         if self.requirements:
+            file = quoted(self.requirements, "shell", "requirements")
             lines += [
                 "COPY requirements/yours/ /build/yours/",
-                f"RUN {pip} install -r /build/yours/{shlex.quote(self.requirements)} \\",
+                f"RUN {pip} install -r /build/yours/{file} \\",
                 f" && {pip} list --format=freeze > /build/pinned.txt",
             ]
         held = " -c /build/pinned.txt" if self.requirements else ""
@@ -93,7 +107,7 @@ class Blueprint:
         ]
 
     def _final(self) -> list[str]:
-        labels = {"job": self.job, "version": self.headway, "code": self.code_sha256, "wheel": self.wheel_sha256}
+        told = {"job": self.job, "version": self.headway, "code": self.code_sha256, "wheel": self.wheel_sha256}
         return [
             "",
             "FROM base",
@@ -103,15 +117,15 @@ class Blueprint:
             f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
             "",
             "# Headway itself, from the file beside this one: never by name from an index.",
-            f"COPY {self.wheel} /tmp/",
-            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self.wheel}",
+            f"COPY {self._wheel} /tmp/",
+            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
             "",
             "# Your code comes last: a change of it costs one small layer.",
             f"COPY code/ {CODE}/",
-            "LABEL " + " \\\n      ".join(f'{LABEL}.{key}="{value}"' for key, value in labels.items()),
+            labels({f"{LABEL}.{key}": value for key, value in told.items()}),
             f"WORKDIR {CODE}",
             "USER 1000:1000",
-            f'ENTRYPOINT ["python3", "-m", "{SUPERVISOR}"]',
+            f"ENTRYPOINT {exec_form(['python3', '-m', SUPERVISOR])}",
         ]
 
 
@@ -146,9 +160,3 @@ def _default_base(python: str) -> str:
     """The Python that made the plan: exact runs need the same one."""
     major, minor, *_ = python.split(".")
     return f"python:{major}.{minor}-slim"
-
-
-def _instruction(command: str) -> str:
-    """A Dockerfile ends an instruction with its line: a command of several is written as a list."""
-    command = command.strip()
-    return f"RUN {command}" if "\n" not in command else f"RUN {json.dumps(['/bin/sh', '-ec', command])}"

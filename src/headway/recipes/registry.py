@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal
 
+from headway.errors import BadBundle
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -94,3 +96,14 @@ RECIPES: Final[dict[str, Recipe]] = {
         extras=("translation",),
     ),
 }
+
+
+def require_recipe(name: str, *, where: str) -> Recipe:
+    """The recipe that a bundle names. BadBundle for one that this Headway does not have."""
+    if name not in RECIPES:
+        raise BadBundle(
+            f"it is of the recipe {name[:100]!r}, which this Headway does not have",
+            where=where,
+            fix="use the Headway that exported it, or a newer one",
+        )
+    return RECIPES[name]

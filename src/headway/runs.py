@@ -14,7 +14,7 @@ from headway.foreign import json_of
 from headway.ledger import Ledger, Row
 from headway.runfolder import PLAN, RunFolder
 from headway.segments import lines, segments
-from headway.storage import Store, join, local_path, open_store, subfolders
+from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 from headway.targets.base import State, Status
 
 LAST = "last"
@@ -37,6 +37,7 @@ def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("
 
     Names are looked up in this machine's index, then as folders below `outputs`.
     """
+    require_url(text)
     if "://" in text:
         return _at(text)
     if "/" in text or text.startswith((".", "~")):

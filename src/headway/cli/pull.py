@@ -25,10 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from headway.storage import local_path, open_store
+    from headway.storage import local_path, open_store, require_url
     from headway.storage.transfer import fetch_file
 
     url = locate(args.run)
+    require_url(args.to or "")
     to = Path(args.to or url.rstrip("/").rsplit("/", 1)[-1]).resolve()
     if local_path(url) == to:
         raise BadInput(f"{to} is the run's own folder: it is here already", fix="headway pull RUN --to DIR")

@@ -24,6 +24,9 @@ class Form:
     example: str
 
 
+# gs:/bucket, with slashes missing, would be a folder of that name. `storage.mended_url` knows the same schemes.
+_SLASHES_MISSING = r"(?!(?:gs|gcs|s3|s3a|s3n|az|azure|abfs|abfss|adl|wasb|wasbs|file|mem|memory|http|https):(?!//))"
+
 # Longest 40: a run's name adds a hash and a counter, and must still be a Kubernetes name of 63.
 FORMS = {
     "duration": Form(units.DURATION_PATTERN, "a duration", "90s, 10m, 8h, 2d or 1h30m"),
@@ -50,14 +53,22 @@ FORMS = {
         SECRET_FORMS,
     ),
     "location": Form(
-        r"^(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
+        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
         "a folder, or a gs://, s3:// or az:// URL",
         "gs://bucket/runs",
     ),
     "source": Form(
-        r"^(?!(?!gs:|s3:|az:|file:|memory:|https?:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
+        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:|https?:)[A-Za-z][A-Za-z0-9+.-]+://).+$",
         "a folder, a gs://, s3://, az:// or https:// URL, or builtin:NAME",
         "gs://bucket/coco",
+    ),
+    "weights": Form(
+        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://).*$",
+        "a folder or file, or a gs://, s3:// or az:// URL",
+        "gs://bucket/runs/captions-1",
+    ),
+    "local folder": Form(
+        rf"^{_SLASHES_MISSING}(?![A-Za-z][A-Za-z0-9+.-]+://).*$", "a folder of the machine", "/data/cache"
     ),
     "absolute path": Form(r"^/.*$", "an absolute path", "/data"),
     "nfs export": Form(r"^[^/: ]+:/.*$", "SERVER:/EXPORT", "server:/export"),

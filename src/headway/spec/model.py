@@ -20,6 +20,8 @@ Seconds = Annotated[float, "duration"]  # typed as 90s, 10m, 8h, 2d, 1h30m
 Bytes = Annotated[int, "size"]  # typed as 512MB, 30GB, 1TB, 30GiB
 ReferenceString = Annotated[str, "env"]  # the only strings in which ${env:NAME} is expanded
 Location = Annotated[str, "env", "location"]  # a folder or an object store's URL
+Weights = Annotated[str, "env", "weights"]  # a run, a bundle or a file
+LocalFolder = Annotated[str, "env", "local folder"]
 DataSource = Annotated[str, "env", "source"]  # a location, a web address, or builtin:NAME
 Text = Annotated[str, "text"]  # numbers and true/false are taken as they are typed
 ReferenceText = Annotated[str, "env", "text"]
@@ -129,7 +131,7 @@ class Image:
 class Cache:
     """Remote data, kept on the machine's own disk."""
 
-    dir: ReferenceString | None = None  # where; by default a folder of the user's cache
+    dir: LocalFolder | None = None  # where; by default a folder of the user's cache
     size: Bytes | None = None  # at most this much; the least used goes first
 
 
@@ -187,7 +189,7 @@ class Job:
     export: Export = field(default_factory=Export)  # where the finished model goes
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when one is written, and which are kept
     phases: tuple[Phase, ...] = ()  # stretches of training, one after the other
-    init_from: ReferenceString | None = None  # start from the weights of a run or a bundle
+    init_from: Weights | None = None  # start from the weights of a run or a bundle
     exact: bool = False  # on GPUs: deterministic algorithms, at their cost
     resources: Resources = field(default_factory=Resources)  # machines, accelerators, memory
     budget: Budget = field(default_factory=Budget)  # a total over all attempts and nodes

@@ -159,7 +159,7 @@ def _bad_form(node: Node, text: str, form: str, path: str, to: Reading) -> Any:
         fix = f"put the value into an environment variable and write env:{variable} (or {marks.SECRET_FORMS})"
         return to.report(what, node.where, fix)
     wanted = marks.FORMS[form]
-    fix = f"write {_renamed(text, form) or wanted.example}"
+    fix = f"write {_renamed(text, form) or _meant(text, form) or wanted.example}"
     return to.report(f"{path} must be {wanted.words}, not '{text[:60]}'", node.where, fix)
 
 
@@ -169,6 +169,14 @@ def _renamed(text: str, form: str) -> str | None:
         return None
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
     return name if marks.matches(form, name) else None
+
+
+def _meant(text: str, form: str) -> str | None:
+    """The URL whose slashes are missing, where a URL may stand."""
+    from headway.storage.open import mended_url
+
+    url = mended_url(text) if form in ("location", "source", "weights") else None
+    return None if url is None else f"{url}, or ./{text} for a folder of that name"
 
 
 def _unexpanded(node: Node, text: str, path: str, to: Reading) -> Any:

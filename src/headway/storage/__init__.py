@@ -2,7 +2,7 @@
 
 from headway.storage.base import ABSENT, Entry, Store
 from headway.storage.conditional import require_conditional_put
-from headway.storage.open import join, local_path, open_store
+from headway.storage.open import join, local_path, mended_url, open_store, require_url
 from headway.storage.transfer import fetch_file, send_file, subfolders
 
 __all__ = [
@@ -12,8 +12,10 @@ __all__ = [
     "fetch_file",
     "join",
     "local_path",
+    "mended_url",
     "open_store",
     "require_conditional_put",
+    "require_url",
     "send_file",
     "subfolders",
 ]

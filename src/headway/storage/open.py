@@ -28,6 +28,29 @@ _OTHER_NAMES = {
 }
 
 
+_WEB = ("http", "https")
+
+
+def mended_url(text: str) -> str | None:
+    """The URL that was meant where the slashes after a known scheme are missing (`gs:/bucket`); else None.
+
+    A folder of such a name is reached by `./gs:/bucket`.
+    """
+    scheme, mark, rest = text.partition(":")
+    scheme = scheme.lower()
+    if not mark or rest.startswith("//") or not scheme or scheme not in (*_OPENERS, *_OTHER_NAMES, *_WEB):
+        return None
+    root = "file:///" if scheme == "file" else f"{_OTHER_NAMES.get(scheme, scheme)}://"
+    return root + (rest.lstrip("/") or ("path" if scheme == "file" else "bucket"))
+
+
+def require_url(text: str) -> None:
+    """BadInput where `text` is a URL whose slashes are missing: it would silently be a local folder."""
+    meant = mended_url(text)
+    if meant is not None:
+        raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
+
+
 def open_store(url: str, *, endpoint: str | None = None, patience: Patience | None = None) -> Store:
     """The store at a path, file://, memory://, gs://, s3:// or az://. Nothing is contacted until its first verb.
 
@@ -63,6 +86,7 @@ def local_path(url: str) -> Path | None:
 def _split(url: str) -> tuple[str, str]:
     if not url.strip() or "\0" in url:
         raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")
+    require_url(url)
     scheme, mark, rest = url.partition("://")
     if not mark:
         return "", url

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headway import afterwards, errors, intent, kept, lease, moving, receipts, spent
+from headway import afterwards, errors, intent, kept, lease, moving, receipts, resuming, spent
 from headway.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.ledger import Ledger, Row
 from headway.naming import candidates, checked_name
 from headway.planning.model import Plan
-from headway.runfolder import INTENT, PLAN, RECEIPT, STOP, RunFolder
+from headway.runfolder import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.runs import Watch, newest_attempt
-from headway.sending import send_code, still_true
+from headway.sending import list_code, resume_recorded, send_code, still_true
 from headway.spec.plain import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put
 from headway.targets import registry
@@ -167,6 +167,7 @@ def launch(
     folder = _claim(plan, name, ledger)
     try:
         ledger.record(_row(plan, folder, intent.announce(folder, plan)["created_at"]))
+        list_code(plan, folder)
         handle = target.submit(plan, folder.name)
         intent.keep(folder, handle)
     except BaseException:  # Ctrl-C too: half a run may be there
@@ -226,9 +227,12 @@ def resume(
     # Its folder may have been moved or copied since: it goes on where it is now.
     plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
+    plan = _with_resume(plan, recorded, hold.folder)
+    _say_how(hold, plan)
     intent.announce_again(hold.folder, after=newest_attempt(hold.folder))
     try:
         hold.folder.store.delete(STOP)
+        list_code(plan, hold.folder)
         handle = hold.target.submit(plan, hold.run)
     except BaseException as error:
         intent.withdraw(hold.folder, error)
@@ -236,6 +240,21 @@ def resume(
     intent.keep(hold.folder, handle)
     hold.ledger.record(_row(plan, hold.folder, intent.read(hold.folder)["created_at"]))
     return replace(hold, handle=handle)
+
+
+def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
+    """A plan of a Headway that did not look at how the script resumes is told so now, by the recorded code."""
+    found = resume_recorded(plan)
+    if found == plan.resume:
+        return plan
+    folder.store.write(PLAN, replace(recorded, resume=found).to_json().encode())
+    return replace(plan, resume=found)
+
+
+def _say_how(hold: Launched, plan: Plan) -> None:
+    """Before it starts: what the next attempt does, where that is less than going on exactly."""
+    if plan.resume != resuming.EXACT:
+        hold.say(f"{hold.run}: {resuming.again(plan.resume)}")
 
 
 def _resumed_elsewhere(hold: Launched, recorded: Plan, move: moving.Move) -> Launched:
@@ -249,6 +268,8 @@ def _resumed_elsewhere(hold: Launched, recorded: Plan, move: moving.Move) -> Lau
         send_code(plan, also_at=str(recorded.job["outputs"]))
         intent.announce_again(folder, after=newest_attempt(folder), plan=plan, code=move.code)
         folder.store.delete(STOP)
+        list_code(plan, folder)
+        _say_how(hold, plan)
         handle = target.submit(plan, folder.name)
     except BaseException as error:
         if folder.url == hold.url:
@@ -372,7 +393,8 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
             receipts.write(folder, receipt)
             say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'nothing but its folder'}")
             return
-        for key in (RECEIPT, STOP, INTENT, PLAN):  # the plan last: while it is there, the run can be found
+        # The plan last: while it is there, the run can be found.
+        for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
             folder.store.delete(key)
     except HeadwayError as error:  # the caller must see why the start failed; this is said besides
         say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")

@@ -14,6 +14,7 @@ from headway.storage.base import ABSENT, Store
 from headway.targets.base import LogLine
 
 PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
+CODE_LISTING = "code.json"  # {"sha256", "files": {name: [size, sha256]}}: what the code archive brings
 REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
 LAST_CHECKPOINT = "checkpoints/last.json"
 SUPERVISOR = -1  # the rank under which the supervisor's own words are logged

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import tarfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from headway.errors import BadPlan, Conflict, NotThere
+from headway.planning.evidence import kind_in
 from headway.planning.model import UNRESOLVED, Plan
 from headway.planning.package import archive_path
 from headway.planning.sources import fingerprint
 from headway.planning.wheel import wheel_path
+from headway.resuming import EXACT
+from headway.runfolder import CODE_LISTING, RunFolder
 from headway.storage import ABSENT, Store, join, open_store
 from headway.targets.base import Request, Target
 from headway.version import __version__
@@ -46,6 +51,38 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
                 store.write(key, body, when=ABSENT)
             except Conflict:
                 pass  # somebody else has sent the same content
+
+
+def list_code(plan: Plan, folder: RunFolder) -> None:
+    """Write the names, sizes and hashes of the code's files into the run folder, for scripts: what else lies in the
+    working folder later is the script's own."""
+    if not plan.job.get("script"):
+        return
+    tar = gzip.decompress(_sent(plan))
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+        for member in members:
+            body = members.extractfile(member)
+            if body is not None:
+                files[member.name] = [member.size, hashlib.sha256(body.read()).hexdigest()]
+    folder.write_json(CODE_LISTING, {"sha256": plan.code.sha256, "files": files})
+
+
+def resume_recorded(plan: Plan) -> str:
+    """How a run resumes whose plan does not say so: by its recorded code, which `send_code` has seen to."""
+    return plan.resume or (EXACT if plan.job.get("recipe") else kind_in(plan, _sent(plan)))
+
+
+def _sent(plan: Plan) -> bytes:
+    """The archive beside the runs, checked."""
+    outputs, key = str(plan.job["outputs"]), f"{plan.code.sha256}.tar.gz"
+    body = open_store(join(outputs, "code")).read(key)
+    try:
+        _check(plan, key, body)
+    except BadPlan as error:
+        where = join(outputs, "code", key)
+        raise BadPlan(f"the code archive is damaged: {error.problem.what}", where=where, fix="headway plan") from None
+    return body
 
 
 def _text(requests: Iterable[Request]) -> str:

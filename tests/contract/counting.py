@@ -53,3 +53,33 @@ def count_to(steps: int) -> list[str]:
 def counted(hold: Launched) -> list[str]:
     """Every step that was taken, in order, over all attempts, and the digest of them all."""
     return [line.text for line in hold.logs(rank=0) if line.text.startswith(("counted", "digest", "edited"))]
+
+
+WRITE = "write.py"
+# Knows nothing of Headway: it saves below its working folder, and loads that when it is started again.
+WRITING = """\
+import pathlib, signal, sys, time
+
+def resume(path):
+    return int(path.read_text()) if path.exists() else 0
+
+models = pathlib.Path("models", "deep")
+models.mkdir(parents=True, exist_ok=True)
+step = resume(models / "model.pt")
+print(f"from {step}", flush=True)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+(models / "model.pt").write_text(str(step + 5))
+pathlib.Path("log.csv").open("a").write(f"{step}\\n")
+pathlib.Path("settings.txt").write_text("changed")
+print("waits", flush=True)
+while step == 0:
+    time.sleep(0.02)
+"""
+
+
+def write_writing(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WRITE).write_text(WRITING)
+    (folder / "settings.txt").write_text("as it came")
+    (folder / "untouched.txt").write_text("as it came")
+    return folder

@@ -26,7 +26,7 @@ from headway.spent import spent_s
 from headway.storage import Store, open_store, subfolders
 from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
-from tests.contract.counting import COUNT, count_to, counted, write_counting
+from tests.contract.counting import COUNT, WRITE, count_to, counted, write_counting, write_writing
 from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
@@ -349,6 +349,34 @@ class TargetContract(ABC):
             assert counted(again) == straight
         finally:
             hold.target.down(hold.handle)
+
+    def test_what_a_script_writes_below_its_working_folder_is_kept_and_there_again_after_a_resume(
+        self, target: Target, tmp_path: Path, plan_of: Callable[..., Plan]
+    ) -> None:
+        if not self.runs_scripts:
+            pytest.skip(f"{self.kind}: it runs no script")
+        made = plan_of(Play(), script=WRITE, root=str(write_writing(tmp_path / "writing")), args=())
+        hold = launcher.launch(made, name="writer", detach=True, target=target)
+        try:
+            self.running(hold)
+            assert hold.stop().status.state is State.STOPPED
+            assert self.kept(hold) == {"log.csv": b"0\n", "models/deep/model.pt": b"5", "settings.txt": b"changed"}
+            again = launcher.resume(hold.url, target=target)
+            assert again.wait().status.state is State.FINISHED
+            assert [text for text in self.texts(again) if text.startswith("from")] == ["from 0", "from 5"]
+            assert self.kept(again) == {
+                "log.csv": b"0\n5\n",
+                "models/deep/model.pt": b"10",
+                "settings.txt": b"changed",
+            }
+            assert any("kept 3 files" in text for text in self.texts(again, rank=-1))
+        finally:
+            hold.target.down(hold.handle)
+
+    def kept(self, hold: Launched) -> dict[str, bytes]:
+        """What is kept of the working folder, by its name there."""
+        store, prefix = hold.folder.store, "files/workdir/"
+        return {entry.key.removeprefix(prefix): store.read(entry.key) for entry in store.list(prefix)}
 
     runs_scripts = True
 

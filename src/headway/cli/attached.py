@@ -16,10 +16,12 @@ from headway.cli.logs import shown
 from headway.cli.money import usd
 from headway.cli.show import as_json, duration, paint
 from headway.errors import FINISHED, HeadwayError
+from headway.resuming import EXACT, UNKNOWN, again
 from headway.targets.base import State
 
 if TYPE_CHECKING:
     from headway.launcher import Launched, Outcome
+    from headway.runfolder import RunFolder
     from headway.targets.base import LogLine
 
 LOOK_S = 0.5  # how often the progress is read again
@@ -50,7 +52,7 @@ def attach(launched: Launched, *, since: str = "", json: bool = False) -> int:
         if _leave():
             print(f"\n{_goes_on(launched.run)}")
             return FINISHED
-        say("stopping: a checkpoint is written first")
+        say(f"stopping{first_of_all(recorded_kind(launched.folder))}")
         outcome = launched.stop("Ctrl-C")
     print(as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched))
     return outcome.exit_code
@@ -87,6 +89,7 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
     if outcome.receipt and outcome.receipt.unverified:
         lines.append(f"nobody could be asked whether it is gone: {', '.join(outcome.receipt.unverified)}")
+    lines += how(recorded_kind(launched.folder), state)
     return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
 
 
@@ -127,6 +130,26 @@ def following(launched: Launched, state: State) -> str:
     return f"headway {'eval' if launched.folder.plan().job.get('recipe') else 'pull'} {launched.run}"
 
 
+def recorded_kind(folder: RunFolder) -> str:
+    """How the run resumes; not known where its plan cannot be read."""
+    from headway.planning.evidence import kind_of
+
+    try:
+        return kind_of(folder.plan())
+    except HeadwayError:
+        return UNKNOWN
+
+
+def how(kind: str, state: State) -> list[str]:
+    """What a resume does, where it can be resumed and would do less than go on exactly."""
+    return [f"if resumed, {again(kind)}"] if state.resumable and kind != EXACT else []
+
+
+def first_of_all(kind: str) -> str:
+    """What a stop waits for; nobody knows what a script does that Headway knows nothing of."""
+    return ": a checkpoint is written first" if kind == EXACT else ""
+
+
 def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
     status = outcome.status
     left = list(outcome.receipt.left) if outcome.receipt else None
@@ -141,6 +164,7 @@ def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
         "url": launched.url,
         "state": status.state.value,
         "reason": status.reason,
+        "resume": recorded_kind(launched.folder),
         "left": left,
     }
 

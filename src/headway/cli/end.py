@@ -25,19 +25,20 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from headway.cli.attached import say
+    from headway.cli.attached import first_of_all, how, recorded_kind, say
     from headway.launcher import reach
 
     hold = reach(locate(args.run), say=say)
-    with working(f"stopping {hold.run}: a checkpoint is written first"):
+    kind = recorded_kind(hold.folder)
+    with working(f"stopping {hold.run}{first_of_all(kind)}"):
         outcome = hold.stop()
     left = outcome.receipt.left if outcome.receipt else ()
+    state = outcome.status.state
     if args.json:
-        print(as_json({"run": outcome.run, "state": outcome.status.state.value, "left": list(left)}))
+        print(as_json({"run": outcome.run, "state": state.value, "left": list(left), "resume": kind}))
     else:
-        state = outcome.status.state
         following = f"headway resume {outcome.run}" if state.resumable else f"headway status {outcome.run}"
-        print(f"{outcome.run} {state.value}\nnext: {following}")
+        print("\n".join([f"{outcome.run} {state.value}", *how(kind, state), f"next: {following}"]))
     return LEFT_BEHIND if left else FINISHED
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headway.cli.jobs import add_job, load_job
 from headway.cli.money import elsewhere, price_rows
 from headway.cli.show import as_json, duration, paint, size
+from headway.resuming import in_plan
 
 if TYPE_CHECKING:
     from headway.planning import Plan
@@ -116,6 +117,7 @@ def describe(plan: Plan) -> str:
         "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
         f"{plan.environment.get('threads', '?')} threads each",
         "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
+        "resume": in_plan(plan.resume),
         "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
         "budget": f"{budget}; behind it: {limits.second}",
         **price_rows(plan.price),

@@ -1,4 +1,5 @@
-"""`headway resume`: go on with a run where it was left, with the code it was started with, there or elsewhere."""
+"""`headway resume`: start a run again, with the code it was started with, there or elsewhere. Recipes, and scripts
+that use headway.start(), go on exactly where they were left; of others it says what they do."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from headway.cli.attached import attach, say
+    from headway.cli.attached import attach, recorded_kind, say
     from headway.intent import now
     from headway.launcher import resume
+    from headway.resuming import EXACT
 
     url, since = locate(args.run), now()
     move = _move(args)
@@ -42,8 +44,10 @@ def main(args: argparse.Namespace) -> int:
         launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
     if not args.detach:
         return attach(launched, since=since, json=args.json)
-    found = {"run": launched.run, "url": launched.url}
-    print(as_json(found) if args.json else f"{launched.run} goes on\nnext: headway logs {launched.run} -f")
+    kind = recorded_kind(launched.folder)
+    found = {"run": launched.run, "url": launched.url, "resume": kind}
+    done = "goes on" if kind == EXACT else "is started again"
+    print(as_json(found) if args.json else f"{launched.run} {done}\nnext: headway logs {launched.run} -f")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.money import usd
 from headway.cli.runs import add_json, add_run, locate
 from headway.cli.show import as_json, duration, paint
+from headway.resuming import EXACT, in_plan
 
 if TYPE_CHECKING:
     from headway.launcher import Launched
@@ -31,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def facts(launched: Launched, status: Status) -> dict[str, Any]:
-    from headway.cli.attached import following
+    from headway.cli.attached import following, recorded_kind
     from headway.cli.links import links
 
     folder = launched.folder
@@ -44,6 +45,7 @@ def facts(launched: Launched, status: Status) -> dict[str, Any]:
         "state": status.state.value,
         "reason": status.reason,
         "resumable": status.state.resumable,
+        "resume": recorded_kind(folder),
         "attempts": len([event for event in events if event["kind"] == "attempt"]),
         "checkpoint": saved[-1]["step"] if saved else None,
         "progress": folder.progress(),
@@ -85,6 +87,7 @@ def describe(found: dict[str, Any]) -> str:
         "saved": "" if found["checkpoint"] is None else f"step {found['checkpoint']}",
         **found["links"],
         "spent": _spent(found),
+        "resume": in_plan(found["resume"]) if found["resume"] != EXACT else "",
         "next": found["next"],
     }
     lines = [f"  {key:<9} {text}" for key, text in rows.items() if text]

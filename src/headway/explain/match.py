@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
+from headway.resuming import UNKNOWN, again
+
 LONGEST_LINE = 500  # of evidence shown
 LONGEST_READ = 1500  # of a line: some patterns take the square of its length
 _MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # the surest first
@@ -66,7 +68,7 @@ def diagnose(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> Di
 
 
 def _filled(known: Known, line: str, values: Mapping[str, str]) -> Diagnosis:
-    words = _Facts(values)
+    words = _Facts({"again": again(UNKNOWN), **values})
     return Diagnosis(
         name=known.name,
         cause=known.cause.format_map(words),

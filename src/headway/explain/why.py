@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.errors import HeadwayError
 from headway.explain.match import diagnose, last_words
+from headway.planning.evidence import kind_of
+from headway.resuming import again
 from headway.runfolder import SUPERVISOR
 from headway.targets.base import State, Status
 
@@ -87,6 +89,7 @@ def _of_plan(plan: Plan) -> dict[str, str]:
     options: Mapping[str, Any] = plan.options
     named = ("project", "region", "namespace", "service_account", "cluster", "location")
     known = {key: str(options[key]) for key in named if options.get(key)}
+    known["again"] = again(kind_of(plan))
     outputs = str(plan.job.get("outputs", ""))
     if "://" in outputs:
         known["bucket"] = outputs.partition("://")[2].partition("/")[0]

@@ -13,10 +13,12 @@ from headway.errors import BadJob
 from headway.notify import WEBHOOK
 from headway.planning.checks import problems as static_problems
 from headway.planning.cost import Cost, cost_of, price_record, reserved
+from headway.planning.evidence import is_source, resume_kind
 from headway.planning.model import Code, Limits, Plan
 from headway.planning.package import Package, package
 from headway.planning.sources import data_problems, fingerprint
 from headway.planning.wheel import own_wheel
+from headway.resuming import EXACT
 from headway.spec import Job, dump
 from headway.targets import registry
 from headway.targets.base import Target
@@ -51,6 +53,7 @@ def plan(job: Job, on: str = "local") -> Plan:
         limits=_limits(cost.within(job), target),
         environment=environment,
         price=price_record(job, dumped, entry.kind, cost, cpus=int(environment["threads"]) * processes(job)),
+        resume=_resume(job, packed),
         notes=(*_notes(packed), *_target_notes(target, job), *_cost_notes(job, cost)),
     )
     return replace(draft, requests=tuple(target.render(draft)))
@@ -93,6 +96,19 @@ def _code(packed: Package) -> Code:
         wheel=wheel,
         wheel_sha256=wheel_sha256,
     )
+
+
+def _resume(job: Job, packed: Package) -> str:
+    """How it resumes, by the sources that are sent."""
+    if not job.script:
+        return EXACT
+    root = Path(job.root).resolve()
+    texts = {
+        name: (root / name).read_text(encoding="utf-8", errors="replace")
+        for name, size in packed.files
+        if is_source(name, size)
+    }
+    return resume_kind(job.script, job.args, texts)
 
 
 def _limits(job: Job, target: Target) -> Limits:

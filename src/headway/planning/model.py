@@ -54,11 +54,15 @@ class Plan:
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
     price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: what is known of them
+    resume: str = ""  # how it resumes: headway.resuming; empty in plans of a Headway that did not look
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        plain = asdict(self)
+        if not self.resume:  # an older plan keeps its bytes, and with them its hash
+            del plain["resume"]
+        return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @property
     def hash(self) -> str:

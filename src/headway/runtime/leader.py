@@ -11,7 +11,8 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from headway.errors import WORKER_AGAIN
+from headway.errors import FAILED, WORKER_AGAIN
+from headway.resuming import BEGINNING, BY_SCRIPT, again
 from headway.runtime import verdict
 from headway.runtime.commands import threads
 from headway.runtime.duties import Advanced, Heartbeat, StoreBack, StoreDown, now_text
@@ -28,9 +29,22 @@ _BURIAL_S = 15.0  # for what was killed to be gone
 class Leader:
     """One run, from its first attempt here to its last event."""
 
-    def __init__(self, node: Node, heartbeat: Heartbeat, attempt: int, past: Past, meeting: Meeting | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        heartbeat: Heartbeat,
+        attempt: int,
+        past: Past,
+        meeting: Meeting | None,
+        *,
+        former: int = 0,
+        refusal: str = "",
+    ) -> None:
+        """`former` is the newest attempt whose ranks were started, 0 where none were. With a `refusal` no rank is
+        started: what the earlier attempt left here is saved, and the run ends as failed."""
         self.node, self._heartbeat, self._meeting = node, heartbeat, meeting
-        self.attempt, self._past = attempt, past
+        self.attempt, self._past, self._former = attempt, past, former
+        self._refusal = refusal
         self._began = time.monotonic()
         self._peers: dict[int, Joined] = {}
         self._exits: dict[int, RankExit] = {}
@@ -53,6 +67,10 @@ class Leader:
 
     def supervise(self) -> Outcome:
         """Attempts until one settles the run."""
+        if self._refusal:
+            self._record_attempt()
+            self.node.adopt_files()
+            return Outcome(state="failed", reason=self._refusal, exit_code=FAILED)
         while True:
             self._record_attempt()
             ending = self._run_once()
@@ -62,6 +80,7 @@ class Leader:
                 retries=int(self.node.plan.job.get("retries", 0)),
                 first_pause_s=self.node.settings.first_pause_s,
                 same_place=self.node.settings.same_place,
+                not_by_itself=verdict.costly_restart(self.node.plan, self.node.folder.name),
             )
             if isinstance(found, Outcome):
                 return found
@@ -78,6 +97,8 @@ class Leader:
         mirrored = node.finish("mirror", end - time.monotonic())
         if not mirrored:
             node.say("what the script wrote last could not be saved in time")
+        else:
+            node.say_what_was_kept()
         crash: dict[str, Any] = (
             {} if outcome.crash is None else {"rank": outcome.crash.rank, "lines": list(outcome.crash.lines)}
         )
@@ -109,14 +130,17 @@ class Leader:
             held_from_s=round(self._past.spent_s, 3),
             why=self._why,
         )
-        self.node.say(f"attempt {self.attempt} ({self._why}); {world}")
+        kind = self.node.plan.resume
+        told = self._former and not self._refusal and kind in (BY_SCRIPT, BEGINNING)
+        how = f"; {again(kind)}" if told else ""
+        self.node.say(f"attempt {self.attempt} ({self._why}); {world}{how}")
 
     def _run_once(self) -> Ending:
         self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
         self._cut_to = 0
         if self._left_s() == 0.0:
             return Ending(overdue=True)
-        self.node.prepare_files()
+        self.node.prepare_files(self._former)
         absent = self._absent()
         if absent or self.node.stop:
             return Ending(stop=self.node.stop, absent=absent)
@@ -157,9 +181,12 @@ class Leader:
         left = self._left_s()
         told = {"left_s": left, "spent_s": self.spent_s, "parts": self._past.parts}
         order = {"do": "start", "attempt": self.attempt, "workers": list(world.workers), **told}
+        order["former"] = self._former
+        self.event("started", number=self.attempt)
         for peer in self._peers.values():
             peer.connection.tell(order)
         self.node.start_ranks(world, self.attempt, told)
+        self._former = self.attempt
 
     def _world_now(self) -> NodeWorld:
         world = self.node.world

@@ -147,7 +147,7 @@ class Member:
         if not self._started:
             self._started = True
             node.rescue_logs(self._attempt)
-        node.prepare_files()
+        node.prepare_files(int(order.get("former", 0)))
         interface = interface_of(self._leader.own_address)
         world = replace(node.world, workers=tuple(order["workers"]), interface=interface)
         node.say(f"attempt {self._attempt}; {world}")

@@ -10,15 +10,17 @@ from typing import Any
 
 from headway.errors import HeadwayError, StoreError, Transient
 from headway.planning.model import Plan
+from headway.resuming import BEGINNING
 from headway.runfolder import RunFolder
 from headway.runtime.commands import Secrets, command
 from headway.runtime.duties import Done, Health, Scribe
 from headway.runtime.echo import Echo
 from headway.runtime.loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
 from headway.runtime.mirror import Mirror, MirrorDuty, copy_folder
-from headway.runtime.places import Places
+from headway.runtime.places import Places, remove_places
 from headway.runtime.ranks import Ranks, Reaper, Record, Undertaker
 from headway.runtime.spool import Redactor, Spool, rescue
+from headway.runtime.workdir import Workdir, size_words, workdir_of
 from headway.runtime.world import NodeWorld
 
 _TURN_S = 1.0  # the longest the main thread waits without looking up
@@ -68,7 +70,11 @@ class Node:
         self.health = Health(self.loop.inbox)
         self.scribe = Scribe(self.folder, self.loop.inbox, self.health, self.redact)
         self.mirror = Mirror(self.places.files, self.folder.store, node=self.world.node, say=self.say)
-        self.mirroring = MirrorDuty(self.mirror, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
+        self.workdir = workdir_of(
+            self.plan, self.folder, self.places, node=self.world.node, env=self.base, say=self.say
+        )
+        mirrors = [self.mirror, *([self.workdir] if self.workdir else [])]
+        self.mirroring = MirrorDuty(mirrors, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
         self.ranks = Ranks(self.loop, self.undertaker, self.echo.show, lambda r, m: self.heard(r, m), self.redact)
         self.stop = ""  # who asked for a stop
         self.stop_at: float | None = None
@@ -101,8 +107,11 @@ class Node:
             self._log.say(text)
         self.echo.say(text)
 
-    def prepare_files(self) -> None:
-        """Bring back what the script had saved. A store that is down is waited for: never a silent restart."""
+    def prepare_files(self, former: int) -> None:
+        """Bring back what the script had saved. A store that is down is waited for: never a silent restart.
+
+        `former` is the newest attempt whose ranks were started, 0 where none were.
+        """
         self.places.files.mkdir(parents=True, exist_ok=True)
         if not self._restored:
             count = self.aside(lambda: self._patiently(self.mirror.restore))
@@ -110,6 +119,22 @@ class Node:
                 self.say(f"restored {count} files into {self.places.files}")
             self._restored = not self.stop
         self.aside(lambda: copy_folder(self.places.files, self.places.resume))
+        if self.workdir is not None and not self.stop:
+            self._prepare_workdir(self.workdir, former)
+
+    def adopt_files(self) -> None:
+        """What an earlier attempt wrote here after its last look is sent at the end, though no rank is started."""
+        workdir = self.workdir
+        if workdir is not None:
+            self.aside(lambda: self._patiently(workdir.adopt))
+
+    def _prepare_workdir(self, workdir: Workdir, former: int) -> None:
+        fresh = self.plan.resume == BEGINNING
+        done = self.aside(lambda: self._patiently(lambda: workdir.prepare(fresh=fresh, former=former)))
+        if done is not None and done.restored:
+            self.say(f"restored {done.restored} files into the script's working folder {self.places.code}")
+        if done is not None and done.aside:
+            self.say(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
 
     def rescue_logs(self, attempt: int) -> None:
         """What a killed supervisor of this node had on disk and not yet in the store belongs to the run's logs."""
@@ -195,6 +220,21 @@ class Node:
 
     def finished(self, duty: str, seconds: float) -> bool:
         return self.until(lambda: duty in self._done, seconds)
+
+    def say_what_was_kept(self) -> None:
+        """Once, at the end, where the script wrote anything below its working folder."""
+        count, size = self.workdir.kept if self.workdir is not None else (0, 0)
+        if count:
+            files = "1 file" if count == 1 else f"{count} files"
+            self.say(f"kept {files} ({size_words(size)}) that the script wrote: headway pull {self.folder.name}")
+
+    def leave(self, *, complete: bool) -> None:
+        """Remove what is ours on this machine; what the script wrote only where all of it is in the run folder."""
+        if self.workdir is not None and complete:
+            self.workdir.clear()
+        elif self.workdir is not None:
+            self.workdir.rescue()
+        remove_places(self.places, files=complete)
 
     def close(self) -> None:
         if self._log is not None:

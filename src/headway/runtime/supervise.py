@@ -118,6 +118,7 @@ def _lead(start: Start) -> int:
         if reason is not None:
             raise Interrupted(f"{reason}: asked to stop")
         events: list[dict[str, Any]] = _patiently(loop, folder.events)
+        refusal = _refusal(start, events, _patiently(loop, lambda: _submitted_after(folder)))
         node = _node(start)
         gathering = None
         if start.world.nodes > 1:
@@ -125,7 +126,7 @@ def _lead(start: Start) -> int:
             gathering = meeting.Meeting(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
         heartbeat = Heartbeat(beating, lease, loop.inbox, node.health, renew_s=start.settings.renew_s)
         past = verdict.past(events, lease.record)
-        leader = Leader(node, heartbeat, lease.attempt, past, gathering)
+        leader = Leader(node, heartbeat, lease.attempt, past, gathering, former=_last_started(events), refusal=refusal)
     except HeadwayError as error:
         _farewell_without_a_start(folder, lease, error)
         raise
@@ -169,7 +170,7 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
         with suppress(Interrupted):
             aftermath.stay(node, outcome, leader.spent_s, lambda seconds: _nap(node.loop, seconds))
     node.undertaker.dismiss()
-    remove_places(node.places, files=complete)
+    node.leave(complete=complete)
     if not complete and outcome.exit_code == WORKER_DONE:
         node.echo.say("the run folder could not be told that this is the end: start it again to finish the record")
         return WORKER_AGAIN
@@ -198,7 +199,7 @@ def _serve(start: Start) -> int:
         node.say(str(error))
         _end_everything(node)
     node.undertaker.dismiss()
-    remove_places(node.places, files=complete)
+    node.leave(complete=complete)
     return code
 
 
@@ -266,6 +267,28 @@ def _farewell_without_a_start(folder: RunFolder, lease: Lease, error: HeadwayErr
         lease.release()
     except StoreError as failure:
         print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the folder cannot be told
+
+
+def _refusal(start: Start, events: list[dict[str, Any]], submitted_after: int) -> str:
+    """Why nothing may be trained now: this place has started us by itself, and work that was paid for would be redone.
+    Empty where somebody has asked for this start."""
+    why = verdict.costly_restart(start.plan, start.folder.name)
+    trained = _last_started(events)
+    if not why or trained <= submitted_after:
+        return ""
+    return f"the machine of attempt {trained} was taken away or restarted: {why}"
+
+
+def _last_started(events: list[dict[str, Any]]) -> int:
+    """The newest attempt whose ranks were started; 0 where none were."""
+    return max((event["attempt"] for event in events if event["kind"] == "started"), default=0)
+
+
+def _submitted_after(folder: RunFolder) -> int:
+    """The newest attempt at the time when somebody last asked for a start."""
+    intent = folder.read_json(INTENT) or {}
+    submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
+    return int(submissions[-1].get("after", 0)) if submissions else 0
 
 
 def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:

@@ -8,7 +8,10 @@ from typing import Any
 
 from headway.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
 from headway.lease import Record, seconds_spent
+from headway.planning.model import Plan
+from headway.resuming import BEGINNING
 from headway.runtime.ranks import RankExit
+from headway.spent import rate_usd
 
 SAME_PLACE = 3  # crashes at one step before it is called hopeless
 QUICK_S = 60.0  # a crash this soon after the start, by a rank that never spoke of steps, counts as one at the start
@@ -93,9 +96,15 @@ def place_of(crash: RankExit | None) -> int | None:
 
 
 def judge(
-    ending: Ending, before: Past, *, retries: int, first_pause_s: float = 1.0, same_place: int = SAME_PLACE
+    ending: Ending,
+    before: Past,
+    *,
+    retries: int,
+    first_pause_s: float = 1.0,
+    same_place: int = SAME_PLACE,
+    not_by_itself: str = "",
 ) -> Outcome | Again:
-    """`before` does not yet know of this ending."""
+    """`before` does not yet know of this ending. `not_by_itself` says why only a person may start the ranks again."""
     settled = _settled(ending)
     if settled is not None:
         return settled
@@ -113,8 +122,20 @@ def judge(
     if before.restarts >= retries:
         used = "no retries were asked for" if retries == 0 else f"all {retries} retries are used up"
         return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
+    if not_by_itself:
+        return Outcome(state="failed", reason=f"{reason}: {not_by_itself}", exit_code=FAILED, crash=crash)
     pause = min(LONGEST_PAUSE_S, first_pause_s * 2 ** min(before.restarts, _MOST_DOUBLINGS))
     return Again(reason=reason, count=before.restarts + 1, pause_s=pause)
+
+
+def costly_restart(plan: Plan, run: str) -> str:
+    """Why nothing but a person starts the ranks of this plan again: it would be paid for twice. Empty where it may."""
+    if plan.resume != BEGINNING or rate_usd(plan) is None:
+        return ""
+    return (
+        "not started again by itself, because the script would start from the beginning and this target is billed; "
+        f"to start it from the beginning: headway resume {run}"
+    )
 
 
 def _settled(ending: Ending) -> Outcome | None:

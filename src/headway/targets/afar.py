@@ -8,6 +8,7 @@ from typing import Final
 
 from headway import lease
 from headway.errors import HeadwayError
+from headway.resuming import again
 from headway.runs import evidence
 from headway.targets.base import Handle, State, Status
 from headway.targets.here import folder_of
@@ -43,6 +44,16 @@ def over(
         return status(handle).state.ended
 
     return ended
+
+
+def next_start(handle: Handle, *, started: bool) -> str:
+    """What becomes of a run that is started again by its place, as the end of a sentence. Empty before its first."""
+    if not started:
+        return ""
+    try:
+        return f"; {again(folder_of(handle).plan().resume)}"
+    except HeadwayError:
+        return ""
 
 
 def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] = lambda record: not record.seen) -> None:

@@ -131,7 +131,8 @@ def last_line(place: Path) -> str:
 def clear(place: Path, *, inside_run: bool) -> None:
     """Remove what is of no use after the end. A run's own folder keeps its logs; a bucket has them already."""
     (place / PID).unlink(missing_ok=True)
-    unsaved = (place / "files").exists()  # the supervisor removes what a script wrote once it is in the bucket
+    # The supervisor removes what a script wrote, and its list of it, once all is in the bucket.
+    unsaved = (place / "files").exists() or (place / "workdir.json").exists()
     if not inside_run and not unsaved:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -102,8 +102,7 @@ KNOWN = (
         r"|terminated)"
         r"|node is (?:being )?shut(?:ting)? down|imminent node shutdown",
         cause="the spot machine was taken away",
-        fix="headway resume {run}   (it goes on from its last checkpoint; --set resources.spot=false pays in"
-        " full instead)",
+        fix="headway resume {run}   ({again}; --set resources.spot=false pays in full instead)",
     ),
     Known(
         name="machine-not-offered",

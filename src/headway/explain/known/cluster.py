@@ -146,13 +146,13 @@ KNOWN = (
         name="slurm-time-limit",
         pattern=r"DUE TO TIME LIMIT|JobState=TIMEOUT|\bTIMEOUT\b.*slurm",
         cause="Slurm ended it at its time limit",
-        fix="headway resume {run}   (it goes on), or raise `time` of the target",
+        fix="headway resume {run}   ({again}), or raise `time` of the target",
     ),
     Known(
         name="slurm-node-failed",
         pattern=r"DUE TO NODE FAILURE|NODE_FAIL",
         cause="a node of the cluster failed",
-        fix="headway resume {run}   (it goes on from its last checkpoint)",
+        fix="headway resume {run}   ({again})",
     ),
     Known(
         name="ssh-refused",

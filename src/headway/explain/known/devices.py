@@ -37,7 +37,7 @@ KNOWN = (
         pattern=r"GPU is lost|fallen off the bus|\bXid\b.*\b(?:48|63|64|74|79|94|95)\b|uncorrectable ECC error"
         r"|unspecified launch failure",
         cause="the accelerator itself failed",
-        fix="headway resume {run}   (on another machine: it goes on from its last checkpoint)",
+        fix="headway resume {run}   (on another machine: {again})",
     ),
     Known(
         name="illegal-memory-access",

@@ -11,7 +11,7 @@ KNOWN = (
         r"|timeout of \d+ s(?:econds)? (?:was )?exceeded"
         r"|job.* exceeded.*(?:max|time).*(?:timeout|limit)|the limit of \d+ s on this machine was reached",
         cause="the target's own limit on time ended it",
-        fix="headway resume {run}   (it goes on), with a larger budget.hours",
+        fix="headway resume {run}   ({again}), with a larger budget.hours",
     ),
     Known(
         name="budget",
@@ -35,6 +35,6 @@ KNOWN = (
         name="supervisor-gone",
         pattern=r"gone without a last word|nothing was heard from \S+ for",
         cause="the machine or its supervisor went away without a word: switched off, preempted or killed",
-        fix="headway resume {run}   (it goes on from its last checkpoint)",
+        fix="headway resume {run}   ({again})",
     ),
 )

@@ -37,7 +37,7 @@ KNOWN = (
         name="evicted",
         pattern=r"\bEvicted\b|pod was evicted|TaintManagerEviction",
         cause="the cluster put the pod out, to make room or to drain the node",
-        fix="headway resume {run}   (it goes on from its last checkpoint)",
+        fix="headway resume {run}   ({again})",
     ),
     Known(
         name="host-out-of-memory",

@@ -16,7 +16,7 @@ KNOWN = (
         name="nccl-timeout",
         pattern=r"Watchdog caught collective operation timeout|collective operation timeout: WorkNCCL",
         cause="a rank waited in vain for the others: one of them is stuck, slow or gone",
-        fix="headway logs {run}   (the rank that is silent is the cause); headway resume {run} goes on",
+        fix="headway logs {run}   (the rank that is silent is the cause); headway resume {run} ({again})",
     ),
     Known(
         name="nccl-error",
@@ -30,7 +30,7 @@ KNOWN = (
         r"|Gloo connectFullMesh failed"
         r"|\[\.\./third_party/gloo.*Timed out waiting",
         cause="a rank waited in vain for the others (gloo): one of them is stuck, slow or gone",
-        fix="headway logs {run}   (the rank that is silent is the cause); headway resume {run} goes on",
+        fix="headway logs {run}   (the rank that is silent is the cause); headway resume {run} ({again})",
     ),
     Known(
         name="gloo-peer-gone",

@@ -8,7 +8,7 @@ from headway.errors import WORKER_AGAIN
 from headway.planning.model import RUN
 from headway.runfolder import STOP
 from headway.runs import Evidence
-from headway.targets.afar import FOR_GOOD
+from headway.targets.afar import FOR_GOOD, next_start
 from headway.targets.base import Handle, State, Status
 from headway.targets.here import folder_of
 from headway.targets.kubernetes import fuse, kinds, manifests, seen
@@ -90,7 +90,7 @@ def _alive(api: Api, options: Options, handle: Handle, looked: Seen, found: Evid
         if hopeless:
             return Status(state=State.FAILED, reason=hopeless, exit_code=1)
     why = _waiting(api, options, handle, looked)
-    again = "; it goes on from its last checkpoint" if found.started else ""
+    again = next_start(handle, started=found.started)
     return Status(state=State.PENDING, reason=f"{why}{again}")
 
 

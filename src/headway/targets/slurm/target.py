@@ -16,7 +16,7 @@ from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
 from headway.storage import join, local_path
 from headway.targets import spawn
-from headway.targets.afar import FOR_GOOD, free_the_lease, over
+from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
 from headway.targets.slurm import checks, commands, queue, removal, script, starting
@@ -106,7 +106,7 @@ class SlurmTarget:
             return seen.farewell or _unasked(handle, trouble)
         live = next((job for job in listed if job.live), None)
         if live is not None:
-            return _standing(live, seen)
+            return _standing(handle, live, seen)
         if seen.farewell is not None:
             return seen.farewell
         if starting_now:
@@ -172,7 +172,7 @@ class SlurmTarget:
         )
 
 
-def _standing(job: Job, seen: Evidence) -> Status:
+def _standing(handle: Handle, job: Job, seen: Evidence) -> Status:
     """Of a run whose job is in the queue. One that was stopped and waits again has not ended."""
     if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
         return seen.farewell
@@ -181,7 +181,7 @@ def _standing(job: Job, seen: Evidence) -> Status:
     if job.state == ENDING:
         return Status(state=State.RUNNING if seen.started else State.PENDING, reason=str(job))
     why = f": {job.why}" if job.why else ""
-    again = "; it goes on from its last checkpoint" if seen.started else ""
+    again = next_start(handle, started=seen.started)
     return Status(state=State.PENDING, reason=f"{job}{why}{again}")
 
 
@@ -198,6 +198,7 @@ def _clear(place: Path, handle: Handle) -> None:
     shutil.rmtree(place / "headway", ignore_errors=True)
     if farewell is not None and farewell.state in (State.FINISHED, State.BUDGET):
         shutil.rmtree(place / "env", ignore_errors=True)  # may be large, and takes minutes to make again
-    unsaved = any(place.glob("node-*/files"))  # the supervisor removes what a script wrote once it is in the bucket
+    # The supervisor removes what a script wrote, and its list of it, once all is in the bucket.
+    unsaved = any(place.glob("node-*/files")) or any(place.glob("node-*/workdir.json"))
     if local_path(handle.url) is None and not unsaved:
         shutil.rmtree(place, ignore_errors=True)

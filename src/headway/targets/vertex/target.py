@@ -15,7 +15,7 @@ from headway.logtail import tail
 from headway.planning.model import Limits
 from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
-from headway.targets.afar import FOR_GOOD, free_the_lease, over
+from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
 from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
 from headway.targets.vertex import (
@@ -128,7 +128,7 @@ class VertexTarget:
         if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
             return seen.farewell
         if job is not None and job.live:
-            return self._standing(job, seen)
+            return self._standing(handle, job, seen)
         return seen.farewell or self._without_a_farewell(job, seen)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
@@ -184,12 +184,12 @@ class VertexTarget:
         except HeadwayError:
             pass  # the launcher looks for what is left, and says so
 
-    def _standing(self, job: Job, seen: Evidence) -> Status:
+    def _standing(self, handle: Handle, job: Job, seen: Evidence) -> Status:
         """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
         where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.farewell is None:
             return Status(state=State.RUNNING, reason=where)
-        again = "; it goes on from its last checkpoint" if seen.started else ""
+        again = next_start(handle, started=seen.started)
         return Status(state=State.PENDING, reason=where + again)
 
     def _without_a_farewell(self, job: Job | None, seen: Evidence) -> Status:

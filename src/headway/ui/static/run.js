@@ -93,7 +93,7 @@ export function run(page, id) {
     if (acts.dataset.state === `${state} ${reported}`) return;
     acts.dataset.state = `${state} ${reported}`;
     const wanted = [];
-    if (["running", "pending"].includes(state)) wanted.push(button("Stop", "stop", "Stop this run? It writes a checkpoint first and can be resumed."));
+    if (["running", "pending"].includes(state)) wanted.push(button("Stop", "stop", "Stop this run? It can be resumed."));
     if (RESUMABLE.includes(state)) wanted.push(button("Resume", "resume", "Resume this run? What it runs on may cost money."));
     if (reported) wanted.push(make("a", { href: `/api/runs/${id}/report`, target: "_blank", rel: "noopener", textContent: "report" }));
     acts.replaceChildren(...wanted);

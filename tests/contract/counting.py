@@ -82,4 +82,5 @@ def write_writing(folder: Path) -> Path:
     (folder / WRITE).write_text(WRITING)
     (folder / "settings.txt").write_text("as it came")
     (folder / "untouched.txt").write_text("as it came")
+    (folder / "requirements.txt").write_text("")
     return folder

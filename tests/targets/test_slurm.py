@@ -61,7 +61,7 @@ def place(hold: Launched) -> Path:
 
 
 def _waits_again(status: Status) -> bool:
-    return status.state is State.PENDING and "goes on from its last checkpoint" in status.reason
+    return status.state is State.PENDING and "whether it goes on from them is the script's to decide" in status.reason
 
 
 def attempts(hold: Launched) -> int:

@@ -1,0 +1,140 @@
+"""A script that knows nothing of Headway: its files are kept, pulled and restored, and a resume says what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from headway.cli.runs import locate
+from headway.runfolder import RunFolder
+from headway.storage import open_store
+from tests.cli.conftest import Headway
+from tests.contract.suite import eventually
+
+# What people write: argparse, a loop, a file that is replaced now and then.
+LOOP = """\
+import argparse, os, pathlib, signal, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=10)
+steps = parser.parse_args().steps
+out = pathlib.Path("models")
+out.mkdir(exist_ok=True)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+step = {start}
+print(f"begins at {{step}}; finds {{sorted(p.name for p in out.iterdir())}}; process {{os.getpid()}}", flush=True)
+while step < steps:
+    step += 1
+    (out / f"step-{{step}}.pt").write_bytes(b"weights" * step)
+    (out / f"step-{{step - 2}}.pt").unlink(missing_ok=True)  # keeps two, as trainers do
+    while step == 5 and not pathlib.Path(os.environ["GATE"]).exists():
+        time.sleep(0.02)
+"""
+RESUMES = LOOP.format(start="resume(out)").replace(
+    "out = pathlib", "def resume(out): return max([int(p.stem[5:]) for p in out.iterdir()], default=0)\nout = pathlib"
+)
+RESTARTS = LOOP.format(start="0")
+
+
+def write_job(script: str, *, price: float | None = None) -> Path:
+    gate = Path("gate").absolute()
+    Path("train.py").write_text(script)
+    priced = f"targets: {{local: {{kind: local, price: {price}}}}}\nbudget: {{hours: 1}}\n" if price else ""
+    Path("headway.yaml").write_text(f"name: job\nscript: train.py\nenv: {{GATE: '{gate}'}}\n{priced}")
+    return gate
+
+
+def folder_of(run: str) -> RunFolder:
+    return RunFolder(open_store(locate(run)))
+
+
+def begun(run: str) -> list[str]:
+    return [line.text for line in folder_of(run).log_lines(0) if line.text.startswith("begins")]
+
+
+def running(headway: Headway, run: str, count: int = 1) -> None:
+    def prints() -> bool:
+        return headway("logs", run).out.count("begins at") >= count
+
+    eventually(prints, f"attempt {count} prints")
+
+
+def files_of(run: str, prefix: str) -> list[str]:
+    return [entry.key.removeprefix(prefix) for entry in folder_of(run).store.list(prefix)]
+
+
+def test_a_script_that_loads_its_files_is_stopped_pulled_and_resumed(headway: Headway, tmp_path: Path) -> None:
+    gate = write_job(RESUMES)
+    planned = headway("plan")
+    assert "by the script: its files are restored" in planned.out
+    assert json.loads(headway("plan", "--json").out)["resume"] == "script"
+    assert headway("run", "-y", "-d", "--no-rehearse", "--name", "mine").code == 0
+    running(headway, "mine")
+    stopped = headway("stop", "mine")
+    assert "whether it goes on from them is the script's to decide" in stopped.out
+    assert stopped.out.splitlines()[-1] == "next: headway resume mine"
+    assert files_of("mine", "files/workdir/models/") == ["step-4.pt", "step-5.pt"]
+    assert "whether it goes on from them is the script's to decide" in headway("status", "mine").out
+    pulled = tmp_path / "pulled"
+    assert headway("pull", "mine", "--to", pulled, "--only", "files").code == 0
+    assert (pulled / "files/workdir/models/step-5.pt").read_bytes() == b"weights" * 5
+    gate.touch()
+    resumed = headway("resume", "mine")
+    assert resumed.code == 0, resumed.err
+    assert "whether it goes on from them is the script's to decide" in resumed.err
+    assert [text.split(";")[0] for text in begun("mine")] == ["begins at 0", "begins at 5"]
+    assert files_of("mine", "files/workdir/models/") == ["step-10.pt", "step-9.pt"]
+    assert "kept 2 files" in resumed.out
+
+
+def test_a_script_that_does_not_starts_from_the_beginning_and_destroys_nothing(headway: Headway) -> None:
+    gate = write_job(RESTARTS)
+    assert "starts from the beginning" in headway("plan").out
+    assert headway("run", "-y", "-d", "--no-rehearse", "--name", "mine").code == 0
+    running(headway, "mine")
+    stopped = headway("stop", "mine")
+    assert "it starts from the beginning" in stopped.out
+    assert "goes on" not in stopped.out
+    gate.touch()
+    resumed = headway("resume", "mine", "-d")
+    assert "it starts from the beginning" in resumed.err
+    assert "goes on" not in resumed.out + resumed.err
+    assert headway("logs", "mine", "-f").code == 0
+    assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
+    assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
+    assert files_of("mine", "files/workdir/models/") == ["step-10.pt", "step-9.pt"]
+
+
+def kill_rank(headway: Headway, run: str) -> None:
+    os.kill(int(headway("logs", run).out.partition("process ")[2].split()[0]), signal.SIGKILL)
+
+
+def test_a_killed_rank_starts_from_the_beginning_on_a_machine_that_costs_nothing(headway: Headway) -> None:
+    gate = write_job(RESTARTS)
+    assert headway("run", "-y", "-d", "--no-rehearse", "--name", "mine").code == 0
+    running(headway, "mine")
+    kill_rank(headway, "mine")
+    running(headway, "mine", count=2)
+    gate.touch()
+    followed = headway("logs", "mine", "-f").out
+    assert "it starts from the beginning" in followed
+    assert "goes on" not in followed
+    assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
+    assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
+
+
+def test_a_killed_rank_is_not_started_from_the_beginning_on_a_billed_machine(headway: Headway) -> None:
+    gate = write_job(RESTARTS, price=2.0)
+    assert headway("run", "-y", "-d", "--no-rehearse", "--name", "mine").code == 0
+    running(headway, "mine")
+    kill_rank(headway, "mine")
+    eventually(lambda: json.loads(headway("status", "mine", "--json").out)["state"] == "failed", "it has ended")
+    status = headway("status", "mine").out
+    assert "not started again by itself" in status
+    assert "headway resume mine" in status
+    assert len(begun("mine")) == 1
+    assert files_of("mine", "files/workdir/models/") == ["step-4.pt", "step-5.pt"]
+    gate.touch()
+    assert headway("resume", "mine").code == 0
+    assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +74,33 @@ def test_a_holder_seen_dead_on_this_host_is_replaced_at_once(store: Store) -> No
         pytest.skip("memory is not shared between processes")
     subprocess.run([sys.executable, "-c", code, store.url], check=True)
     assert Lease.take(store, sleep=lambda s: pytest.fail("waited")).attempt == 2
+
+
+@pytest.mark.parametrize("label", ["HEADWAY_RUN_URL", "HEADWAY_CLIENT_URL"])
+def test_a_live_holder_that_runs_another_folder_does_not_hold_this_one(tmp_path: Path, label: str) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    env = {**os.environ, label: str(original)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(original)], env=env, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        shutil.copytree(original, copy)
+        with pytest.raises(RunBusy):
+            Lease.take(open_store(str(original)))
+        assert Lease.take(open_store(str(copy)), sleep=lambda s: pytest.fail("waited")).attempt == 2
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+HOLDS = """
+import sys, time
+from headway.lease import Lease
+from headway.storage import open_store
+Lease.take(open_store(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_holder_elsewhere_is_replaced_only_after_a_minute_of_silence_by_our_own_clock(store: Store) -> None:

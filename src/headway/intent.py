@@ -11,10 +11,10 @@ import socket
 from datetime import datetime, timezone
 from typing import Any
 
-from headway.errors import BadPlan, Conflict, NotThere, RunBusy
+from headway.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
 from headway.planning.model import Plan
-from headway.runfolder import INTENT, RunFolder
-from headway.storage import ABSENT
+from headway.runfolder import INTENT, PLAN, RunFolder
+from headway.storage import ABSENT, open_store, same_place
 from headway.targets.base import Handle
 
 
@@ -49,6 +49,8 @@ def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, c
     except NotThere:
         version, intent = ABSENT, read(folder)
     start = _start(after=after)
+    if origin(folder, intent):  # what its details name belongs to the folder of which this is a copy
+        intent = {**intent, "run": folder.name, "url": folder.url, "details": {}}
     if plan is not None:
         moved = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
         intent = {**intent, **moved, "url": folder.url, "details": {}}
@@ -97,6 +99,33 @@ def awaited_after(intent: dict[str, Any]) -> int:
     """The newest attempt at the time of the last start that was not withdrawn."""
     starts = [entry for entry in intent["attempts"] if not entry.get("failed")]
     return int(starts[-1]["after"]) if starts else 0
+
+
+def origin(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
+    """The folder for which the record was written; empty where it is this one, however its path is spelled.
+
+    Another one: this folder was copied or moved since its last start, or is seen here under another path.
+    """
+    try:
+        url = str((read(folder) if intent is None else intent).get("url") or "")
+    except HeadwayError:  # no record to go by
+        return ""
+    return "" if not url or same_place(url, folder.url) else url
+
+
+def copied_from(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
+    """The folder of which this one is certainly a copy: its record names it, and it is still there. Else empty."""
+    there = origin(folder, intent)
+    return there if there and is_run(there) else ""
+
+
+def is_run(url: str) -> bool:
+    """Whether a run folder can be seen there."""
+    try:
+        open_store(url).stat(PLAN)
+    except HeadwayError:
+        return False
+    return True
 
 
 def _of_plan(plan: Plan, folder: RunFolder) -> dict[str, Any]:

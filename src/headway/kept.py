@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from headway.errors import HeadwayError
-from headway.intent import unix
+from headway.intent import copied_from, unix
 from headway.planning.model import Plan
 from headway.runfolder import RunFolder
 from headway.spent import rate_usd, spent_s
@@ -30,7 +30,7 @@ def kept_until(folder: RunFolder, *, now: float | None = None) -> float | None:
     except HeadwayError:
         return None
     seconds = keep_s(plan)
-    if not seconds or ended is None or ended.get("state") != "failed":
+    if not seconds or ended is None or ended.get("state") != "failed" or copied_from(folder):
         return None
     until = unix(ended.get("time")) + _bounded(seconds, plan, spent)
     return until if until > (time.time() if now is None else now) else None

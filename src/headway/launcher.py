@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from headway import afterwards, errors, intent, kept, lease, moving, receipts, resuming, spent
 from headway.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
@@ -20,9 +21,9 @@ from headway.runfolder import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFold
 from headway.runs import Watch, newest_attempt
 from headway.sending import list_code, resume_recorded, send_code, still_true
 from headway.spec.plain import undump
-from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put
+from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
 from headway.targets import registry
-from headway.targets.base import Handle, LogLine, Receipt, State, Status, Target
+from headway.targets.base import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
 
 OnLine = Callable[[LogLine], None]
 Say = Callable[[str], None]
@@ -75,8 +76,24 @@ class Launched:
         return self.outcome().status
 
     def outcome(self) -> Outcome:
-        status = self.target.status(self.handle)
+        status = self.looked_at()
         return self._seen(status, self.settle() if status.state.ended else None)
+
+    def looked_at(self) -> Status:
+        """The target's word on it. Of a folder that was copied or moved, what has become of the other one is said."""
+        status = self.target.status(self.handle)
+        moved, original = self._moved_from(), self._copied_from()
+        if status.state is State.LOST and moved:
+            return Status(state=State.RUNNING, reason=_moved(moved))
+        if status.state is State.LOST and original:
+            return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
+        return status
+
+    def require_in_place(self, refusal: type[HeadwayError] = TargetError) -> None:
+        """Raise where the folder was moved while its run lives: a second start would make two halves of one run."""
+        moved = self._moved_from()
+        if moved:
+            raise refusal(f"{self.run} {_moved(moved)}", where=self.url, fix=_move_back(moved, self.url))
 
     def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
         return self.target.logs(self.handle, follow=follow, rank=rank)
@@ -93,13 +110,18 @@ class Launched:
 
     def stop(self, reason: str = "") -> Outcome:
         """Checkpoint, end, stay resumable: asks, waits for the plan's grace period, then uses force."""
+        self.require_in_place()
         if not self.target.status(self.handle).state.ended:
             self._ask(reason or "asked to stop")
         receipt = self.down()
-        return self._seen(self.target.status(self.handle), receipt)
+        return self._seen(self.looked_at(), receipt)
 
     def down(self) -> Receipt:
         """Stop it and remove all it made on its target. Its folder stays, with the receipt in it."""
+        self.require_in_place()
+        original = self._copied_from()
+        if original:
+            self.say(f"{self.run} is a copy of {original}, which is not touched")
         receipt = self.target.down(self.handle)
         try:
             receipt = receipts.write(self.folder, receipt)
@@ -107,6 +129,21 @@ class Launched:
             self.say(f"the receipt could not be written: {error}")
         self.ledger.saw(self.url, self._state())
         return receipt
+
+    def _copied_from(self) -> str:
+        origin = str(self.handle.details.get(ORIGIN, ""))
+        return origin if origin and intent.is_run(origin) else ""
+
+    def _moved_from(self) -> str:
+        """Where this folder was when its run was started, if that run is on the target still and was not copied."""
+        origin = str(self.handle.details.get(ORIGIN, ""))
+        if not origin or intent.is_run(origin) or receipts.written(self.folder) is not None:
+            return ""
+        try:
+            found = self.target.found()
+        except HeadwayError:  # nobody can be asked: whoever needs the target says why
+            return ""
+        return origin if any(same_place(each.url, origin) for each in found) else ""
 
     def _ask(self, reason: str) -> None:
         try:
@@ -186,11 +223,17 @@ def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, led
     return Launched(
         run=folder.name,
         url=folder.url,
-        handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=known.get("details", {})),
+        handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
         target=target or registry.build(known["kind"], known["options"]),
         ledger=ledger or Ledger(),
         say=say,
     )
+
+
+def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What was kept of the last start, marked where it was another folder's: what it names is not this run's."""
+    details, origin = dict(known.get("details", {})), intent.origin(folder, dict(known))
+    return {**details, ORIGIN: origin} if origin else details
 
 
 def resume(
@@ -227,6 +270,7 @@ def resume(
     # Its folder may have been moved or copied since: it goes on where it is now.
     plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
+    _free_if_copied(hold.folder)
     plan = _with_resume(plan, recorded, hold.folder)
     _say_how(hold, plan)
     intent.announce_again(hold.folder, after=newest_attempt(hold.folder))
@@ -259,8 +303,9 @@ def _say_how(hold: Launched, plan: Plan) -> None:
 
 def _resumed_elsewhere(hold: Launched, recorded: Plan, move: moving.Move) -> Launched:
     """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
+    _free_if_copied(hold.folder)
     # Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait.
-    lease.free(hold.folder.store, lambda record: record.seen is False)
+    lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)
     folder, plan = moving.elsewhere(hold, recorded, move)
     target = registry.of_plan(plan)
     former = intent.read(folder)
@@ -349,7 +394,8 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
 
 def _at_rest(hold: Launched, patience_s: float) -> Status:
     """Its status, once it is certain that nobody runs it and what it left has been taken down."""
-    status = hold.target.status(hold.handle)
+    hold.require_in_place(RunBusy)
+    status = hold.looked_at()
     if not status.state.ended:
         status = _outwaited(hold, patience_s) or status
     if not status.state.ended:
@@ -362,7 +408,7 @@ def _outwaited(hold: Launched, patience_s: float) -> Status | None:
     """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
     store = hold.folder.store
     record, version = lease.read(store)
-    if record is None or record.holder is None or record.seen is not None:
+    if record is None or record.holder is None or record.seen_at(hold.url) is not None:
         return None
     hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
     watch = Watch(hold.folder, stale_s=patience_s)
@@ -371,6 +417,24 @@ def _outwaited(hold: Launched, patience_s: float) -> Status | None:
     if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):
         return None  # it has spoken after all
     return status
+
+
+def _free_if_copied(folder: RunFolder) -> None:
+    """A copy's lease is its original's, which may be live: nobody holds the copy, and nobody need wait for it."""
+    if intent.copied_from(folder):
+        lease.free(folder.store, lambda record: True)
+
+
+def _moved(origin: str) -> str:
+    return f"was moved here from {origin}, and what was started there is still on its target"
+
+
+def _move_back(origin: str, url: str) -> str:
+    path = local_path(origin)
+    if path is not None and not path.exists():
+        return f"mv {url} {origin}, then headway stop {origin}"
+    # Its supervisor has written there again, or will: without its lease it ends by itself.
+    return f"it ends by itself in about {lease.RENEW_S:.0f} s, when it finds its lease gone: then headway resume {url}"
 
 
 def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:

@@ -15,10 +15,15 @@ from headway.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
 from headway.foreign import json_of
 from headway.runfolder import RunFolder
 from headway.segments import segments
+from headway.storage import same_place
 from headway.storage.base import ABSENT, Store
 
 KEY = "lease.json"
 RENEW_S, STALE_S = 10.0, 60.0
+_URLS = (
+    "HEADWAY_RUN_URL",
+    "HEADWAY_CLIENT_URL",
+)  # its folder, by its own machine and by its client
 
 
 class LeaseLost(HeadwayError):
@@ -52,10 +57,20 @@ class Record:
             raise TypeError("not a lease")
         return found
 
-    @property
-    def seen(self) -> bool | None:
-        """Whether the holder's process lives, where this very host can see it; None elsewhere."""
-        return processes.alive(self.pid, self.started) if self.boot == processes.here() else None
+    def seen_at(self, url: str) -> bool | None:
+        """Whether the process that runs the folder at `url` lives, where this very host can see it; None elsewhere.
+
+        In a copy of a live run's folder the record names a process that lives, and that runs the other folder.
+        """
+        if self.boot != processes.here():
+            return None
+        if not processes.alive(self.pid, self.started):
+            return False
+        carried = processes.environment(self.pid)
+        if carried is None:
+            return None
+        labels = [carried[name] for name in _URLS if carried.get(name)]
+        return not labels or any(same_place(label, url) for label in labels)
 
 
 def read(store: Store) -> tuple[Record | None, str]:
@@ -143,8 +158,9 @@ class Lease:
             found, version = read(store)
             if found is not None and found.holder == holder:
                 return cls(store, found, version)  # our own, whose answer was lost
-            if found is not None and found.holder is not None and found.seen is not False:
-                if found.seen or not wait:
+            seen = found.seen_at(store.url) if found is not None and found.holder is not None else False
+            if found is not None and seen is not False:
+                if seen or not wait:
                     raise _busy(found)
                 on_wait(found)
                 _wait_until_stale(store, version, found, stale_s, clock, sleep)
@@ -195,7 +211,7 @@ def _wait_until_stale(
     while clock() - since < stale_s:
         sleep(min(1.0, stale_s / 10))
         now, now_version = read(store)
-        if now is None or now.holder is None or now.seen is False:
+        if now is None or now.holder is None or now.seen_at(store.url) is False:
             return
         if now_version != version:
             raise _busy(found)

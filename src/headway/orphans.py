@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway import intent, launcher
+from headway import intent, launcher, lease
 from headway.errors import HeadwayError, NotThere, StoreError, UnknownRun
 from headway.kept import kept_until
 from headway.ledger import Ledger
+from headway.owner import known_id
 from headway.runfolder import RunFolder
-from headway.storage import open_store
+from headway.runs import evidence
+from headway.storage import local_path, open_store
 from headway.targets import registry
-from headway.targets.base import Handle, Receipt, State, Target
+from headway.targets.base import Handle, Receipt, State, Status, Target
+from headway.targets.here import folder_of
 
 if TYPE_CHECKING:
     from headway.spec import Job
 
 LOOKED_AT = 200  # of the newest runs in the index, whose targets are asked too
-ORPHAN, LIVE, UNKNOWN = "orphan", "live", "unknown"
+ORPHAN, LIVE, UNKNOWN, NOT_YOURS = "orphan", "live", "unknown", "not yours"
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +47,7 @@ class Found:
 
     place: Place
     handle: Handle
-    verdict: str  # orphan, live or unknown
+    verdict: str  # orphan, live, unknown or not yours
     why: str
 
 
@@ -108,32 +113,88 @@ def once(found: Iterable[Found]) -> list[Found]:
     return list(chosen.values())
 
 
-def look(place: Place) -> list[Found]:
-    """Everything there that carries our label, each with a verdict. Raises what the target raises."""
+def look(place: Place, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
+    """Everything there that carries our label, each with a verdict. Raises what the target raises.
+
+    Other owners' things are theirs to judge. What does not say whose it is (an older Headway made it) is an orphan by
+    its own folder's word alone. What is past its latest end and seems to live must be silent for `patience_s`.
+    """
     target = place.build()
-    return [_judged(place, target, handle) for handle in target.found()]
+    us, judged = known_id(), []
+    for handle in _one_a_run(target.found(), us):
+        whose = str(handle.details.get("owner", ""))
+        if whose and whose != us:
+            verdict, why = NOT_YOURS, f"belongs to {handle.details.get('owner_name') or 'somebody else'}"
+        else:
+            verdict, why = _verdict(target, handle, say, patience_s)
+        judged.append(Found(place=place, handle=handle, verdict=verdict, why=why))
+    return judged
 
 
-def _judged(place: Place, target: Target, handle: Handle) -> Found:
-    def found(verdict: str, why: str) -> Found:
-        return Found(place=place, handle=handle, verdict=verdict, why=why)
+def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
+    """Of a run that several people have started, what is least ours: all of it is taken down at once, or nothing."""
+    strangeness = {us: 0, "": 1}
+    ranked = sorted(handles, key=lambda handle: strangeness.get(str(handle.details.get("owner", "")), 2))
+    chosen = {handle.url: handle for handle in ranked}
+    return [chosen[url] for url in sorted(chosen)]
 
-    folder = RunFolder(open_store(handle.url))
+
+def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tuple[str, str]:
+    """Of something that is ours, or that does not say whose it is."""
+    ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
+        said = evidence(folder_of(handle)).farewell is not None
     except (UnknownRun, NotThere):
-        return found(ORPHAN, "its run folder is gone")
+        return _without_a_folder(handle)
     except StoreError as error:  # a bucket out of reach says nothing about the run
-        return found(UNKNOWN, f"its folder cannot be read: {error.problem.what}")
-    expires = _expires(handle)
-    if expires is not None and expires < time.time():
-        return found(ORPHAN, "it is past its latest end")
+        return UNKNOWN, f"its folder cannot be read: {error.problem.what}"
     if not status.state.ended:
-        return found(LIVE, status.state.value)
-    until = kept_until(folder)
+        return _of_a_live_one(handle, status, say, patience_s if ours else None)
+    until = kept_until(folder_of(handle))
     if until is not None:
-        return found(LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}")
-    return found(ORPHAN, f"its run is {status.state.value}")
+        return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
+    if not ours and not said:
+        return UNKNOWN, f"its run is {status.state.value}, and it does not say whose it is: headway down {handle.url}"
+    return ORPHAN, f"its run is {status.state.value}"
+
+
+def _without_a_folder(handle: Handle) -> tuple[str, str]:
+    """Gone, or only not to be seen from here: a disk that is not mounted, a folder of another machine."""
+    path, host = local_path(handle.url), str(handle.details.get("owner_name", "")).rpartition("@")[2]
+    if not handle.details.get("owner"):
+        return UNKNOWN, "its run folder is not to be seen here, and it does not say whose it is"
+    if path is not None and host not in ("", socket.gethostname()):
+        return UNKNOWN, f"its run folder is on {host}, and cannot be seen from here"
+    if path is not None and not path.parent.is_dir():
+        return UNKNOWN, f"{path.parent} is not here: mount it; or, if you have deleted it: mkdir -p {path.parent}"
+    return ORPHAN, "its run folder is gone"
+
+
+def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float | None) -> tuple[str, str]:
+    """Live, whatever the date says: our clock may be wrong. Past its latest end, only if it is silent as well."""
+    expires = _expires(handle)
+    if expires is None or expires > time.time():
+        return LIVE, status.state.value
+    if patience_s is not None and _silent(folder_of(handle), patience_s, say):
+        return ORPHAN, "it is past its latest end, and nothing is heard from it"
+    return LIVE, f"{status.state.value}, though past its latest end by this machine's clock: headway down {handle.url}"
+
+
+def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
+    """Whether the run's lease is not renewed for so long, by our own clock. What waits in a queue holds none."""
+    record, version = lease.read(folder.store)
+    if record is None or record.holder is None:
+        return False
+    if record.seen_at(folder.url) is not None:
+        return not record.seen_at(folder.url)
+    say(f"{folder.name} is past its latest end: watching for up to {patience_s:.0f} s whether it still runs")
+    since = time.monotonic()
+    while time.monotonic() - since < patience_s:
+        if lease.read(folder.store)[1] != version:
+            return False
+        time.sleep(min(1.0, patience_s / 10))
+    return lease.read(folder.store)[1] == version
 
 
 def _expires(handle: Handle) -> float | None:
@@ -144,7 +205,7 @@ def _expires(handle: Handle) -> float | None:
         return None
 
 
-def remove(found: Found, *, say: Callable[[str], None], ledger: Ledger | None = None) -> Receipt:
+def remove(found: Found, *, say: Say, ledger: Ledger | None = None) -> Receipt:
     """Take it down, with a receipt in its folder where it still has one."""
     target = found.place.build()
     try:

@@ -28,3 +28,13 @@ def started(pid: int) -> str:
 def alive(pid: int, since: str) -> bool:
     """True while the very process that had `since` as its start time runs."""
     return bool(since) and started(pid) == since
+
+
+def environment(pid: int) -> dict[str, str] | None:
+    """The HEADWAY_ variables that it was started with; None where it is gone, or not for this user to look at."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"HEADWAY_"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}

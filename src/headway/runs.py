@@ -154,9 +154,12 @@ def folder_status(folder: RunFolder) -> Status:
         return Status(state=State.PENDING, reason="submitted; no attempt has begun")
     if seen.lease.holder is None:
         return Status(state=State.LOST, reason="gave up the run without saying how it ended")
-    if seen.lease.seen is False:
+    original, alive = intent.copied_from(folder), seen.lease.seen_at(folder.url)
+    if original:  # the lease is the original's: nobody has started this one
+        return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
+    if alive is False:
         return Status(state=State.LOST, reason=f"killed: process {seen.lease.pid} is gone without a last word")
-    where = "" if seen.lease.seen else f"on {seen.lease.host}, which cannot be seen from here"
+    where = "" if alive else f"on {seen.lease.host}, which cannot be seen from here"
     return Status(state=State.RUNNING, reason=where)
 
 
@@ -177,7 +180,7 @@ class Watch:
         if version != self._version:
             self._version, self._since = version, self._clock()
         quiet_s = self._clock() - self._since
-        if quiet_s < self._stale_s or record is None or record.seen:
+        if quiet_s < self._stale_s or record is None or record.seen_at(self._folder.url):
             return status
         return Status(state=State.LOST, reason=f"nothing was heard from {record.host} for {quiet_s:.0f} s")
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headway import launcher
+from headway import launcher, lease
 from headway.errors import TargetError
 from headway.ledger import Ledger
-from headway.orphans import LIVE, ORPHAN, UNKNOWN, Place, look, places, remove
+from headway.orphans import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look, places, remove
 from headway.planning import Plan
 from headway.spec import Job
 from headway.spec.model import TargetEntry
+from headway.storage import Store
 from headway.targets.base import Handle, State
 from headway.targets.fake import FakeTarget, Options, Play
 from headway.targets.registry import TARGETS, Entry
@@ -41,6 +44,8 @@ class Same(FakeTarget):
 def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     SHARED.workers.clear()
+    SHARED.owners.clear()
+    SHARED._attempts.clear()
     entry = Entry(f"{__name__}:Same", options=FAKE.options, extra=None, summary="in memory")
     monkeypatch.setattr(Entry, "load_target", lambda self: Same if self is entry else _loaded(self))
     monkeypatch.setitem(TARGETS, "fake", entry)
@@ -102,13 +107,131 @@ def test_a_folder_out_of_reach_condemns_nobody(plan_of: Callable[..., Plan], mon
     assert verdicts() == {hold.run: UNKNOWN}
 
 
-def test_what_is_past_its_latest_end_is_an_orphan_though_it_runs(
+def test_what_lives_is_no_orphan_for_a_date_which_may_be_our_clocks_fault(
     plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = start(plan_of())
-    old = Handle(target="fake", run=hold.run, url=hold.url, details={"expires": time.time() - 5})
+    past_its_end(hold, monkeypatch)
+    (found,) = look(HERE)
+    assert found.verdict == LIVE
+    assert "past its latest end by this machine's clock" in found.why
+
+
+def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = start(plan_of())
+    past_its_end(hold, monkeypatch)
+    elsewhere = {**json.loads(hold.folder.store.read("lease.json")), "boot": "another machine's"}
+    hold.folder.write_json("lease.json", elsewhere)
+    said: list[str] = []
+    (found,) = look(HERE, say=said.append, patience_s=0.2)
+    assert found.verdict == ORPHAN
+    assert "watching" in said[0]
+
+    renewals = iter(range(1000))
+    read = lease.read
+
+    def renewed(store: Store) -> tuple[lease.Record | None, str]:
+        store.write("lease.json", json.dumps({**elsewhere, "beat": next(renewals)}).encode())
+        return read(store)
+
+    monkeypatch.setattr(lease, "read", renewed)
+    assert [found.verdict for found in look(HERE, patience_s=0.2)] == [LIVE]
+
+
+def past_its_end(hold: launcher.Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = SHARED.found()
+    old = replace(found, details={**found.details, "expires": time.time() - 5})
     monkeypatch.setattr(SHARED, "found", lambda: [old], raising=False)
+
+
+def as_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: str) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / f"home-of-{user}"))
+    monkeypatch.setenv("USER", user)
+
+
+@pytest.mark.parametrize("folder", ["readable", "hidden", "ended"])
+def test_what_belongs_to_a_colleague_is_shown_and_left_to_them(
+    headway: Headway, plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    as_another_user(monkeypatch, tmp_path, "alice")
+    hold = start(plan_of())
+    if folder == "ended":
+        SHARED.end(hold.url, State.FINISHED)
+    if folder == "hidden":
+        (tmp_path / "runs").rename(tmp_path / "not-to-be-seen-from-here")
+    as_another_user(monkeypatch, tmp_path, "bob")
+    (found,) = look(HERE)
+    assert (found.verdict, found.why) == (NOT_YOURS, f"belongs to alice@{socket.gethostname()}")
+    said = headway("gc", "-y", "--on", "fake")
+    assert said.code == 0, "a colleague's things are no reason for bob's exit code"
+    assert "not yours" in said.out
+    assert hold.url in SHARED.workers
+    as_another_user(monkeypatch, tmp_path, "alice")
+    assert verdicts()[hold.run] == {"readable": LIVE, "hidden": UNKNOWN, "ended": ORPHAN}[folder]
+    SHARED._attempts.clear()
+
+
+def test_what_a_colleague_has_resumed_is_the_colleagues(
+    plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_another_user(monkeypatch, tmp_path, "alice")
+    hold = start(plan_of())
+    hold.stop()
+    as_another_user(monkeypatch, tmp_path, "bob")
+    launcher.resume(hold.url, target=SHARED)
+    assert verdicts() == {hold.run: LIVE}
+    as_another_user(monkeypatch, tmp_path, "alice")
+    assert verdicts() == {hold.run: NOT_YOURS}
+
+
+def test_what_several_people_have_on_one_run_is_removed_by_none_of_them(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = start(plan_of())
+    SHARED.end(hold.url, State.STOPPED)
+    (mine,) = SHARED.found()
+    theirs = replace(mine, details={"owner": "another", "owner_name": "bob@host-7"})
+    for handles in ([mine, theirs], [theirs, mine]):
+        monkeypatch.setattr(SHARED, "found", lambda handles=handles: handles, raising=False)
+        assert verdicts() == {hold.run: NOT_YOURS}
+
+
+def test_what_does_not_say_whose_it_is_goes_only_by_its_own_folders_word(plan_of: Callable[..., Plan]) -> None:
+    ended, live, lost, hidden = (start(plan_of()) for _ in range(4))
+    SHARED.end(ended.url, State.STOPPED)
+    SHARED._attempts.pop(lost.url)
+    SHARED._attempts.pop(hidden.url)
+    SHARED.owners.clear()  # made by an older Headway
+    shutil.rmtree(hidden.url)
+    record = json.loads(lost.folder.store.read("lease.json"))
+    lost.folder.write_json("lease.json", {**record, "holder": None})
+    SHARED.workers[lost.url].clear()
+    assert verdicts() == {ended.run: ORPHAN, live.run: LIVE, lost.run: UNKNOWN, hidden.run: UNKNOWN}
+
+
+def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gone(
+    headway: Headway, plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = start(plan_of())
+    SHARED._attempts.clear()
+    (tmp_path / "runs").rename(tmp_path / "unmounted")
+    (found,) = look(HERE)
+    assert found.verdict == UNKNOWN
+    assert "mount it" in found.why
+    said = headway("gc", "-y", "--on", "fake")
+    assert said.code == 5
+    assert "MAY BE LEFT BEHIND" in said.out
+    assert "nothing is left behind" not in said.out
+    assert hold.url in SHARED.workers
+    (tmp_path / "runs").mkdir()  # as it says for one that was deleted
     assert verdicts() == {hold.run: ORPHAN}
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "another-host")
+        assert verdicts() == {hold.run: UNKNOWN}
+    assert headway("gc", "-y", "--on", "fake").code == 0
+    assert SHARED.workers == {}
 
 
 def test_a_failed_run_that_is_kept_is_no_orphan_until_its_time_is_over(plan_of: Callable[..., Plan]) -> None:
@@ -178,6 +301,7 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
     said = headway("gc")
     assert said.code == 0
     assert "fake was not asked: the cluster is out of reach" in said.out
+    assert "nothing is left behind, except on fake, which was not asked" in said.out
     assert headway("gc", "--on", "fake").code == 1
 
 

@@ -9,6 +9,7 @@ from headway import launcher
 from headway.cli.runs import locate
 from headway.targets.local import LocalTarget
 from tests.cli.conftest import Headway
+from tests.contract.suite import copied
 
 
 def failing(code: int = 3) -> None:
@@ -31,6 +32,17 @@ def test_after_a_failure_the_place_is_kept_until_it_is_taken_down(headway: Headw
     down = headway("down", "kept-one")
     assert down.code == 0
     assert not mine("kept-one")
+
+
+def test_a_copy_of_what_is_kept_is_not_kept(headway: Headway) -> None:
+    failing()
+    assert headway("run", "--name", "kept-four", "--keep-on-failure", "10m").code == 1
+    copy = copied(locate("kept-four"), "kept-copy")
+    assert "is kept until" not in headway("status", copy).err
+    assert headway("down", copy).code == 0
+    assert mine("kept-four"), "the original is"
+    assert headway("down", "kept-four").code == 0
+    assert not mine("kept-four")
 
 
 def test_what_is_kept_ends_by_itself(headway: Headway) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from headway import intent, launcher, lease
 from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
 from headway.launcher import Launched
 from headway.naming import LONGEST
+from headway.owner import owner
 from headway.planning import Plan
 from headway.runfolder import INTENT, RECEIPT, STOP
 from headway.spec import Accelerator, Budget, Resources, Secret
@@ -64,6 +66,18 @@ def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
     monkeypatch.setattr(time, "time", lambda: right() + seconds)
     monkeypatch.setattr(intent, "datetime", Skewed)
+
+
+def copied(url: str, name: str) -> str:
+    """What `cp -r` makes of a run folder, or a bucket's copy of it: all that is in it, beside it under another name."""
+    other = f"{url.rpartition('/')[0]}/{name}"
+    if "://" not in url:
+        shutil.copytree(url, other, symlinks=True)
+        return other
+    there, here = open_store(url), open_store(other)
+    for entry in there.list():
+        here.write(entry.key, there.read(entry.key))
+    return other
 
 
 class TargetContract(ABC):
@@ -245,6 +259,61 @@ class TargetContract(ABC):
     def test_a_run_that_does_not_exist_has_no_status(self, target: Target, outputs: str) -> None:
         with pytest.raises(UnknownRun):
             target.status(Handle(target=self.kind, run="nobody", url=f"{outputs}/nobody"))
+
+    def test_a_copy_of_a_live_run_can_be_stopped_and_taken_down_and_the_original_runs_on(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = self.running(start(WAITS, run="original"))
+        url = copied(hold.url, "copy")
+        said: list[str] = []
+        copy = launcher.reach(url, target=target, say=said.append)
+        status = copy.status()
+        assert status.state is State.LOST
+        assert f"copy of {hold.url}" in status.reason
+        for receipt in (copy.down(), copy.stop().receipt):
+            assert receipt is not None
+            assert receipt.removed == receipt.left == ()
+        assert any(hold.url in line and "not touched" in line for line in said)
+        assert list(copy.logs(follow=True, rank=0))
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert [found.url for found in target.found()] == [hold.url]
+
+    def test_a_copy_of_a_live_run_goes_on_as_a_run_of_its_own(
+        self, start: Callable[..., Launched], target: Target
+    ) -> None:
+        hold = self.running(start(WAITS, run="original"))
+        again = launcher.resume(copied(hold.url, "copy"), target=target)
+        try:
+            eventually(lambda: len(self.texts(again)) == 2, "the copy prints")
+            assert again.target.status(again.handle).state is State.RUNNING
+            assert hold.target.status(hold.handle).state is State.RUNNING
+            assert {found.url for found in target.found()} == {hold.url, again.url}
+            assert again.stop().status.state is State.STOPPED
+            assert hold.target.status(hold.handle).state is State.RUNNING
+            assert len(self.texts(hold)) == 1
+        finally:
+            target.down(again.handle)
+
+    def test_what_is_made_says_whose_it_is_and_whoever_resumes_it_owns_the_rest(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("USER", "alice")
+        hold = self.running(start(WAITS))
+        mine = owner()
+        (found,) = target.found()
+        assert mine.id
+        assert found.details["owner"] == mine.id
+        assert "alice" in found.details["owner_name"]
+        assert mine.id not in hold.folder.plan().to_json(), "the same job is the same plan, whoever makes it"
+        hold.stop()
+        monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home-of-bob"))
+        monkeypatch.setenv("USER", "bob")
+        again = launcher.resume(hold.url, target=target)
+        eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
+        (found,) = target.found()
+        assert (found.details["owner"], "bob" in found.details["owner_name"]) == (owner().id, True)
+        assert owner().id != mine.id
+        again.down()
 
     def test_ranks_know_each_other_and_their_logs_can_be_told_apart(self, start: Callable[..., Launched]) -> None:
         hold = start(Play(lines=("rank {rank} of {world}",)), ranks=2)

@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 
 from headway import launcher
-from headway.errors import BadInput, HeadwayError
+from headway.errors import BadInput, HeadwayError, RunBusy, TargetError
 from headway.image.engine import ANSWER_S, Refusal, Unreachable, run
 from headway.launcher import Launched
+from headway.orphans import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look
 from headway.planning import Plan
 from headway.planning.model import RUN
 from headway.spec import Budget, Data, Image, Mount, Resources, Secret, Source
 from headway.storage import open_store, subfolders
 from headway.targets.base import State, Target
-from headway.targets.docker import memory
+from headway.targets.docker import calls, memory
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play
 from tests.contract.plays import plan_play, write_project
@@ -298,6 +299,63 @@ class TestDocker(TargetContract):
         (found,) = hold.target.found()
         assert 3600 < int(found.details["expires"]) - time.time() < 3 * 3600
         assert inspected(hold)["Config"]["Labels"]["headway.expires"] == found.details["expires"]
+
+    def test_gc_leaves_a_colleagues_live_container_whose_folder_cannot_be_seen_from_here(
+        self, start: Callable[..., Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def verdict() -> tuple[str, str]:
+            (found,) = look(Place(name="docker", kind="docker", options={}))
+            return found.verdict, found.why
+
+        monkeypatch.setenv("USER", "alice")
+        hold = self.running(start(WAITS))
+        hidden = tmp_path / "hidden"
+        with monkeypatch.context() as bob:
+            bob.setenv("HEADWAY_HOME", str(tmp_path / "home-of-bob"))
+            os.rename(hold.url, hidden)
+            assert verdict()[0] == NOT_YOURS
+            assert "alice@" in verdict()[1]
+            os.rename(hidden, hold.url)
+            assert verdict()[0] == NOT_YOURS
+        assert verdict() == (LIVE, "running")
+        os.rename(hold.url, hidden)
+        assert verdict() == (ORPHAN, "its run folder is gone")
+        os.rename(hidden, hold.url)
+        docker("stop", *hold.handle.details["containers"])
+        assert verdict() == (ORPHAN, "its run is stopped")
+
+    def test_a_container_that_does_not_say_whose_it_is_is_unknown_where_its_folder_is_not_here(
+        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        labels, newer = calls._labels, ("headway.owner", "headway.owner-name")
+
+        def of_an_older_headway(plan: Plan) -> list[str]:
+            words = labels(plan)
+            pairs = [words[i : i + 2] for i in range(0, len(words), 2)]
+            return [word for pair in pairs if pair[1].partition("=")[0] not in newer for word in pair]
+
+        monkeypatch.setattr(calls, "_labels", of_an_older_headway)
+        hold = self.running(start(WAITS))
+        place = Place(name="docker", kind="docker", options={})
+        assert [found.verdict for found in look(place)] == [LIVE]
+        os.rename(hold.url, f"{hold.url}-away")
+        assert [found.verdict for found in look(place)] == [UNKNOWN]
+        os.rename(f"{hold.url}-away", hold.url)
+        docker("stop", *hold.handle.details["containers"])
+        assert [found.verdict for found in look(place)] == [ORPHAN], "its folder says that it was stopped"
+
+    def test_a_folder_that_is_moved_while_its_container_runs_is_not_started_twice(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+    ) -> None:
+        hold = self.running(start(WAITS))
+        moved = f"{tmp_path}/archive"
+        os.rename(hold.url, moved)
+        with pytest.raises(RunBusy, match="was moved here"):
+            launcher.resume(moved, target=target)
+        with pytest.raises(TargetError, match="was moved here"):
+            launcher.reach(moved, target=target).down()
+        os.rename(moved, hold.url)
+        assert hold.stop().status.state is State.STOPPED
 
 
 def inspected(hold: Launched, node: int = 0) -> dict[str, Any]:

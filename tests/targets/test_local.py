@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from headway import launcher, processes
-from headway.errors import HeadwayError, TargetError, UnknownRun
+from headway.errors import HeadwayError, RunBusy, TargetError, UnknownRun
 from headway.launcher import Launched
+from headway.orphans import LIVE, NOT_YOURS, ORPHAN, Place, look
 from headway.planning import Plan
 from headway.runfolder import INTENT, PLAN
 from headway.spec import Accelerator, Job, Resources, Secret
@@ -247,6 +248,78 @@ class TestLocal(TargetContract):
         finally:
             again.down()
         assert not Path(hold.url).exists()
+
+    def test_a_folder_that_is_moved_while_its_run_lives_is_not_made_two_runs(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+    ) -> None:
+        hold = self.running(start(WAITS))
+        moved = f"{tmp_path}/archive"
+        os.rename(hold.url, moved)
+        there = launcher.reach(moved, target=target)
+        status = there.outcome().status
+        assert status.state is State.RUNNING
+        assert f"moved here from {hold.url}" in status.reason
+        with pytest.raises(RunBusy, match="was moved here"):
+            launcher.resume(moved, target=target)
+        for verb in (there.down, there.stop):
+            with pytest.raises(TargetError, match="was moved here"):
+                verb()
+        eventually(lambda: target.found() == [], "without its lease the supervisor ends by itself")
+        again = launcher.resume(moved, target=target)
+        try:
+            eventually(lambda: len(self.texts(again)) == 2, "then it goes on in its new place")
+        finally:
+            again.down()
+
+    def test_a_folder_that_is_moved_and_moved_back_as_the_error_says_runs_on(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+    ) -> None:
+        hold = self.running(start(WAITS))
+        moved = tmp_path / "archive"
+        os.rename(hold.url, moved)
+        assert not Path(hold.url).exists()
+        with pytest.raises(TargetError) as refused:
+            launcher.reach(str(moved), target=target).down()
+        command, _, _ = refused.value.problem.fix.partition(", then")
+        subprocess.run(command.split(), check=True)
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.stop().status.state is State.STOPPED
+
+    def test_the_same_folder_through_a_link_or_a_bind_mount_is_no_copy(
+        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+    ) -> None:
+        hold = self.running(start(WAITS))
+        link, bound = tmp_path / "link", tmp_path / "bound"
+        link.symlink_to(hold.url)
+        bound.mkdir()
+        mounted = os.geteuid() == 0 and subprocess.run(["mount", "--bind", hold.url, bound]).returncode == 0
+        try:
+            for path in (link, bound) if mounted else (link,):
+                assert launcher.reach(str(path), target=target).status().state is State.RUNNING
+                with pytest.raises(RunBusy):
+                    launcher.resume(str(path), target=target)
+        finally:
+            if mounted:
+                subprocess.run(["umount", bound], check=True)
+        assert launcher.reach(str(link), target=target).stop().status.state is State.STOPPED
+        assert target.found() == []
+
+    def test_root_leaves_other_peoples_processes_to_them(
+        self, start: Callable[..., Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def verdict() -> str:
+            everything = look(Place(name="local", kind="local", options={}))
+            return next(each.verdict for each in everything if each.handle.url == hold.url)
+
+        hold = self.running(start(WAITS))
+        assert verdict() == LIVE
+        monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
+        assert verdict() == NOT_YOURS
+        os.rename(hold.url, tmp_path / "not-to-be-seen")
+        assert verdict() == NOT_YOURS
+        monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+        assert verdict() == ORPHAN, "ours, and its folder is gone"
+        os.rename(tmp_path / "not-to-be-seen", hold.url)
 
     def test_the_environment_of_another_run_is_not_passed_on(
         self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch

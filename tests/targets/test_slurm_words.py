@@ -78,16 +78,22 @@ def test_a_label_is_read_as_it_was_written() -> None:
 def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
     ask = Recorded(
         {
-            "squeue --noheader --states=all --jobs=14": f"14|RUNNING|n3|None|{ME}|by the site\n",
-            "squeue --noheader --states=all --jobs=13": f"13|PENDING||None|{ME}|headway.run=r2,headway.url=/x\n",
+            "squeue --noheader --states=all --jobs=14": f"14|RUNNING|n3|None|{ME}|/shared/runs/r9/slurm|by the site\n",
+            "squeue --noheader --states=all --jobs=13": (
+                f"13|PENDING||None|{ME}|/shared/runs/r9/slurm|headway.run=r2,headway.url=/x\n"
+            ),
             "squeue --noheader --states=all --jobs=99": NO_JOB,
             "squeue --noheader --states=all --user": LISTING,
         }
     )
-    assert [job.id for job in queue.jobs_of(ask, "/shared/runs/r9", "14")] == ["14"]
-    assert queue.jobs_of(ask, "/shared/runs/r9", "13") == [], "it is another run's"
-    assert queue.jobs_of(ask, "/shared/runs/r9", "99") == []
-    assert [job.id for job in queue.jobs_of(ask, "/shared/my läufe/r1", "14")] == ["12"], "a label comes first"
+    place = Path("/shared/runs/r9/slurm")
+    assert [job.id for job in queue.jobs_of(ask, "/shared/runs/r9", "14", place=place)] == ["14"]
+    assert queue.jobs_of(ask, "/shared/runs/r9", "13", place=place) == [], "it is another run's"
+    assert queue.jobs_of(ask, "/shared/runs/r9", "99", place=place) == []
+    first = queue.jobs_of(ask, "/shared/my läufe/r1", "14", place=Path("/shared/my läufe/r1/slurm"))
+    assert [job.id for job in first] == ["12"], "a label comes first"
+    copy = queue.jobs_of(ask, "/shared/runs/copy", "14", place=Path("/shared/runs/copy/slurm"))
+    assert copy == [], "a copied folder names the number of its original's job"
 
 
 @pytest.mark.parametrize(

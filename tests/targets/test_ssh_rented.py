@@ -23,7 +23,7 @@ from headway.errors import BadJob, TargetError
 from headway.launcher import Launched
 from headway.planning import Plan
 from headway.spec import Budget, TargetEntry
-from headway.targets.base import State
+from headway.targets.base import Receipt, State
 from headway.targets.fake import Play
 from headway.targets.ssh import rental
 from headway.targets.ssh.link import locked
@@ -32,7 +32,7 @@ from headway.targets.ssh.rental import Records, fill, printed
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
-from tests.contract.suite import WAITS, eventually
+from tests.contract.suite import WAITS, copied, eventually
 from tests.testbed.sshd import Server, lacking, running_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
@@ -309,6 +309,46 @@ def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_w
     assert counted(again) == count_to(8)
     assert cloud.machines == []
     assert [call for call in cloud.calls if call.startswith("up")] == ["up twice"] * 2
+
+
+def test_down_of_a_copied_folder_leaves_the_machine_and_the_guardian_of_the_original(
+    cloud: Cloud, plan_of: Callable[..., Plan]
+) -> None:
+    plan, said = plan_of(WAITS, cloud.entry()), []
+    target = target_of(plan, said)
+    hold = launcher.launch(plan, name="first", detach=True, target=target)
+    eventually(lambda: prints(hold), "it runs")
+    copy = launcher.reach(copied(hold.url, "second"), target=target)
+    assert copy.status().state is State.LOST
+    assert copy.down() == copy.stop().receipt == Receipt(run="second")
+    assert cloud.machines == ["vm-first"]
+    assert not [call for call in cloud.calls if call.startswith("down")]
+    assert len(guardians(hold.url)) == 1
+    again = launcher.resume(copy.url, target=target)
+    assert cloud.machines == ["vm-first", "vm-second"]
+    assert len(guardians(again.url)) == 1, "the copy is guarded by a process of its own"
+    again.stop()
+    assert cloud.machines == ["vm-first"]
+    hold.stop()
+    assert cloud.machines == []
+
+
+def test_machines_that_were_rented_for_a_folder_that_cannot_be_seen_are_not_said_to_be_gone(
+    cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(WAITS, cloud.entry())
+    target = target_of(plan, [])
+    hold = launcher.launch(plan, name="first", detach=True, target=target)
+    copy = copied(hold.url, "second")
+    with monkeypatch.context() as elsewhere:  # another machine, with no record of the rental, and another path
+        elsewhere.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
+        os.rename(hold.url, tmp_path / "away")
+        with pytest.raises(TargetError, match="were rented when its folder was"):
+            launcher.reach(copy, target=target).down()
+        os.rename(tmp_path / "away", hold.url)
+    assert cloud.machines == ["vm-first"]
+    hold.stop()
+    assert cloud.machines == []
 
 
 def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headway.orphans import Found, Place
     from headway.spec import Job
 
-COLOURS = {"orphan": "red", "live": "green", "unknown": "yellow"}
+COLOURS = {"orphan": "red", "live": "green", "unknown": "yellow", "not yours": "dim"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when nothing is left behind; 5 while something is, or may be."""
-    from headway.orphans import ORPHAN, places
+    """0 when nothing of ours is left behind; 5 while something is, or may be. Other people's things do not count."""
+    from headway.orphans import NOT_YOURS, ORPHAN, UNKNOWN, places
 
     where = places(_job(args.file), on=args.on)
     found, missed = _look(where, explicit=args.on is not None)
     unseen = _unseen(found) if args.on is None else []
     orphans = [each for each in found if each.verdict == ORPHAN]
+    unknown = [each.handle.run for each in found if each.verdict == UNKNOWN]
     if not args.json:
         _list(found, missed)
     removed, left = (
@@ -43,11 +44,21 @@ def main(args: argparse.Namespace) -> int:
     left += unseen
     if args.json:
         print(
-            as_json({"found": [_plain(each) for each in found], "removed": removed, "left": left, "not_asked": missed})
+            as_json(
+                {
+                    "found": [_plain(each) for each in found],
+                    "removed": removed,
+                    "left": left,
+                    "unknown": unknown,
+                    "not_asked": missed,
+                }
+            )
         )
     else:
-        _conclude(removed, left, on=args.on)
-    return LEFT_BEHIND if left else FINISHED
+        _conclude(removed, left, unknown, missed, on=args.on)
+        if any(each.verdict == NOT_YOURS for each in found):
+            print("what is not yours is left to its owners, and does not count")
+    return LEFT_BEHIND if left or unknown else FINISHED
 
 
 def _job(file: str | None) -> Job | None:
@@ -60,13 +71,14 @@ def _job(file: str | None) -> Job | None:
 
 def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
     """All that was found, and the targets that could not be asked, with the reason."""
+    from headway.cli.attached import say
     from headway.orphans import look, once
 
     found: list[Found] = []
     missed: dict[str, str] = {}
     for place in where:
         try:
-            found += look(place)
+            found += look(place, say=say)
         except HeadwayError as error:
             if explicit:
                 raise
@@ -127,13 +139,23 @@ def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
     return removed, left
 
 
-def _conclude(removed: list[str], left: list[str], *, on: str | None) -> None:
+def _conclude(
+    removed: list[str], left: list[str], unknown: list[str], missed: dict[str, str], *, on: str | None
+) -> None:
     if removed:
         print(f"removed {', '.join(removed)}")
-    where = f" on {on}" if on is not None else ""
-    print(f"LEFT BEHIND: {', '.join(left)}" if left else f"looked again: nothing is left behind{where}")
+    if left:
+        print(f"LEFT BEHIND: {', '.join(left)}")
+    if unknown:
+        print(f"MAY BE LEFT BEHIND, and was not touched: {', '.join(unknown)}")
+    if not left and not unknown:
+        where = f" on {on}" if on is not None else ""
+        where += f", except on {', '.join(missed)}, which was not asked" if missed else ""
+        print(f"looked again: nothing is left behind{where}")
 
 
 def _plain(each: Found) -> dict[str, Any]:
     handle = each.handle
-    return {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}
+    whose = str(handle.details.get("owner_name", ""))
+    found = {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}
+    return {**found, "owner": whose}

@@ -2,7 +2,7 @@
 
 from headway.storage.base import ABSENT, Entry, Store
 from headway.storage.conditional import require_conditional_put
-from headway.storage.open import join, local_path, mended_url, open_store, require_url
+from headway.storage.open import join, local_path, mended_url, open_store, require_url, same_place
 from headway.storage.transfer import fetch_file, send_file, subfolders
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "open_store",
     "require_conditional_put",
     "require_url",
+    "same_place",
     "send_file",
     "subfolders",
 ]

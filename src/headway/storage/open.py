@@ -83,6 +83,18 @@ def local_path(url: str) -> Path | None:
     return Path(os.path.abspath("/" + unquote(path)))
 
 
+def same_place(one: str, other: str) -> bool:
+    """Whether two URLs name one folder, also where one of them goes through a link or a bind mount."""
+    if one == other or "://" in one or "://" in other or not (one and other):
+        return one == other
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there, or not for us to look at
+        return False
+
+
 def _split(url: str) -> tuple[str, str]:
     if not url.strip() or "\0" in url:
         raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")

@@ -56,10 +56,11 @@ def next_start(handle: Handle, *, started: bool) -> str:
         return ""
 
 
-def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] = lambda record: not record.seen) -> None:
+def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None = None) -> None:
     """Its holder is gone for certain: nobody need wait, on machines that are billed, for the lease to go stale."""
     try:
-        lease.free(folder_of(handle).store, gone)
+        folder = folder_of(handle)
+        lease.free(folder.store, gone or (lambda record: not record.seen_at(folder.url)))
     except HeadwayError:
         pass  # no folder, or no way to it: it goes stale by itself
 

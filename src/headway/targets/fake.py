@@ -16,6 +16,7 @@ from headway.errors import Problem, TargetError
 from headway.intent import now
 from headway.lease import KEY, Lease, read
 from headway.logtail import tail
+from headway.owner import Owner, owner
 from headway.planning.model import RUN
 from headway.runfolder import INTENT, PLAN, RunFolder
 from headway.runs import evidence
@@ -60,6 +61,7 @@ class FakeTarget:
     room: int | None = None  # how many workers fit; one more fails half-way through a submit
     problems: list[Problem] = field(default_factory=list)
     workers: dict[str, list[str]] = field(default_factory=dict)  # url -> what exists here
+    owners: dict[str, Owner] = field(default_factory=dict)  # url -> who started it last
     _attempts: dict[str, _Attempt] = field(default_factory=dict)
 
     def check(self, job: Job) -> list[Problem]:
@@ -88,6 +90,7 @@ class FakeTarget:
         except TargetError:
             self.down(handle)  # all or nothing: half a gang cannot train, but can be billed
             raise
+        self.owners[url] = owner()
         if self.plays is not None:
             self.begin(url)
             self._play(url, self.plays(plan))
@@ -113,7 +116,14 @@ class FakeTarget:
         return Receipt(run=handle.run, created=gone, removed=gone)
 
     def found(self) -> list[Handle]:
-        return [Handle(target="fake", run=url.rpartition("/")[2], url=url) for url in sorted(self.workers)]
+        return [
+            Handle(target="fake", run=url.rpartition("/")[2], url=url, details=self._owner(url))
+            for url in sorted(self.workers)
+        ]
+
+    def _owner(self, url: str) -> dict[str, str]:
+        known = self.owners.get(url)
+        return {"owner": known.id, "owner_name": known.name} if known else {}
 
     def begin(self, url: str) -> int:
         """A supervisor takes the run; returns the attempt's number."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headway import processes
+from headway.storage import same_place
 
 RUN, URL, TARGET = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
-_LABELS = {name.encode(): name for name in (RUN, URL, TARGET, "HEADWAY_SPOOL")}
+OWNER, OWNER_NAME = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,7 @@ def processes_of(url: str, *, target: str, leader: Process | None = None) -> lis
     # A session's number proves nothing once its leader is gone: it may have been given to somebody else since.
     session = leader.pid if leader is not None and leader.alive else None
     chosen = {
-        pid
-        for pid, process in everything.items()
-        if process.session == session or _carries(pid, url=url, target=target)
+        pid for pid, process in everything.items() if process.session == session or carries(pid, url=url, target=target)
     }
     chosen |= {pid for pid in everything if any(up in chosen for up in _ancestors(pid, everything))}
     chosen -= {os.getpid()}  # a script may ask for its own run to be taken down: the asker is not what it asks about
@@ -82,13 +81,13 @@ def roots(found: Iterable[Process]) -> list[Process]:
 
 
 def labels(*, target: str) -> list[dict[str, str]]:
-    """The distinct runs whose label is carried here by any process of ours."""
-    seen: dict[str, dict[str, str]] = {}
+    """The labels of the runs, one for each run and owner, that are carried here by any process of ours."""
+    seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
-        carried = _environment(process.pid)
+        carried = processes.environment(process.pid) or {}
         if carried.get(TARGET) == target and carried.get(URL) and carried.get(RUN):
-            seen.setdefault(carried[URL], carried)
-    return [seen[url] for url in sorted(seen)]
+            seen.setdefault((carried[URL], carried.get(OWNER, "")), carried)
+    return [seen[key] for key in sorted(seen)]
 
 
 def _scan() -> Iterator[Process]:
@@ -118,27 +117,12 @@ def _namespace(pid: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
 
 
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        raw = _read(f"/proc/{pid}/environ")
-    except OSError:
-        return {}
-    if b"HEADWAY_" not in raw:
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"HEADWAY_"))
-    return {_LABELS[key]: os.fsdecode(value) for key, _, value in pairs if key in _LABELS}
-
-
-def _carries(pid: int, *, url: str, target: str) -> bool:
-    carried = _environment(pid)
+def carries(pid: int, *, url: str, target: str) -> bool | None:
+    """Whether a process is labelled as the run's at `url`; None where it is another user's, and cannot be asked."""
+    carried = processes.environment(pid)
+    if carried is None:
+        return None
     return carried.get(TARGET) == target and same_place(carried.get(URL, ""), url)
-
-
-def same_place(one: str, other: str) -> bool:
-    """Whether two URLs name one folder, also where one of them goes through a link."""
-    if one == other or "://" in one or "://" in other or not (one and other):
-        return one == other
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:

@@ -6,22 +6,23 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
-from headway import trackers
+from headway import intent, trackers
 from headway.errors import Problem, RunBusy, TargetError
 from headway.extras import install_command
 from headway.logtail import tail
 from headway.planning.model import RUN
+from headway.runfolder import RunFolder
 from headway.runs import Evidence, Watch, evidence
-from headway.storage import join, local_path
+from headway.storage import join, local_path, open_store
 from headway.targets import labelled, spawn
-from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.base import ORIGIN, OWNER, OWNER_NAME, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import (
     FAREWELL_S,
     LEAVING_S,
@@ -78,6 +79,8 @@ class LocalTarget:
                 labelled.RUN: RUN,
                 labelled.URL: url,
                 labelled.TARGET: KIND,
+                labelled.OWNER: OWNER,
+                labelled.OWNER_NAME: OWNER_NAME,
                 "HEADWAY_CODE_DIR": f"{place}/code",
                 "HEADWAY_SPOOL": f"{place}/spool",
             },
@@ -90,7 +93,7 @@ class LocalTarget:
 
     def submit(self, plan: Plan, run: str) -> Handle:
         """Unpack the code and start the supervisor. It outlives this process and its terminal."""
-        body = spawn.named(self.render(plan)[0].body, run)
+        body = spawn.owned(spawn.named(self.render(plan)[0].body, run))
         url, place = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
         with spawn.exclusively(place):
             if self._leader(url) is not None:
@@ -116,7 +119,9 @@ class LocalTarget:
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
         place, ended = place_of(handle.url, KIND), said_farewell(handle)
-        leader = spawn.recorded(place)
+        leader = _recorded(handle.url)
+        if leader is not None and not leader.alive and handle.details.get(ORIGIN):
+            leader = None  # the original's, from before this was copied
         # Where the run has said that it ended, its supervisor is on its way out, and nobody waits for a checkpoint.
         receipt = take_down(
             handle.run,
@@ -131,7 +136,7 @@ class LocalTarget:
 
     def found(self) -> list[Handle]:
         return [
-            Handle(target=KIND, run=label[labelled.RUN], url=label[labelled.URL])
+            Handle(target=KIND, run=label[labelled.RUN], url=label[labelled.URL], details=_owner(label))
             for label in labelled.labels(target=KIND)
         ]
 
@@ -150,7 +155,7 @@ class LocalTarget:
 
     def _leader(self, url: str) -> labelled.Process | None:
         """The living supervisor: by its pid file, or by label where the starter died before writing one."""
-        recorded = spawn.recorded(place_of(url, KIND))
+        recorded = _recorded(url)
         if recorded is not None and recorded.alive:
             return recorded
         found = labelled.processes_of(url, target=KIND)
@@ -175,7 +180,7 @@ class LocalTarget:
 
         def over() -> bool:
             nonlocal looked
-            leader = spawn.recorded(place_of(handle.url, KIND))
+            leader = _recorded(handle.url)
             if time.monotonic() - looked < LOOK_S and leader is not None and leader.alive:
                 return False
             looked = time.monotonic()
@@ -189,6 +194,21 @@ def _one_machine(job: Job) -> list[Problem]:
         return []
     what = f"{job.resources.nodes} nodes were asked for, and the local target is one machine"
     return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
+
+
+def _recorded(url: str) -> labelled.Process | None:
+    """The supervisor by its pid file, alive or not; None where its process runs another folder: this one is a copy."""
+    found = spawn.recorded(place_of(url, KIND))
+    if found is None or not found.alive:
+        return found
+    ours = labelled.carries(found.pid, url=url, target=KIND)
+    if ours is None:  # another user's: its label is not for us to read
+        ours = not intent.origin(RunFolder(open_store(url)))
+    return found if ours else None
+
+
+def _owner(label: Mapping[str, str]) -> dict[str, str]:
+    return {"owner": label.get(labelled.OWNER, ""), "owner_name": label.get(labelled.OWNER_NAME, "")}
 
 
 def _elsewhere(handle: Handle) -> str:

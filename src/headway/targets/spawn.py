@@ -18,9 +18,11 @@ from typing import Any
 
 from headway import processes
 from headway.errors import DiskFull, HeadwayError, TargetError
+from headway.owner import owner
 from headway.planning.model import RUN
 from headway.planning.package import unpack
 from headway.storage import local_path, open_store
+from headway.targets import labelled
 from headway.targets.labelled import Process
 
 SUPERVISOR = "headway.runtime.worker"
@@ -31,6 +33,7 @@ _NOT_INHERITED = (
     "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_ATTEMPT", "HEADWAY_PLAN", "HEADWAY_RUN_DIR", "HEADWAY_RESUME_DIR",
     "HEADWAY_DEADLINE_S", "HEADWAY_GRACE_S", "HEADWAY_CONTROL_FD", "HEADWAY_CODE_DIR", "HEADWAY_SPOOL",
     "HEADWAY_TARGET", "HEADWAY_SUPERVISOR", "HEADWAY_HOSTS", "HEADWAY_NODE", "HEADWAY_STATEFULSET", "HEADWAY_AFTER_END",
+    "HEADWAY_OWNER", "HEADWAY_OWNER_NAME",
     "HEADWAY_PLAN_FILE", "HEADWAY_CLIENT_URL", "HEADWAY_SPENT_S", "HEADWAY_PARTS",
     "HEADWAY_ROLE", "HEADWAY_PLACE", "HEADWAY_MASTER_PORT",
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -48,6 +51,12 @@ def named(body: Any, run: str) -> Any:
     if isinstance(body, list | tuple):
         return [named(value, run) for value in body]
     return body
+
+
+def owned(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's body whose environment says whose its processes are."""
+    us = owner()
+    return {**body, "env": {**body["env"], labelled.OWNER: us.id, labelled.OWNER_NAME: us.name}}
 
 
 @contextmanager

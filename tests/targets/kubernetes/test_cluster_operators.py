@@ -131,6 +131,7 @@ def _known_as(options: Options, release: str) -> None:
 def _taken_unchanged(cluster: Cluster, crd: str, body: dict[str, Any], look: Callable[[], None] = lambda: None) -> None:
     """Created, read back, and nothing of it was dropped on the way."""
     text = json.dumps(body).replace("{RUN}", "golden").replace("{FOLDER}", "f").replace("{EXPIRES}", "1")
+    text = text.replace("{OWNER}", "a1b2").replace("{OWNER_NAME}", "alice@host-7")
     wanted = json.loads(text)
     wanted["metadata"] = {**wanted["metadata"], "namespace": "default"}
     operators.install(cluster, crd)

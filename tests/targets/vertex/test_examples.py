@@ -55,7 +55,9 @@ def test_it_plans_and_renders_without_credentials(name: str, strategy: str, prog
     assert made.limits.budget_s is not None
     for path in (tmp_path / "out").glob("custom-job*.json"):
         body = json.dumps(json.loads(path.read_text())["body"]).replace("{RUN}", "r")
-        job = vertex_messages.parsed(json.loads(body.replace("{EXPIRES}", "1").replace("{START}", "1")))
+        for mark in ("{EXPIRES}", "{START}", "{OWNER}", "{OWNER_NAME}"):
+            body = body.replace(mark, "1")
+        job = vertex_messages.parsed(json.loads(body))
         assert not list(vertex_rules.faults(job)), path.name
         assert job["jobSpec"]["scheduling"]["strategy"] == strategy
         (pool,) = job["jobSpec"]["workerPoolSpecs"]

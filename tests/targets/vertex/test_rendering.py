@@ -29,6 +29,7 @@ def body(folder: Path, **keys: Any) -> dict[str, Any]:
     """The request's body, once Google's types and the API's rules have taken it."""
     sent: dict[str, Any] = dict(request(planned(folder / "project", **keys))["body"])
     text = json.dumps(sent).replace("{RUN}", "leaves-1").replace("{EXPIRES}", "1").replace("{START}", "abc")
+    text = text.replace("{OWNER}", "a1b2").replace("{OWNER_NAME}", "alice-host-7")
     named: dict[str, Any] = json.loads(text)
     assert not list(vertex_rules.faults(vertex_messages.parsed(named)))
     return named

@@ -13,13 +13,22 @@ from headway.image import build
 from headway.image.blueprint import CODE, HOME, NODE, SUPERVISOR, of_plan
 from headway.image.ignore import dockerignore
 from headway.planning.model import RUN
-from headway.targets.base import EXPIRES_LABEL, RUN_LABEL, Request
+from headway.targets.base import (
+    EXPIRES_LABEL,
+    OWNER,
+    OWNER_LABEL,
+    OWNER_NAME,
+    OWNER_NAME_LABEL,
+    RUN_LABEL,
+    Request,
+)
 from headway.targets.docker import credentials, memory
 from headway.targets.docker.options import Options
 from headway.targets.docker.volumes import KIND, SECRETS, WHEEL, WORK, mounts
 from headway.targets.here import FAREWELL_S, run_url
 
 if TYPE_CHECKING:
+    from headway.owner import Owner
     from headway.planning.model import Plan
 
 URL_LABEL, NODE_LABEL = "headway.url", "headway.node"
@@ -46,6 +55,16 @@ def gang(plan: Plan, options: Options) -> list[Request]:
         *(Request(name=f"node-{n}.json", body=_container(plan, options, n)) for n in range(plan.nodes)),
         Request(name="start.json", body=starts),
     ]
+
+
+def filled(argv: Sequence[str], run: str, owner: Owner, expires: str = "") -> list[str]:
+    """A call with what is known at launch: the run's name, whose it is, and until when it may last."""
+    own = {
+        f"{OWNER_LABEL}={OWNER}": f"{OWNER_LABEL}={owner.id}",
+        f"{OWNER_NAME_LABEL}={OWNER_NAME}": f"{OWNER_NAME_LABEL}={owner.name}",
+        f"{EXPIRES_LABEL}={EXPIRES}": f"{EXPIRES_LABEL}={expires}",
+    }
+    return [own.get(word) or word.replace(RUN, run) for word in argv]
 
 
 def container_name(plan: Plan, node: int) -> str:
@@ -125,7 +144,8 @@ def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -
 
 
 def _labels(plan: Plan) -> list[str]:
-    labels = {RUN_LABEL: RUN, URL_LABEL: run_url(str(plan.job["outputs"]), RUN)}
+    url = run_url(str(plan.job["outputs"]), RUN)
+    labels = {RUN_LABEL: RUN, URL_LABEL: url, OWNER_LABEL: OWNER, OWNER_NAME_LABEL: OWNER_NAME}
     if lifetime_s(plan) is not None:
         labels[EXPIRES_LABEL] = EXPIRES
     return [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]

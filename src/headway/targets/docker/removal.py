@@ -8,7 +8,7 @@ import time
 from headway import lease, processes
 from headway.image.engine import ANSWER_S, Engine, Gone, Refusal
 from headway.targets import afar
-from headway.targets.base import Handle, Receipt
+from headway.targets.base import ORIGIN, Handle, Receipt
 from headway.targets.docker import seen
 from headway.targets.docker.seen import Thing
 from headway.targets.here import FAREWELL_S, LEAVING_S, grace_s
@@ -26,7 +26,8 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
     remove(engine, command, handle.url)
     left = [str(thing) for thing in _things(engine, command, handle.url)]
-    known = [f"container {each[:12]}" for each in handle.details.get("containers", ())]
+    ours = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
+    known = [f"container {each[:12]}" for each in ours]
     created = [*map(str, before), *(name for name in known if not any(thing.id[:12] in name for thing in before))]
     return Receipt(
         run=handle.run,

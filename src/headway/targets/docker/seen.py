@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.image.engine import Engine, Gone
-from headway.targets.base import EXPIRES_LABEL, RUN_LABEL
+from headway.storage import same_place
+from headway.targets.base import EXPIRES_LABEL, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL
 from headway.targets.docker.calls import NODE_LABEL, URL_LABEL
-from headway.targets.labelled import same_place
 
 _LOOKS = 5  # something may vanish between being listed and being looked at
 
@@ -25,6 +25,8 @@ class Thing:
     run: str
     url: str
     expires: str = ""
+    owner: str = ""  # empty: made by a Headway that did not say
+    owner_name: str = ""
     node: int = 0
     state: str = ""  # created, running, paused, restarting, removing, exited or dead; empty for a network
     exit_code: int = 0
@@ -91,4 +93,6 @@ def _labels(labels: Mapping[str, str]) -> dict[str, Any]:
         "run": labels.get(RUN_LABEL, ""),
         "url": labels.get(URL_LABEL, ""),
         "expires": labels.get(EXPIRES_LABEL, ""),
+        "owner": labels.get(OWNER_LABEL, ""),
+        "owner_name": labels.get(OWNER_NAME_LABEL, ""),
     }

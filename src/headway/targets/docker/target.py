@@ -19,6 +19,7 @@ from headway.image.engine import Engine, Refusal, Taken
 from headway.image.engine import run as run_command
 from headway.image.ignore import left_out
 from headway.logtail import tail
+from headway.owner import owner
 from headway.planning.package import package
 from headway.runfolder import RunFolder
 from headway.runs import Evidence, Watch, evidence
@@ -111,18 +112,16 @@ class DockerTarget:
     def found(self) -> list[Handle]:
         command = self.options.command
         things = [*seen.containers(self.engine, command), *seen.networks(self.engine, command)]
-        runs = {thing.url: thing for thing in reversed(things)}
-        return [
-            Handle(target=KIND, run=runs[url].run, url=url, details={"expires": runs[url].expires})
-            for url in sorted(runs)
-        ]
+        runs = {(thing.url, thing.owner): thing for thing in reversed(things)}
+        return [Handle(target=KIND, run=runs[key].run, url=key[0], details=_label(runs[key])) for key in sorted(runs)]
 
     def verb(self, plan: Plan, run: str, words: Sequence[str], *, within_s: float) -> str:
         """What one of Headway's own verbs prints where this run ran: the same image, mounts and secrets."""
         url = run_url(str(plan.job["outputs"]), run)
         try:
             self._lay_ready(plan, run, place_of(url, KIND))
-            return self.engine(spawn.named(calls.verb(plan, self.options, words), run), within_s=within_s)
+            argv = calls.filled(calls.verb(plan, self.options, words), run, owner())
+            return self.engine(argv, within_s=within_s)
         finally:  # also what was not done in time
             removal.remove(self.engine, self.options.command, url)
             memory.clear(url)
@@ -152,11 +151,11 @@ class DockerTarget:
     def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
         # The label counts each start anew: it is given what is left of the budget.
         limit = calls.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
+        us = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
         for request in calls.gang(plan, self.options):
-            argv = [word.replace(calls.EXPIRES, expires) for word in spawn.named(request.body["argv"], run)]
             try:
-                self.engine(argv)
+                self.engine(calls.filled(request.body["argv"], run, us, expires))
             except Taken:
                 raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
@@ -224,6 +223,10 @@ def _elsewhere(handle: Handle) -> str:
     """The other machine that runs this, where the folder is shared between machines; empty for this one."""
     host = str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
+
+
+def _label(thing: Thing) -> dict[str, str]:
+    return {"expires": thing.expires, "owner": thing.owner, "owner_name": thing.owner_name}
 
 
 def _reason(things: list[Thing]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.planning.model import RUN
 from headway.storage import join
-from headway.targets.base import EXPIRES_LABEL, RUN_LABEL
+from headway.targets.base import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL
 from headway.targets.kubernetes.options import Options
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def metadata(plan: Plan, options: Options, name: str, *, part: str | None = None
         "name": name,
         "namespace": options.namespace,
         "labels": labels(plan, options, part=part),
-        "annotations": {URL_ANNOTATION: url_of(plan)},
+        "annotations": {URL_ANNOTATION: url_of(plan), OWNER_NAME_LABEL: OWNER_NAME},
     }
 
 
@@ -53,6 +53,7 @@ def labels(plan: Plan, options: Options, *, part: str | None = None) -> dict[str
         "app.kubernetes.io/managed-by": "headway",
         RUN_LABEL: RUN,
         FOLDER_LABEL: FOLDER,
+        OWNER_LABEL: OWNER,
     }
     if plan.limits.budget_s is not None:
         found[EXPIRES_LABEL] = EXPIRES

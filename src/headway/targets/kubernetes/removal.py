@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from headway.targets.afar import said_farewell_or_never_began
-from headway.targets.base import Handle, Receipt
+from headway.targets.base import ORIGIN, Handle, Receipt
 from headway.targets.here import FAREWELL_S, LEAVING_S, grace_s
 from headway.targets.kubernetes import kinds, seen
 from headway.targets.kubernetes.api import Api, Object
@@ -30,7 +30,7 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
     _await(lambda: not _live_pods(api, options, handle), patience + LEAVING_S)
     remove(api, options, handle.run, handle.url)
     left = sorted(map(kinds.shown, _everything(api, options, handle)))
-    known = [str(each) for each in handle.details.get("objects", ())]
+    known = [] if handle.details.get(ORIGIN) else [str(each) for each in handle.details.get("objects", ())]
     created = list(dict.fromkeys([*map(kinds.shown, before), *known]))
     return Receipt(
         run=handle.run,

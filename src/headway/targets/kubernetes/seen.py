@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.targets.kubernetes import kinds, pytorchjob, trainjob
 from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal
-from headway.targets.kubernetes.names import PART_LABEL, URL_ANNOTATION, selector
+from headway.targets.kubernetes.names import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, folder_hash, selector
 from headway.targets.kubernetes.options import Options
 
 _LAST_LINES = 5
@@ -50,9 +50,19 @@ def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
     found = {}
     for chosen in filter(None, (ours, selectors.get(options.engine))):
         for item in kinds.listed(api, "Pod", options.namespace, chosen):
-            if kinds.annotation(item, URL_ANNOTATION) in ("", url):
+            if _is_of(api, options, item, run, url):
                 found[item["metadata"]["name"]] = pod_of(item)
     return [found[name] for name in sorted(found, key=_in_order)]
+
+
+def _is_of(api: Api, options: Options, item: Object, run: str, url: str) -> bool:
+    """Whether a pod is this folder's: two folders may each hold a run of one name. By its marks, or its job's."""
+    marked, folder = kinds.annotation(item, URL_ANNOTATION), kinds.label(item, FOLDER_LABEL)
+    if marked or folder:
+        return marked in ("", url) and folder in ("", folder_hash(url))
+    kind = pytorchjob.KIND if options.engine == "pytorchjob" else trainjob.KIND
+    job = kinds.read(api, kind, options.namespace, run)
+    return job is None or kinds.annotation(job, URL_ANNOTATION) in ("", url)
 
 
 def reaper(api: Api, options: Options, run: str, url: str) -> list[Pod]:

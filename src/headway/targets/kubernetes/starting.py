@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import BadInput, RunBusy, TargetError
+from headway.owner import owner
 from headway.planning.model import RUN
 from headway.runfolder import RunFolder
 from headway.secrets import resolve
 from headway.spent import spent_s
+from headway.targets.base import OWNER, OWNER_NAME
 from headway.targets.kubernetes import kinds, lasting, manifests, names, pod, removal, rules, trainjob
 from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Taken
 from headway.targets.kubernetes.options import Options, Trainer
@@ -25,10 +27,12 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
     used_s = spent_s(folder)
     secrets = {name: resolve(reference) for name, reference in pod.brought(plan).items()}
-    limit = lasting.of_plan(plan, used_s)
+    limit, us = lasting.of_plan(plan, used_s), owner()
     values = {
         RUN: run,
         names.FOLDER: names.folder_hash(url),
+        OWNER: us.id,
+        OWNER_NAME: us.name,
         names.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
     }
     requests = manifests.requests(plan, options, release=release, spent_s=used_s)

@@ -15,10 +15,20 @@ from headway.runfolder import RECEIPT, SUPERVISOR, RunFolder
 from headway.runs import Evidence, Watch, evidence
 from headway.storage import open_store
 from headway.targets.afar import free_the_lease, over
-from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, Status
+from headway.targets.base import (
+    EXPIRES_LABEL,
+    OWNER_LABEL,
+    OWNER_NAME_LABEL,
+    RUN_LABEL,
+    Handle,
+    LogLine,
+    Receipt,
+    Request,
+    Status,
+)
 from headway.targets.here import folder_of
 from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, seen, standing, starting
-from headway.targets.kubernetes.api import Api, Client, Refusal
+from headway.targets.kubernetes.api import Api, Client, Object, Refusal
 from headway.targets.kubernetes.kubeconfig import load
 from headway.targets.kubernetes.names import KIND, URL_ANNOTATION, url_of
 from headway.targets.kubernetes.options import Options
@@ -96,15 +106,11 @@ class KubernetesTarget:
     def found(self) -> list[Handle]:
         needed = kinds.KINDS_OF[self.options.engine]
         items = kinds.everything(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
-        runs = {kinds.annotation(item, URL_ANNOTATION): item for item in reversed(items)}
+        runs = {(kinds.annotation(item, URL_ANNOTATION), kinds.label(item, OWNER_LABEL)): item for item in items[::-1]}
         return [
-            Handle(
-                target=KIND,
-                run=kinds.label(runs[url], RUN_LABEL),
-                url=url,
-                details={"expires": kinds.label(runs[url], "headway.expires")},
-            )
-            for url in sorted(filter(None, runs))
+            Handle(target=KIND, run=kinds.label(runs[key], RUN_LABEL), url=key[0], details=_label(runs[key]))
+            for key in sorted(runs)
+            if key[0]
         ]
 
     def links(self, handle: Handle) -> dict[str, str]:
@@ -140,6 +146,14 @@ class KubernetesTarget:
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
+
+
+def _label(item: Object) -> dict[str, str]:
+    return {
+        "expires": kinds.label(item, EXPIRES_LABEL),
+        "owner": kinds.label(item, OWNER_LABEL),
+        "owner_name": kinds.annotation(item, OWNER_NAME_LABEL),
+    }
 
 
 def _submitting(handle: Handle, found: Evidence) -> bool:

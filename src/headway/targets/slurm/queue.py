@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote, unquote
 
-from headway.targets.base import EXPIRES_LABEL, RUN_LABEL
-from headway.targets.labelled import same_place
+from headway.storage import same_place
+from headway.targets.base import EXPIRES_LABEL, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL
 from headway.targets.slurm.commands import Ask, NotInstalled, Refusal, Unknown, Unreachable
 
 URL_LABEL = "headway.url"
@@ -45,6 +46,8 @@ class Job:
     run: str = ""
     url: str = ""
     expires: str = ""
+    owner: str = ""  # empty: submitted by a Headway that did not say
+    owner_name: str = ""
 
     def __str__(self) -> str:
         where = f" on {self.nodes}" if self.nodes else ""
@@ -67,9 +70,15 @@ class Ending:
         return f"{ENDED.get(self.state, self.state.lower())}{code}"
 
 
-def label(url: str, run: str, expires: str = "") -> str:
-    """The comment that says whose job it is. Nothing in it needs quoting, in a script or anywhere."""
-    pairs = {RUN_LABEL: run, EXPIRES_LABEL: expires, URL_LABEL: quote(url, safe="/:{}")}
+def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: str = "") -> str:
+    """The comment that says which run's job it is, and whose. Nothing in it needs quoting, in a script or anywhere."""
+    pairs = {
+        RUN_LABEL: run,
+        EXPIRES_LABEL: expires,
+        OWNER_LABEL: owner,
+        OWNER_NAME_LABEL: owner_name,
+        URL_LABEL: quote(url, safe="/:{}"),
+    }
     return ",".join(f"{name}={value}" for name, value in pairs.items() if value)
 
 
@@ -80,9 +89,12 @@ def jobs(ask: Ask) -> list[Job]:
     return [job for job in listed if job is not None]
 
 
-def jobs_of(ask: Ask, url: str, known: str | None = None) -> list[Job]:
-    """The jobs of one run: by label, or by the number it was given where a site rewrites comments."""
-    return [job for job in jobs(ask) if same_place(job.url, url)] or _numbered(ask, url, known)
+def jobs_of(ask: Ask, url: str, known: str | None = None, *, place: Path) -> list[Job]:
+    """The jobs of one run: by label, or by the number it was given where a site rewrites comments.
+
+    `place` is the folder from which it was submitted.
+    """
+    return [job for job in jobs(ask) if same_place(job.url, url)] or _numbered(ask, url, known, place)
 
 
 def ending(ask: Ask, job_id: str) -> Ending | None:
@@ -114,19 +126,27 @@ def _job(line: str) -> Job | None:
         run=carried[RUN_LABEL],
         url=unquote(carried[URL_LABEL]),
         expires=carried.get(EXPIRES_LABEL, ""),
+        owner=carried.get(OWNER_LABEL, ""),
+        owner_name=unquote(carried.get(OWNER_NAME_LABEL, "")),
     )
 
 
-def _numbered(ask: Ask, url: str, known: str | None) -> list[Job]:
-    """Numbers are used again after millions of jobs: only a job that has no other run's label is taken for it."""
+def _numbered(ask: Ask, url: str, known: str | None, place: Path) -> list[Job]:
+    """Only a job without another run's label, submitted from this run's own folder, is taken for it.
+
+    Numbers are used again after millions of jobs; and a copy of a run's folder names the original's.
+    """
     if not known:
         return []
     try:
-        shown = ask(["squeue", "--noheader", "--states=all", f"--jobs={known}", "--format=%A|%T|%N|%r|%U|%k"])
+        shown = ask(["squeue", "--noheader", "--states=all", f"--jobs={known}", "--format=%A|%T|%N|%r|%U|%Z|%k"])
     except Unknown:
         return []
     fields = shown.strip().split("|", 5)
-    if len(fields) < 6 or fields[4] != str(os.geteuid()) or URL_LABEL in fields[5]:
+    if len(fields) < 6 or fields[4] != str(os.geteuid()):
+        return []
+    submitted_from, _, comment = fields[5].rpartition("|")
+    if URL_LABEL in comment or not same_place(submitted_from, str(place)):
         return []
     return [Job(id=fields[0], state=fields[1], nodes=fields[2], why=fields[3], url=url)]
 

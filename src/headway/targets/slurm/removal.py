@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from headway.targets.base import Handle, Receipt
 from headway.targets.here import FAREWELL_S, grace_s
@@ -15,7 +16,7 @@ FORCE_S = 120.0  # for a cancelled job to go: KillWait, an epilog, a node that a
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 2.0  # a quick end is seen quickly, and a long one costs the controller little
 
 
-def take_down(ask: Ask, handle: Handle, *, known: str, ended: bool) -> Receipt:
+def take_down(ask: Ask, handle: Handle, *, known: str, place: Path, ended: bool) -> Receipt:
     """SIGTERM to the supervisors, the plan's grace period, then scancel. What waits in the queue is cancelled at once.
 
     Slurm may requeue a job at any moment: until it is gone for good, each state it is seen in is answered.
@@ -24,7 +25,7 @@ def take_down(ask: Ask, handle: Handle, *, known: str, ended: bool) -> Receipt:
     asked: set[str] = set()
 
     def remaining() -> list[Job]:
-        live = [job for job in jobs_of(ask, handle.url, known) if job.live]
+        live = [job for job in jobs_of(ask, handle.url, known, place=place) if job.live]
         seen.update({job.id: job for job in live})
         return live
 

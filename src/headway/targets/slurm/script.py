@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.planning.model import RUN
 from headway.secrets import parse
+from headway.targets.base import OWNER, OWNER_NAME
 from headway.targets.here import place_of, run_url
 from headway.targets.slurm import shell
 from headway.targets.slurm.options import Options
@@ -32,7 +33,7 @@ BROUGHT = ("env", "file")  # kinds of reference that mean something on the machi
 
 
 def sbatch_script(plan: Plan, options: Options, python: str) -> str:
-    """The script, with {RUN} and {EXPIRES} where they will be known at launch."""
+    """The script, with {RUN}, {EXPIRES} and {OWNER} where they will be known at launch."""
     place = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
     parts = [
         _header(plan, options),
@@ -113,7 +114,7 @@ def _header(plan: Plan, options: Options) -> str:
     expires = EXPIRES if lifetime_s(plan, options) is not None else ""
     words = [
         f"--job-name={RUN}",
-        f"--comment={label(url, RUN, expires)}",
+        f"--comment={label(url, RUN, expires, OWNER, OWNER_NAME)}",
         f"--output={LOG}",
         "--open-mode=append",
         *resources(plan.job, plan.processes, options),

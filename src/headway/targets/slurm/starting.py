@@ -11,10 +11,13 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
+from headway.owner import owner
 from headway.secrets import Reference, parse, resolve
 from headway.storage import join, open_store
 from headway.targets import spawn
+from headway.targets.base import OWNER, OWNER_NAME
 from headway.targets.slurm import commands, script
 from headway.targets.slurm.commands import Ask, Refusal
 from headway.targets.slurm.options import Options
@@ -50,7 +53,10 @@ def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: 
     """The job's number. If anything fails after Slurm has taken it, it is taken back."""
     limit = script.lifetime_s(plan, options)
     expires = "" if limit is None else str(int(time.time() + limit))
-    text = spawn.named(text, run).replace(script.EXPIRES, expires)
+    us = owner()
+    for mark, value in ((script.EXPIRES, expires), (OWNER, us.id), (OWNER_NAME, quote(us.name, safe="@"))):
+        text = text.replace(mark, value, 1)  # in the comment, which comes before all that is the user's
+    text = spawn.named(text, run)
     number = ""
     try:
         with spawn.translated(place):

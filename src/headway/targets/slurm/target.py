@@ -17,7 +17,7 @@ from headway.spent import remainder, spent_s
 from headway.storage import join, local_path
 from headway.targets import spawn
 from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
-from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.base import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
 from headway.targets.slurm import checks, commands, queue, removal, script, starting
 from headway.targets.slurm.commands import Ask, Refusal
@@ -85,7 +85,7 @@ class SlurmTarget:
         url = run_url(str(plan.job["outputs"]), run)
         place = place_of(url, KIND)
         with spawn.exclusively(place):
-            live = [job for job in queue.jobs_of(self.ask, url, starting.recorded(place)) if job.live]
+            live = [job for job in queue.jobs_of(self.ask, url, starting.recorded(place), place=place) if job.live]
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
             starting.lay_ready(plan, place)
@@ -120,7 +120,8 @@ class SlurmTarget:
     def down(self, handle: Handle) -> Receipt:
         """SIGTERM and the plan's grace period, then scancel, and a second look. What is gone already is success."""
         place = place_of(handle.url, KIND)
-        receipt = removal.take_down(self.ask, handle, known=self._number(handle), ended=said_farewell(handle))
+        number, ended = self._number(handle), said_farewell(handle)
+        receipt = removal.take_down(self.ask, handle, known=number, place=place, ended=ended)
         if not receipt.left:
             starting.clear_secrets(place)
             free_the_lease(handle)
@@ -129,21 +130,20 @@ class SlurmTarget:
         return receipt
 
     def found(self) -> list[Handle]:
-        live = {job.url: job for job in queue.jobs(self.ask) if job.live}
-        return [
-            Handle(target=KIND, run=job.run, url=url, details={"job": job.id, "expires": job.expires})
-            for url, job in sorted(live.items())
-        ]
+        live = {(job.url, job.owner): job for job in queue.jobs(self.ask) if job.live}
+        return [Handle(target=KIND, run=job.run, url=job.url, details=_label(job)) for _, job in sorted(live.items())]
 
     def _script(self, plan: Plan) -> str:
         return script.sbatch_script(plan, self.options, self.options.python or sys.executable)
 
     def _number(self, handle: Handle) -> str:
-        """The newest job's: what was written beside it is younger than what the launcher has kept."""
+        """The newest job's: what was written beside it is younger than what the launcher has kept. A copy has none."""
+        if handle.details.get(ORIGIN):
+            return ""
         return starting.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
 
     def _jobs(self, handle: Handle) -> list[Job]:
-        return queue.jobs_of(self.ask, handle.url, self._number(handle))
+        return queue.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
 
     def _without_a_farewell(self, handle: Handle, seen: Evidence) -> Status:
         """No job lives, and the run has not said how it ended: Slurm's word, the script's, or none."""
@@ -170,6 +170,10 @@ class SlurmTarget:
             ask_s=ASK_S,
             hint=lambda: starting.said_at_exit(place, self._number(handle)) is not None,
         )
+
+
+def _label(job: Job) -> dict[str, str]:
+    return {"job": job.id, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
 def _standing(handle: Handle, job: Job, seen: Evidence) -> Status:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headway import processes
 from headway.errors import HeadwayError, TargetError, UnknownRun
-from headway.storage import open_store
+from headway.storage import open_store, same_place
 from headway.targets import spawn
 from headway.targets.base import Receipt
 from headway.targets.here import place_of
@@ -32,7 +32,7 @@ _RECORD = "guardian.json"
 def begin(url: str) -> None:
     """Start one for this run, unless one is there."""
     place = place_of(url, KIND)
-    if _of(place) is not None:
+    if _of(url) is not None:
         return
     place.mkdir(parents=True, exist_ok=True)
     with open(place / "guardian.log", "ab") as log:
@@ -52,7 +52,7 @@ def begin(url: str) -> None:
 def dismiss(url: str) -> None:
     """The run is down: nothing is left to guard."""
     place = place_of(url, KIND)
-    pid = _of(place)
+    pid = _of(url)
     if pid is not None and pid != os.getpid():
         try:
             os.kill(pid, signal.SIGTERM)
@@ -111,14 +111,23 @@ def _nothing_left(receipt: Receipt) -> bool:
     return True
 
 
-def _of(place: Path) -> int | None:
-    """The process that guards this run, if one lives."""
+def _of(url: str) -> int | None:
+    """The process that guards this run, if one lives. In a copied folder the record names the original's."""
     try:
-        known = json.loads((place / _RECORD).read_bytes())
+        known = json.loads((place_of(url, KIND) / _RECORD).read_bytes())
     except (OSError, ValueError):
         return None
-    alive = known["boot"] == processes.here() and processes.alive(known["pid"], known["started"])
-    return int(known["pid"]) if alive else None
+    pid = int(known["pid"])
+    alive = known["boot"] == processes.here() and processes.alive(pid, known["started"])
+    return pid if alive and same_place(_guarded(pid), url) else None
+
+
+def _guarded(pid: int) -> str:
+    """The URL that a guardian was started with."""
+    try:
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])
+    except OSError:
+        return ""
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.errors import TargetError
 from headway.image.requirements import extras, needed
+from headway.owner import owner
 from headway.planning.package import archive_path
 from headway.planning.wheel import wheel_path
 from headway.secrets import parse, resolve
@@ -86,6 +87,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
 
 def labels(plan: Plan, where: Layout) -> dict[str, str]:
     """By these everything of the run is found again, on any of its hosts, without a record."""
+    us = owner()
     known = {
         labelled.RUN: where.run,
         labelled.URL: where.folder,
@@ -93,6 +95,8 @@ def labels(plan: Plan, where: Layout) -> dict[str, str]:
         "HEADWAY_DIR": where.dir,
         "HEADWAY_CLIENT_URL": where.url,
         "HEADWAY_CLIENT": socket.gethostname() if where.mirrored else "",
+        labelled.OWNER: us.id,
+        labelled.OWNER_NAME: us.name,
     }
     limit = lifetime_s(plan)
     return known if limit is None else {**known, "HEADWAY_EXPIRES": str(int(time.time() + limit))}

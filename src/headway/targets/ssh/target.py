@@ -5,20 +5,22 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway import intent
 from headway.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.logtail import tail
+from headway.owner import owner
 from headway.planning.model import RUN, Limits
 from headway.runs import Watch, evidence
 from headway.spent import remainder, spent_s
-from headway.targets import spawn
+from headway.targets import labelled, spawn
 from headway.targets.afar import free_the_lease
-from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.base import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
 from headway.targets.ssh import bootstrap, checks, doctor, ending, guardian, openssh, removal, rental, script, starting
 from headway.targets.ssh.host import Host
@@ -142,6 +144,8 @@ class SshTarget:
 
     def down(self, handle: Handle) -> Receipt:
         """SIGTERM and the plan's grace period, SIGKILL; outputs fetched; files removed; the machine given back."""
+        if self._rented_for_another(handle):
+            return _nothing_of_its_own(handle)
         place = place_of(handle.url, KIND)
         fresh = not place.exists()
         waiting = f"{handle.run} is being taken down by another process of this machine: waiting for it"
@@ -167,17 +171,18 @@ class SshTarget:
 
     def found(self) -> list[Handle]:
         """By the label on every host that the entry names; of rented ones, by what was recorded before `up`."""
-        runs: dict[str, Handle] = {}
+        runs: dict[tuple[str, str], Handle] = {}
         for rented in Records().all() if self.options.up else ():
-            runs[rented.url] = Handle(target=rented.target, run=rented.run, url=rented.url, details={"rented": True})
+            us = owner()  # it was recorded in our own home folder
+            details = {"rented": True, "owner": us.id, "owner_name": us.name}
+            runs[rented.url, us.id] = Handle(target=rented.target, run=rented.run, url=rented.url, details=details)
         for machine in named(self.options):
             with Host(machine, self.options) as host:
                 for label in host.ask("found", dir=host.facts["dir"])["runs"]:
                     if label.get("HEADWAY_CLIENT", "") in ("", _this_client()):
-                        url = label["HEADWAY_CLIENT_URL"]
-                        details = {"expires": label.get("HEADWAY_EXPIRES", "")}
-                        runs[url] = Handle(target=KIND, run=label["HEADWAY_RUN"], url=url, details=details)
-        return [runs[url] for url in sorted(runs)]
+                        url, whose = label["HEADWAY_CLIENT_URL"], label.get(labelled.OWNER, "")
+                        runs[url, whose] = Handle(target=KIND, run=label[labelled.RUN], url=url, details=_owner(label))
+        return [runs[key] for key in sorted(runs)]
 
     # ── starting ──
 
@@ -284,7 +289,7 @@ class SshTarget:
     # ── looking ──
 
     def _machines(self, handle: Handle) -> list[Machine]:
-        return machines_of(self.options, handle, Records())
+        return [] if self._rented_for_another(handle) else machines_of(self.options, handle, Records())
 
     def _status(self, handle: Handle, link: Link) -> Status:
         if not link.hosts:
@@ -366,6 +371,10 @@ class SshTarget:
             return known.state != rental.STARTED
         return self.options.up is not None and self._given_back(handle) is not None
 
+    def _rented_for_another(self, handle: Handle) -> bool:
+        """Whether the machines in its record were rented for another folder: this one was copied, or moved, since."""
+        return bool(self.options.up and handle.details.get(ORIGIN)) and Records().read(handle.url) is None
+
     def _listed_gone(self, handle: Handle) -> bool:
         return Provider(self.options, Records(), self.say).gone(self._rental(handle))
 
@@ -390,6 +399,23 @@ class SshTarget:
         known = Records().given_back(handle.url)
         same = known is not None and handle.details.get("since", known.since) == known.since
         return known if same else None
+
+
+def _nothing_of_its_own(handle: Handle) -> Receipt:
+    """Of a copy, whose original's machines stay. Where the original cannot be seen, nobody knows what is billed."""
+    origin = str(handle.details[ORIGIN])
+    if not intent.is_run(origin):
+        what = f"the machines of {handle.run} were rented when its folder was {origin}, which cannot be seen from here"
+        raise TargetError(what, where=handle.url, fix=f"where that folder is: headway down {origin}; or headway gc")
+    return Receipt(run=handle.run)
+
+
+def _owner(label: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "expires": label.get("HEADWAY_EXPIRES", ""),
+        "owner": label.get(labelled.OWNER, ""),
+        "owner_name": label.get(labelled.OWNER_NAME, ""),
+    }
 
 
 def _this_client() -> str:

@@ -11,7 +11,15 @@ from typing import Any
 from urllib.parse import quote
 
 from headway.targets.vertex.api import Client, Gone
-from headway.targets.vertex.rendering import EXPIRES_LABEL, FOLDER_LABEL, RUN_LABEL, START_LABEL, folder_label
+from headway.targets.vertex.rendering import (
+    EXPIRES_LABEL,
+    FOLDER_LABEL,
+    OWNER_LABEL,
+    OWNER_NAME_LABEL,
+    RUN_LABEL,
+    START_LABEL,
+    folder_label,
+)
 
 # Every state of the interface, in words. One that a later Vertex AI invents is of a job that lives.
 WORDS = {
@@ -43,6 +51,8 @@ class Job:
     run: str = ""
     url: str = ""
     expires: str = ""
+    owner: str = ""  # empty: submitted by a Headway that did not say
+    owner_name: str = ""
     created: str = ""
     start: str = ""
 
@@ -86,6 +96,8 @@ def job_of(told: Mapping[str, Any]) -> Job:
         run=labels.get(RUN_LABEL, ""),
         url=_variable(told, "HEADWAY_RUN_URL"),
         expires=labels.get(EXPIRES_LABEL, ""),
+        owner=labels.get(OWNER_LABEL, ""),
+        owner_name=labels.get(OWNER_NAME_LABEL, ""),
         created=str(told.get("createTime", "")),
         start=labels.get(START_LABEL, ""),
     )
@@ -96,6 +108,12 @@ def read(client: Client, name: str) -> Job | None:
         return job_of(client.read(name))
     except Gone:
         return None
+
+
+def recorded(client: Client, name: str, url: str) -> Job | None:
+    """The job that was recorded for the run at `url`; None where it is gone, or is another folder's."""
+    job = read(client, name) if name else None
+    return job if job is not None and job.url == url else None
 
 
 def of_run(client: Client, regions: list[str], url: str) -> list[Job]:

@@ -13,7 +13,7 @@ from headway.image.blueprint import CODE, SUPERVISOR, Blueprint, of_plan
 from headway.image.requirements import extras
 from headway.planning.model import RUN
 from headway.storage import join
-from headway.targets.base import Request
+from headway.targets.base import OWNER, OWNER_NAME, Request
 from headway.targets.here import run_url
 from headway.targets.vertex import machines, package, prebuilt
 from headway.targets.vertex.boot import SPEC
@@ -27,6 +27,7 @@ KIND = "vertex"
 API = "https://{region}-aiplatform.googleapis.com/v1"
 # Google's labels know neither dots nor URLs: the folder is found by a hash, and read from the job's environment.
 RUN_LABEL, FOLDER_LABEL, EXPIRES_LABEL = "headway_run", "headway_folder", "headway_expires"
+OWNER_LABEL, OWNER_NAME_LABEL = "headway_owner", "headway_owner_name"
 START_LABEL = "headway_start"  # one submission: how a lost answer is told from a refusal
 EXPIRES, START = "{EXPIRES}", "{START}"  # stand where these will be
 ENDING_S = 600.0  # beyond the budget: the last checkpoint, the export, the image's way to the machine
@@ -56,6 +57,8 @@ def labels(plan: Plan, options: Options) -> dict[str, str]:
         RUN_LABEL: RUN,
         FOLDER_LABEL: folder_label(run_url(str(plan.job["outputs"]), RUN)),
         EXPIRES_LABEL: EXPIRES,
+        OWNER_LABEL: OWNER,
+        OWNER_NAME_LABEL: OWNER_NAME,
         START_LABEL: START,
     }
     return {**{str(name): str(value) for name, value in options.labels.items()}, **own}

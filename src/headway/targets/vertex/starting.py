@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import BadInput, Conflict, TargetError
 from headway.image import build
 from headway.image.engine import Engine
+from headway.owner import owner
 from headway.secrets import parse
 from headway.storage import ABSENT, join, open_store
 from headway.targets import spawn
@@ -75,10 +77,13 @@ def expected_s(plan: Plan, options: Options) -> float:
 
 
 def _body(plan: Plan, options: Options, place: Place, run: str) -> dict[str, Any]:
-    """As rendered, with the run's name in it."""
+    """As rendered, with the run's name in it, and whose it is."""
+    us = owner()
     body: dict[str, Any] = spawn.named(rendering.custom_job(plan, options, place), run)
     own = {
         rendering.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
+        rendering.OWNER_LABEL: us.id,
+        rendering.OWNER_NAME_LABEL: re.sub(r"[^a-z0-9_-]", "-", us.name.lower())[:63],
         rendering.START_LABEL: secrets.token_hex(8),
     }
     return {**body, "labels": {**body["labels"], **own}}

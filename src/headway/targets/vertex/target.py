@@ -16,7 +16,7 @@ from headway.planning.model import Limits
 from headway.runs import Evidence, Watch, evidence
 from headway.spent import remainder, spent_s
 from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
-from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
+from headway.targets.base import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
 from headway.targets.here import folder_of, run_url
 from headway.targets.vertex import (
     checks,
@@ -73,7 +73,7 @@ class VertexTarget:
 
     def links(self, handle: Handle) -> dict[str, str]:
         """Where a run can be looked at. Asks nobody."""
-        name = str(handle.details.get("job", ""))
+        name = "" if handle.details.get(ORIGIN) else str(handle.details.get("job", ""))
         project = self.options.project or ""
         return {"console": jobs.console_link(name, project), "logs": jobs.logs_link(name, project)} if name else {}
 
@@ -146,11 +146,8 @@ class VertexTarget:
         return receipt
 
     def found(self) -> list[Handle]:
-        live = {job.url: job for job in jobs.live(self._client(), regions(self.options))}
-        return [
-            Handle(target=KIND, run=job.run, url=url, details={"job": job.name, "expires": job.expires})
-            for url, job in sorted(live.items())
-        ]
+        live = {(job.url, job.owner): job for job in jobs.live(self._client(), regions(self.options))}
+        return [Handle(target=KIND, run=job.run, url=job.url, details=_label(job)) for _, job in sorted(live.items())]
 
     def _client(self) -> Client:
         if not self._clients:
@@ -164,13 +161,13 @@ class VertexTarget:
         found = jobs.of_run(self._client(), regions(self.options), handle.url)
         known = str(handle.details.get("job", ""))
         if known and known not in {job.name for job in found}:
-            recorded = jobs.read(self._client(), known)
+            recorded = jobs.recorded(self._client(), known, handle.url)
             found = [recorded, *found] if recorded is not None else found
         return found
 
     def _newest(self, handle: Handle) -> Job | None:
         known = str(handle.details.get("job", ""))
-        recorded = jobs.read(self._client(), known) if known else None
+        recorded = jobs.recorded(self._client(), known, handle.url)
         if recorded is not None and recorded.live:
             return recorded
         found = self._jobs(handle)
@@ -227,6 +224,10 @@ class VertexTarget:
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
+
+
+def _label(job: Job) -> dict[str, str]:
+    return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
 def _unasked(handle: Handle, trouble: Refused) -> Status:

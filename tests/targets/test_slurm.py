@@ -27,7 +27,7 @@ from headway.targets.slurm import queue, starting
 from headway.targets.slurm.commands import run as run_command
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
-from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
+from tests.contract.suite import CANARY, WAITS, TargetContract, copied, eventually
 from tests.servers.gcs import GcsServer
 from tests.testbed.slurm.cluster import Cluster, lacking
 
@@ -52,7 +52,7 @@ def supervisors(hold: Launched) -> list[labelled.Process]:
 
 
 def job_of(hold: Launched) -> queue.Job:
-    (job,) = queue.jobs_of(run_command, hold.url)
+    (job,) = queue.jobs_of(run_command, hold.url, place=Path(hold.handle.details["dir"]))
     return job
 
 
@@ -214,6 +214,19 @@ class TestSlurm(TargetContract):
             again = launcher.resume(hold.url)
             eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
             again.down()
+
+    def test_a_job_whose_comment_a_site_has_rewritten_is_not_taken_for_a_copys(
+        self, start: Callable[..., Launched], target: Target, cluster: Cluster
+    ) -> None:
+        hold = self.running(start(WAITS))
+        number = str(hold.handle.details["job"])
+        cluster.run("scontrol", "update", f"jobid={number}", "comment=by the site")
+        assert hold.target.status(hold.handle).state is State.RUNNING, "known by its number, and where it was submitted"
+        copy = copied(hold.url, "copy")
+        assert target.down(Handle(target="slurm", run="copy", url=copy, details={"job": number})).left == ()
+        assert launcher.reach(copy, target=target).down().removed == ()
+        assert hold.target.status(hold.handle).state is State.RUNNING
+        assert hold.stop().status.state is State.STOPPED
 
     def test_when_a_node_fails_the_run_goes_on_on_others(
         self, start: Callable[..., Launched], cluster: Cluster

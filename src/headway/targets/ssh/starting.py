@@ -161,7 +161,11 @@ def lifetime_s(plan: Plan) -> float | None:
 
 
 def needed_by(plan: Plan) -> str:
-    return needed(wheel_path(plan.code.wheel), extras(plan.job))
+    """What Headway itself needs there, by its wheel. Whoever resumes a colleague's run has it from the run's outputs."""
+    wheel = wheel_path(plan.code.wheel)
+    if not wheel.exists():
+        open_store(str(wheel.parent)).write(wheel.name, _code(plan, wheel.name))
+    return needed(wheel, extras(plan.job))
 
 
 def _code(plan: Plan, name: str) -> bytes:

@@ -348,7 +348,8 @@ class SshTarget:
         with Link(self.options, handle, machines) as link:
             where = link.where
             seen, stayed = removal.end(link.hosts, where, handle, ended=said_farewell(handle))
-            created = seen or [f"{handle.run} on {host}" for host in link.hosts]
+            recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in link.hosts]
+            created = seen or recorded
             states = link.refresh()
             if stayed:
                 return created, stayed

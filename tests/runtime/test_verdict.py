@@ -150,3 +150,13 @@ def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
     assert past(events, Record(attempt=1, holder=None, beat=300)).spent_s == 2994.5
     assert past(events, Record(attempt=1, holder="x", beat=300)).spent_s == 2994.5  # killed before it gave it up
     assert past(events, Record(attempt=2, holder="y", beat=1, spent_s=2994.5)).spent_s == 3004.5
+
+
+def test_ranks_that_only_a_person_may_start_again_are_not_started_again() -> None:
+    killed = crash(137, signal="SIGKILL", seconds=100.0)
+    found = judge(Ending(exits=(killed,), crash=killed), Past(), retries=3, not_by_itself="it would be paid for twice")
+    assert isinstance(found, Outcome)
+    assert (found.state, found.exit_code, found.crash) == ("failed", 1, killed)
+    assert found.reason.endswith("it would be paid for twice")
+    done = Ending(exits=exits(0))
+    assert judge(done, Past(), retries=3, not_by_itself="it is over") == judge(done, Past(), retries=3)

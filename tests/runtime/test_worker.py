@@ -32,7 +32,7 @@ def test_a_run_that_ends_well_says_so_and_gives_the_lease_back(make: Make) -> No
         control(event="checkpoint", step=3, bytes=10)
     """)
     assert case.run() == 0
-    assert [event["kind"] for event in case.events()] == ["attempt", "checkpoint", "ended"]
+    assert [event["kind"] for event in case.events()] == ["attempt", "started", "checkpoint", "ended"]
     assert case.ended["state"] == "finished"
     assert case.ended["exit_code"] == 0
     assert case.log() == ["hello from 0"]

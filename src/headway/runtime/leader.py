@@ -182,7 +182,8 @@ class Leader:
         told = {"left_s": left, "spent_s": self.spent_s, "parts": self._past.parts}
         order = {"do": "start", "attempt": self.attempt, "workers": list(world.workers), **told}
         order["former"] = self._former
-        self.event("started", number=self.attempt)
+        if self.node.plan.job.get("script"):
+            self.event("started", number=self.attempt)
         for peer in self._peers.values():
             peer.connection.tell(order)
         self.node.start_ranks(world, self.attempt, told)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway import export
+from headway import publishing
 from headway.bundle import Bundle, BundleParts
 from headway.errors import BadBundle, BadInput, Conflict, Denied, DiskFull
-from headway.export import publish
+from headway.publishing import publish
 from headway.storage import open_store
 from tests.servers.gcs import GcsServer
 from tests.test_bundle import parts
@@ -88,8 +88,8 @@ def test_a_half_published_bundle_is_finished_by_the_next(
     publish(made, place)
     new = written(made.parent / "new", parts(fill=2.0))
     with monkeypatch.context() as broken:
-        broken.setattr(export, "_switch", _fails)
-        broken.setattr(export, "to_json", _fails)
+        broken.setattr(publishing, "_switch", _fails)
+        broken.setattr(publishing, "to_json", _fails)
         with pytest.raises(DiskFull if "://" not in place else OSError):
             publish(new, place)
     assert value(place) == 1.0
@@ -168,7 +168,7 @@ def test_readers_meet_a_whole_bundle_at_every_moment(made: Path, tmp_path: Path)
 def test_without_a_swap_of_names_it_is_still_replaced(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(publishing, "_exchange", lambda one, other: False)
     target = tmp_path / "models"
     publish(made, str(target))
     publish(written(tmp_path / "new", parts(fill=2.0)), str(target))
@@ -200,14 +200,14 @@ def test_the_files_of_a_replaced_bundle_stay_for_its_readers_and_go_with_the_nex
 def test_of_two_publishers_at_once_one_is_told(made: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(made, bucket)
     two, three = (written(made.parent / str(n), parts(fill=n)) for n in (2.0, 3.0))
-    inner = export._send
+    inner = publishing._send
 
     def overtaken(*args: object) -> None:
-        monkeypatch.setattr(export, "_send", inner)
+        monkeypatch.setattr(publishing, "_send", inner)
         publish(three, bucket)
         inner(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(export, "_send", overtaken)
+    monkeypatch.setattr(publishing, "_send", overtaken)
     with pytest.raises(Conflict):
         publish(two, bucket)
     assert value(bucket) == 3.0

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from headway.bundle import BundleParts
 from headway.errors import BadInput, NoCheckpoint
-from headway.export import BundleParts
 from headway.runtime.weights import foreign, initialise, weights_at
 from tests.runtime.inside import Start, runs
 

@@ -22,6 +22,7 @@ from headway.data.buffers import Buffers, pinned
 from headway.data.crops import check_crop, put_jpeg, put_raw
 from headway.data.manifest import Column
 from headway.data.mix import Order, Pool, balanced
+from headway.data.partition import Filler, share
 from headway.data.permutation import uniforms
 from headway.data.rows import Rows
 from headway.data.runner import usable_cores
@@ -167,8 +168,6 @@ class PictureFeed:
         return self._ahead.get((epoch, step, part, parts))
 
     def _places(self, step: int, part: int, parts: int) -> Places:
-        from headway.runtime.feed import share
-
         first = step * self.batch_size
         start, stop = share(min(self.batch_size, len(self._order) - first), part, parts)
         return np.arange(first + start, first + stop)
@@ -278,8 +277,6 @@ class _Filling:
         self._room = {}  # the batch alone owns its memory now
         if not self._empty:
             return batch
-        from headway.runtime.feed import Filler
-
         return Filler(batch)
 
     def _end(self, batch: Any) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headway.data.loader import Joined, Weighted
 from headway.data.mix import Order, Pool, quotas
+from headway.data.partition import Filler, share
 from headway.data.permutation import permute
 from headway.data.rows import Rows
 from headway.data.text import END, PAD, START
@@ -101,8 +102,6 @@ class SentenceFeed:
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
         """Which rows, numbered through all sources."""
-        from headway.runtime.feed import share
-
         seed = self.seed or 0
         number = step
         if self._training:
@@ -123,8 +122,6 @@ class SentenceFeed:
         rows = self.indices(epoch, step, part, parts)
         if rows:
             return self._made(rows)
-        from headway.runtime.feed import Filler
-
         return Filler(self._made(self.indices(epoch, step)[:1]))
 
     def _made(self, rows: list[int]) -> dict[str, Any]:

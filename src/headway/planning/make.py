@@ -20,6 +20,7 @@ from headway.planning.sources import data_problems, fingerprint
 from headway.planning.wheel import own_wheel
 from headway.resuming import EXACT
 from headway.spec import Job, dump
+from headway.spec.ranks import processes
 from headway.targets import registry
 from headway.targets.base import Target
 from headway.version import __version__
@@ -57,13 +58,6 @@ def plan(job: Job, on: str = "local") -> Plan:
         notes=(*_notes(packed), *_target_notes(target, job), *_cost_notes(job, cost)),
     )
     return replace(draft, requests=tuple(target.render(draft)))
-
-
-def processes(job: Job) -> int:
-    """Ranks on each node: one for each accelerator, or one."""
-    if job.resources.processes != "auto":
-        return job.resources.processes
-    return job.resources.accelerator.count if job.resources.accelerator else 1
 
 
 def _absolute(job: Job) -> Job:

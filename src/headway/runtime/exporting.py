@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.bundle import RECORD
-from headway.export import publish
 from headway.lease import LeaseLost
+from headway.publishing import publish
 from headway.runtime.checkpoint import lease_is_ours
 from headway.runtime.session import Session
 from headway.storage import join

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.data.partition import Filler, share
 from headway.data.permutation import permute, rng
 from headway.errors import BadInput
 from headway.runtime.randomness import ITEM, Dice
@@ -34,20 +34,6 @@ class Feed(Protocol):
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
         """Part `part` of `parts` of one global batch; `Filler` where that part is empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filler:
-    """A stand-in for an empty part: it runs through the model so that ranks keep step, and counts as nothing."""
-
-    batch: Any
-
-
-def share(size: int, part: int, parts: int) -> tuple[int, int]:
-    """[start, stop) of one part: parts differ by at most one, and together are everything."""
-    small, extra = divmod(size, parts)
-    start = part * small + min(part, extra)
-    return start, start + small + (part < extra)
 
 
 class Loader:

@@ -23,12 +23,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from headway.data.partition import Filler
 from headway.errors import BadInput
 from headway.runtime import farewell, memory
 from headway.runtime.averaging import Average
 from headway.runtime.boundary import Boundary
 from headway.runtime.exporting import Bundle
-from headway.runtime.feed import Feed, Filler, batch_names
+from headway.runtime.feed import Feed, batch_names
 from headway.runtime.guard import NanGuard
 from headway.runtime.journal import Journal
 from headway.runtime.keeping import Keeping

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.data.partition import Filler
 from headway.runtime.control import say
-from headway.runtime.feed import Feed, Filler
+from headway.runtime.feed import Feed
 from headway.runtime.identity import World
 from headway.runtime.position import Position
 from headway.runtime.prefetch import Prefetcher, from_feed, from_iterable

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.data.mix import Order, Pool
+from headway.data.partition import Filler, share
 from headway.data.permutation import uniforms
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Numbers, Pictures
 from headway.recipes.captioning.words import Vocabulary
-from headway.runtime.feed import Filler, share
 
 _WHICH_CAPTIONS, _WHICH_SIDE = 1, 2  # random streams
 EVALUATED_AT_ONCE: Final = 32  # what a wide beam computes of more at once leaves the cache

@@ -23,10 +23,10 @@ from headway.data.loader import PictureFeed, Weighted
 from headway.data.manifest import Manifest
 from headway.data.mix import Order, Pool, balanced
 from headway.data.opening import open_sources
+from headway.data.partition import Filler, share
 from headway.data.sources.pairs import TARGETS
 from headway.errors import BadInput
 from headway.recipes.grading.config import Config
-from headway.runtime.feed import Filler, share
 from headway.spec.model import Cache, Data, Source
 
 CARDS: Final = "builtin:cards"

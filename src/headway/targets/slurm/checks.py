@@ -12,6 +12,7 @@ from headway.errors import Problem
 from headway.naming import LONGEST
 from headway.secrets import parse
 from headway.spec.plain import dump
+from headway.spec.ranks import processes
 from headway.storage import local_path
 from headway.targets.here import about_key_files, place_of, run_url
 from headway.targets.slurm import script
@@ -117,8 +118,6 @@ def _cluster(options: Options, ask: Ask) -> list[Problem]:
 
 def _trial(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
     """Slurm's own verdict on these very options. Nothing is submitted."""
-    from headway.planning.make import processes
-
     words = script.resources(dump(job), processes(job), options)
     words += script.times(_budget_s(job), job.max_wait, options)
     try:

@@ -1,13 +1,11 @@
-"""How prices, estimates and ceilings look on a terminal, and the question before a run that costs something."""
+"""How prices, estimates and ceilings look on a terminal."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.show import duration, table
-from headway.errors import BadInput
 
 if TYPE_CHECKING:
     from headway.planning import Plan
@@ -75,18 +73,3 @@ def elsewhere(price: Mapping[str, Any]) -> str:
         return ""
     text = table(("ON ONE", "MACHINE", "HOURS", "ON DEMAND", "SPOT", ""), rows)
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def confirm(plan: Plan, *, yes: bool) -> None:
-    """Show what it costs and ask. BadInput where nobody can answer, and on a no: nothing has been spent."""
-    if not paid(plan):
-        return
-    for head, text in price_rows(plan.price).items():
-        print(f"  {head:<9} {text}", file=sys.stderr)
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise BadInput(f"this run costs money on {plan.target}, and nobody is here to say yes", fix="headway run -y")
-    print(f"start it on {plan.target}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if not sys.stdin.readline().strip().lower().startswith("y"):
-        raise BadInput("not started: nothing was spent", fix="headway run, and answer y")

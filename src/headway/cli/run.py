@@ -35,7 +35,8 @@ def main(args: argparse.Namespace) -> int:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
     from headway.cli.attached import attach, say
-    from headway.cli.money import confirm, paid
+    from headway.cli.confirm import confirm
+    from headway.cli.money import paid
     from headway.launcher import launch
 
     if paid(plan) and not args.no_rehearse and not args.plan:

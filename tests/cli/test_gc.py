@@ -18,11 +18,11 @@ from headway.ledger import Ledger
 from headway.orphans import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look, places, remove
 from headway.planning import Plan
 from headway.spec import Job
+from headway.spec.catalog import TARGETS, Entry
 from headway.spec.model import TargetEntry
 from headway.storage import Store
 from headway.targets.base import Handle, State
 from headway.targets.fake import FakeTarget, Options, Play
-from headway.targets.registry import TARGETS, Entry
 from tests.cli.conftest import Headway
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 

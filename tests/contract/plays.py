@@ -10,8 +10,8 @@ from typing import Any
 
 from headway.planning import Plan, plan
 from headway.spec import Job, Resources, Secret
+from headway.spec.catalog import Entry
 from headway.targets.fake import Play
-from headway.targets.registry import Entry
 
 # The fake is no place for users to run things, so it is in the registry only where a test puts it.
 FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")

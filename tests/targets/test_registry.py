@@ -9,9 +9,9 @@ import pytest
 
 from headway.errors import BadInput, BadPlan, MissingExtra
 from headway.spec import Job, TargetEntry
+from headway.spec.catalog import TARGETS, Entry
 from headway.targets import registry
 from headway.targets.local import LocalTarget
-from headway.targets.registry import TARGETS, Entry
 
 JOB = Job(name="job", script="x.py", targets={"desk": TargetEntry(kind="local", options={"python": "python3"})})
 

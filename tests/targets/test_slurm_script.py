@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from headway.planning import Plan
-from headway.planning.make import processes
 from headway.planning.model import Code, Limits
 from headway.spec import Accelerator, Budget, Job, Resources, Secret, dump
+from headway.spec.ranks import processes
 from headway.targets.base import Request
 from headway.targets.slurm import script, starting
 from headway.targets.slurm.options import Options

@@ -126,7 +126,7 @@ def guardians(url: str) -> list[int]:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"headway.targets.ssh.guardian" in words and url.encode() in words:
+        if b"headway.guarding" in words and url.encode() in words:
             found.append(int(path.parent.name))
     return found
 

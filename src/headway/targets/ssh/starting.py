@@ -161,7 +161,7 @@ def lifetime_s(plan: Plan) -> float | None:
 
 
 def needed_by(plan: Plan) -> str:
-    """What Headway itself needs there, by its wheel. Whoever resumes a colleague's run has it from the run's outputs."""
+    """What Headway needs there, by its wheel: from our cache, or from the outputs of a colleague's run."""
     wheel = wheel_path(plan.code.wheel)
     if not wheel.exists():
         open_store(str(wheel.parent)).write(wheel.name, _code(plan, wheel.name))

@@ -56,7 +56,7 @@ fuzz: .venv/.ready-test
 
 # Every recipe's real server against its own OpenAPI, ten minutes each; FUZZ="--recipe translation --seconds 60".
 fuzz-serve: .venv/.ready-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.fuzz $(FUZZ)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.serving.fuzz $(FUZZ)
 
 # The hashes of what is installed; the bill of materials; what is known against it (docs/security.md).
 lock:
@@ -72,7 +72,7 @@ audit:
 
 # The long form of the load on a server: 1,000 clients at once, and 50,000 requests. Minutes.
 test-load: .venv/.ready-test
-	@HEADWAY_LOAD=1 $(BIN)/python -m pytest -s tests/serve/test_load.py
+	@HEADWAY_LOAD=1 $(BIN)/python -m pytest -s tests/serving/test_load.py
 
 # The long runs, for docs/results.md: hours. A minute's worth of it runs in `make test`.
 results: .venv/.ready-test

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Row, interleave, note, show
-from headway.recipes.captioning.attend import AttentionDecoder
+from headway.recipes.captioning.beam_search import describe
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decode import describe
+from headway.recipes.captioning.decoders import AttentionDecoder
 from headway.recipes.captioning.model import Captioner
-from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from headway.recipes.captioning.vocabulary import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
 
 PICTURES, CELLS, CHANNELS, WORDS, LENGTH = 16, 196, 2048, 9_490, 12
 PENALTY = 0.7

@@ -41,13 +41,13 @@ for line in sys.stdin:
 """
 
 OURS = """
-from headway.score.bleu import bleu_counts
-from headway.score.bleu_alone import bleu_counts_alone
-from headway.score.captions import CaptionScorer
-from headway.score.cider import Cider
-from headway.score.ptb import tokenize_all
-from headway.score.references import References
-from headway.score.rouge import rouge_l
+from headway.metrics.bleu import bleu_counts
+from headway.metrics.bleu import bleu_counts_alone
+from headway.metrics.captions import CaptionScorer
+from headway.metrics.cider import Cider
+from headway.metrics.ptb_tokenizer import tokenize_all
+from headway.metrics.ngrams import References
+from headway.metrics.rouge_meteor import rouge_l
 
 def bleu():
     return bleu_counts_alone(hypotheses, references).corpus().tolist()

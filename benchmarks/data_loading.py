@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.data_prepare import anonymous, make_pictures
 from benchmarks.harness import Absent, Row, environment, interleave, note
-from headway.data.prepare import prepare
+from headway.data.prepare.pipeline import prepare
 
 COUNT = 1536
 REPEATS = 3
@@ -133,8 +133,8 @@ PEERS = {
     "HF datasets": ("datasets", HF_MAKE, HF),
 }
 OURS = """
-from headway.data.loader import PictureFeed
-from headway.data.rows import Rows
+from headway.data.loading.loader import PictureFeed
+from headway.data.dataset.rows import Rows
 rows = Rows(root + "/shards-{0}", "train")
 feed = PictureFeed([rows], 64, training=True, crop=224, columns=["picture"], seed=1)
 epochs = iter(range(10**6))
@@ -144,7 +144,7 @@ def epoch():
 serve(epoch)
 """
 BARE = """
-from headway.data.rows import Rows
+from headway.data.dataset.rows import Rows
 rows = Rows(root + "/shards-raw", "train")
 views = [rows.shard(number).cells("picture").view for number in range(len(rows._files))]
 pictures = [(view, row) for view in views for row in range(len(view))]
@@ -162,7 +162,7 @@ serve(epoch)
 DECODE = """
 import simplejpeg
 from concurrent.futures import ThreadPoolExecutor
-from headway.data.rows import Rows
+from headway.data.dataset.rows import Rows
 rows = Rows(root + "/shards-jpeg", "train")
 cells = [rows.shard(number).cells("picture") for number in range(len(rows._files))]
 bodies = [bytes(one[row]) for one in cells for row in range(len(one))]
@@ -312,8 +312,8 @@ def promises(rows: dict[str, Row], seen: dict[str, int]) -> int:
 
 def resume(root: Path) -> int:
     """The first batch of a feed just opened, at the beginning and deep inside of an epoch."""
-    from headway.data.loader import PictureFeed
-    from headway.data.rows import Rows
+    from headway.data.dataset.rows import Rows
+    from headway.data.loading.loader import PictureFeed
 
     def first_batch(step: int) -> Any:
         def open_and_read() -> None:
@@ -333,8 +333,8 @@ def resume(root: Path) -> int:
 
 
 GROW = """
-from headway.data.loader import PictureFeed
-from headway.data.rows import Rows
+from headway.data.loading.loader import PictureFeed
+from headway.data.dataset.rows import Rows
 rows = Rows(sys.argv[1], "train", limit=int(sys.argv[2]))
 feed = PictureFeed([rows], 32, training=True, crop=224, columns=["picture"], seed=1)
 for step in range(len(feed)):

@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.harness import Row, interleave, note, show
-from headway.data.prepare import Encoding, prepare
+from headway.data.prepare.pipeline import Encoding, prepare
 
 REAL = (
     Path(os.environ.get("HEADWAY_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -140,7 +140,7 @@ def scheduler(root: Path, workers: int) -> Iterator[str]:
             time.sleep(0.05)
         address = json.loads(file.read_text())["address"]
         work = [*python, "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard", "--nthreads", "1"]
-        work += ["--preload", "headway.data.chunk", "--local-directory", str(root), address]
+        work += ["--preload", "headway.data.prepare.shard_task", "--local-directory", str(root), address]
         processes += [subprocess.Popen(work, **quiet) for _ in range(workers)]
         with import_module("distributed").Client(address, set_as_default=False) as client:
             client.wait_for_workers(workers)
@@ -178,7 +178,7 @@ def folder_bytes(folder: Path) -> int:
 
 GROW = """
 import sys
-from headway.data.prepare import prepare
+from headway.data.prepare.pipeline import prepare
 if __name__ == "__main__":
     prepare(sys.argv[1], sys.argv[2], size=64, workers=2)
 """

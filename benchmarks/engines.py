@@ -52,7 +52,7 @@ def main() -> int:
 
 def trained(recipe: str, folder: Path) -> Any:
     """The bundle of a short training on drawn data."""
-    from headway.bundle import Bundle
+    from headway.bundle.format import Bundle
 
     file, *settings = SHORT[recipe]
     words = [word for setting in (f"outputs={folder}", *settings) for word in ("--set", setting)]
@@ -63,12 +63,12 @@ def trained(recipe: str, folder: Path) -> Any:
 
 def whole(recipe: str, bundle: Any) -> int:
     """Answers of the service, as a server gives them."""
-    from headway.serve import engine
-    from headway.serve.service import service_of
+    from headway.artifacts import inference_engine
+    from headway.artifacts.predictor import service_of
 
     plain, other = service_of(bundle), service_of(bundle)
-    engine.choose(other, bundle, "onnx")  # makes the graph, which `auto` then measures
-    chosen = engine.choose(service_of(bundle), bundle, "auto").partition(":")[0]
+    inference_engine.choose(other, bundle, "onnx")  # makes the graph, which `auto` then measures
+    chosen = inference_engine.choose(service_of(bundle), bundle, "auto").partition(":")[0]
     prepared = [plain.prepare(instance) for instance in pictures(recipe, 8)]
     broken = 0
     for rows in (1, 8):
@@ -86,16 +86,16 @@ def parts(recipe: str, bundle: Any, folder: Path) -> int:
     """The graphs of a recipe that searches; a server stays with torch whatever they take."""
     import torch
 
-    from headway.graphs import checked, write_onnx
-    from headway.serve import engine
-    from headway.serve.service import service_of
+    from headway.artifacts import inference_engine
+    from headway.artifacts.onnx import checked, write_onnx
+    from headway.artifacts.predictor import service_of
 
     predictor = service_of(bundle)._predictor  # type: ignore[attr-defined]
     graphs = import_module(f"headway.recipes.{recipe}.graphs").graphs(predictor.model, predictor.config)
     broken = 0
     for graph in graphs:
         write_onnx(graph, folder)
-        run = engine.session(graph, folder / f"{graph.name}.onnx")
+        run = inference_engine.session(graph, folder / f"{graph.name}.onnx")
         checked(graph, lambda inputs, run=run: run(list(inputs.values())), "ONNX Runtime")  # raises where they differ
         inputs = list(graph.inputs.values())
 

@@ -51,10 +51,10 @@ def rank(folder: Path) -> dict[int, Work]:
     import torch
 
     from benchmarks.scale import Nobody
-    from headway.runtime.catalogue import Catalogue
-    from headway.runtime.checkpoint import Moment, Saver, Seat
     from headway.spec.model import Checkpoint
     from headway.storage.memory import MemoryStore
+    from headway.training.checkpoint.index import Catalogue
+    from headway.training.checkpoint.writer import Moment, Saver, Seat
 
     def commit(ranks: int) -> None:
         store, seat = MemoryStore(f"memory://growth-{ranks}"), Seat(rank=0, ranks=ranks, attempt=1)
@@ -71,7 +71,7 @@ def rank(folder: Path) -> dict[int, Work]:
 
 def run(folder: Path) -> dict[int, Work]:
     """run: a row of the ledger written, all together."""
-    from headway.ledger import Ledger, Row
+    from headway.rundir.index import Ledger, Row
 
     def record(count: int) -> None:
         file = folder / f"ledger-{count}.sqlite"
@@ -86,7 +86,7 @@ def run(folder: Path) -> dict[int, Work]:
 def page(folder: Path) -> dict[int, Work]:
     """page of runs: every page of the dashboard looked at, one run's share."""
     from benchmarks.ledger import ledger_of
-    from headway.ui.board import Board
+    from headway.dashboard.runs import Board
 
     def leaf(ledger: Any, count: int) -> None:
         board, seen = Board(ledger), 0  # a new one: nothing is remembered
@@ -104,7 +104,7 @@ def picture(folder: Path) -> dict[int, Work]:
     from PIL import Image
 
     from benchmarks.data_prepare import many_pictures, noise
-    from headway.data.prepare import prepare
+    from headway.data.prepare.pipeline import prepare
 
     body = io.BytesIO()
     Image.fromarray(noise(72, 96, 0)).save(body, "JPEG", quality=85)
@@ -121,9 +121,9 @@ def picture(folder: Path) -> dict[int, Work]:
 
 def checkpoint(folder: Path) -> dict[int, Work]:
     """checkpoint: kept for good, adopted and looked at by the rule of which may go."""
-    from headway.runtime.catalogue import Catalogue, Kept
     from headway.spec.model import Cadence, Checkpoint
     from headway.storage.memory import MemoryStore
+    from headway.training.checkpoint.index import Catalogue, Kept
 
     def look(store: Any, count: int) -> None:
         catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
@@ -141,7 +141,7 @@ def checkpoint(folder: Path) -> dict[int, Work]:
 def point(folder: Path) -> dict[int, Work]:
     """point: of three curves, read for the first time."""
     from benchmarks.ledger import curve_of
-    from headway.ui.series import Metrics
+    from headway.dashboard.views import Metrics
 
     def read(place: Any, count: int) -> None:
         metrics = Metrics(place)

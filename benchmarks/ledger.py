@@ -15,12 +15,11 @@ import numpy as np
 
 from benchmarks.harness import Row as Measured
 from benchmarks.harness import interleave, note, show
-from headway.ledger import Ledger, Row
-from headway.runfolder import RunFolder
-from headway.segments import SegmentWriter
+from headway.dashboard.runs import Board
+from headway.dashboard.views import Metrics
+from headway.rundir.index import Ledger, Row
+from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
-from headway.ui.board import Board
-from headway.ui.series import Metrics
 
 FEW_RUNS, MANY_RUNS = 100, 10_000
 FEW_POINTS, SOME_POINTS, MANY_POINTS = 10_000, 20_000, 1_000_000

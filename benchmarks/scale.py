@@ -36,7 +36,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def rendezvous() -> str:
     """Every node joins node 0, proves what it knows, and is told to start."""
-    from headway.runtime.meeting import Joined, Meeting, join
+    from headway.supervisor.rendezvous import Joined, Meeting, join
 
     posted: queue.Queue[Any] = queue.Queue()
     port = _free_port()
@@ -68,7 +68,7 @@ def rendezvous() -> str:
 
 
 def manifest_of_a_checkpoint() -> str:
-    from headway.runtime.records import sealed, unsealed
+    from headway.training.checkpoint.serialization import sealed, unsealed
 
     body = sealed(_manifest(NODES * RANKS_A_NODE))
     seconds, _ = timed(lambda: unsealed(body, "manifest.json"))
@@ -81,9 +81,9 @@ def commit() -> str:
     """One commit by rank 0 where all others have written their parts, in a store as far away as a cloud's."""
     import torch
 
-    from headway.runtime.catalogue import Catalogue
-    from headway.runtime.checkpoint import Moment, Saver, Seat
     from headway.spec.model import Checkpoint
+    from headway.training.checkpoint.index import Catalogue
+    from headway.training.checkpoint.writer import Moment, Saver, Seat
 
     ranks = NODES * RANKS_A_NODE
     store, seat = FarAway("memory://scale-commit"), Seat(rank=0, ranks=ranks, attempt=1)
@@ -103,8 +103,8 @@ def commit() -> str:
 
 def retention() -> str:
     """One pass of the rule over a run with many checkpoints kept for good."""
-    from headway.runtime.catalogue import Catalogue, Kept
     from headway.spec.model import Cadence, Checkpoint
+    from headway.training.checkpoint.index import Catalogue, Kept
 
     store, ranks, keep = FarAway("memory://scale-retention"), 64, 300
     catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
@@ -156,7 +156,7 @@ class Nobody:
 
 
 def shard_index() -> str:
-    from headway.data.manifest import Column, Manifest, ShardFile
+    from headway.data.dataset.manifest import Column, Manifest, ShardFile
 
     shards = PICTURES // ROWS_A_SHARD
     files = tuple(
@@ -175,7 +175,7 @@ def shard_index() -> str:
 def shuffling() -> str:
     import numpy as np
 
-    from headway.data.permutation import permute
+    from headway.data.loading.sampler import permute
 
     positions = np.arange(4096, dtype=np.int64) + 123_456_789
     seconds = min(timed(lambda: permute(PICTURES, 7, 3, positions))[0] for _ in range(5))
@@ -189,8 +189,7 @@ def shuffling() -> str:
 
 def history() -> str:
     """A month of metrics of one run, read as `headway show` reads them."""
-    from headway.runfolder import RunFolder
-    from headway.segments import LONGEST_S
+    from headway.rundir.layout import LONGEST_S, RunFolder
     from headway.storage.memory import MemoryStore
 
     store, steps, each = MemoryStore("memory://scale-history"), 1_000_000, 25_000

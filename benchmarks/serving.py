@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness import Absent, environment, note
-from tests.serve.loading import Tally, load, many_files, request_of
+from tests.serving.loading import Tally, load, many_files, request_of
 
 SECONDS = 6.0  # of each load, about
 ROUNDS = 3
@@ -44,8 +44,8 @@ MODEL = """
 import base64, io, sys
 import numpy as np
 from PIL import Image
-from headway.bundle import Bundle
-from headway.serve.service import service_of
+from headway.bundle.format import Bundle
+from headway.artifacts.predictor import service_of
 
 def pixels(text):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
@@ -275,9 +275,9 @@ def _bundle(folder: Path) -> Path:
     import torch
 
     from headway.recipes.captioning.config import Config
+    from headway.recipes.captioning.inference import bundle
     from headway.recipes.captioning.model import Captioner
-    from headway.recipes.captioning.predict import bundle
-    from headway.recipes.captioning.words import Vocabulary
+    from headway.recipes.captioning.vocabulary import Vocabulary
     from headway.spec import Job
 
     torch.manual_seed(0)

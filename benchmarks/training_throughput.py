@@ -117,9 +117,7 @@ def headway(made: Made) -> Step:
 
 def captioning() -> Made:
     from headway.recipes.captioning.config import Config
-    from headway.recipes.captioning.data import load, vocabulary
-    from headway.recipes.captioning.features import seen
-    from headway.recipes.captioning.feed import TrainingFeed
+    from headway.recipes.captioning.data import TrainingFeed, load, seen, vocabulary
     from headway.recipes.captioning.model import Captioner
     from headway.spec import Data
 

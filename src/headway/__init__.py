@@ -11,25 +11,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.version import __version__
+from headway._version import __version__
 
 if TYPE_CHECKING:
-    from headway.launcher import launch
-    from headway.notebook.recorded import open_run
+    from headway.dashboard.notebook.run import open_run
+    from headway.launcher.lifecycle import launch
     from headway.planning import plan
-    from headway.runtime import Run, start
     from headway.spec import Job
+    from headway.training import Run, start
 
 __all__ = ["Job", "Run", "__version__", "launch", "open_run", "plan", "start"]
 
 # Imported on first use, so that `headway --help` stays instant and control never meets torch.
 _HOMES = {
     "Job": "headway.spec",
-    "Run": "headway.runtime",
-    "launch": "headway.launcher",
-    "open_run": "headway.notebook.recorded",
+    "Run": "headway.training",
+    "launch": "headway.launcher.lifecycle",
+    "open_run": "headway.dashboard.notebook.run",
     "plan": "headway.planning",
-    "start": "headway.runtime",
+    "start": "headway.training",
 }
 
 

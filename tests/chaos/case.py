@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.runfolder import PLAN, RunFolder
+from headway.rundir.layout import PLAN, RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Secret, dump
 from headway.storage import open_store
 from tests.chaos import board
 from tests.chaos.workload_facts import EPOCHS, STEPS_AN_EPOCH
-from tests.runtime.supervised import alive, plan_of, quiet_environment
+from tests.supervisor.supervised import alive, plan_of, quiet_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTS = f"{REPOSITORY / 'src'}:{REPOSITORY}"  # this tree, wherever Headway may be installed from

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from headway.runfolder import INTENT, PLAN, RECEIPT
+from headway.rundir.layout import INTENT, PLAN, RECEIPT
 from tests.chaos.case import SCRIPT, Case, send
 from tests.chaos.scene import Scene
 

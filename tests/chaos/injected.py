@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.errors import Denied, DiskFull, StoreError, Transient
+from headway.core.errors import Denied, DiskFull, StoreError, Transient
 from headway.storage import open as opening
 from headway.storage.base import Store
 from tests.servers.faults import FaultyStore

@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors import numpy as safetensors
 
-from headway import lease
-from headway.runfolder import checkpoint_folder
+from headway.rundir import lease
+from headway.rundir.layout import checkpoint_folder
 from tests.chaos.case import Case
 from tests.chaos.workload_facts import FILES
 

@@ -1,6 +1,6 @@
 """A run folder that was damaged, or cannot be read or written as it should: runs go on exactly, or say why they cannot.
 
-Real ranks train, are stopped, and find it hurt. What needs no training is tried in tests/runtime/test_restore.py.
+Real ranks train, are stopped, and find it hurt. What needs no training is tried in tests/training/test_restore.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from headway.errors import Denied, NoCheckpoint
-from headway.runtime import leftovers
+from headway.core.errors import Denied, NoCheckpoint
 from headway.spec import Cadence, Checkpoint, Job, dump
 from headway.storage import open_store
-from headway.storage.folder import FolderStore
-from headway.storage.keys import TEMPORARY
-from tests.runtime import supervised
-from tests.runtime.inside import Start, runs
-from tests.runtime.live import Case
-from tests.runtime.test_run import parts, train
+from headway.storage.base import TEMPORARY
+from headway.storage.local import FolderStore
+from headway.training.checkpoint import manager
+from tests.supervisor import supervised
+from tests.training.inside import Start, runs
+from tests.training.live import Case
+from tests.training.test_run import parts, train
 
 RULE = Checkpoint(every=Cadence(steps=3), keep_last=9)
 NEWEST, BEFORE = 8, 6  # steps of the two newest checkpoints of a run that was stopped at step 8
@@ -185,7 +185,7 @@ FULL = """
 import json, os, sys
 os.environ["TEST_OPTIONS"] = "{}"
 from pathlib import Path
-from tests.runtime.live import Case
+from tests.training.live import Case
 from tests.chaos.test_damage import RULE, SHORT
 disk, out = Path(sys.argv[1]), Path(sys.argv[2])
 if __name__ == "__main__":
@@ -249,7 +249,7 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path: Path, straight: Case)
 
 TRAIN = """
 sys.path.insert(0, os.environ["TEST_ROOT"])
-from tests.runtime import training
+from tests.training import training
 training.main({})
 """
 
@@ -282,8 +282,8 @@ def test_what_a_killed_writer_had_begun_is_swept_when_it_is_old(tmp_path: Path) 
     old, young = (tmp_path / "checkpoints/00000001" / f"{TEMPORARY}{name}" for name in ("old", "young"))
     for path in (old, young):
         path.write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * leftovers.OLD_S,) * 2)
-    assert leftovers.sweep(store) == 1
+    os.utime(old, (time.time() - 2 * manager.OLD_S,) * 2)
+    assert manager.sweep(store) == 1
     assert (old.exists(), young.exists()) == (False, True)
     assert [entry.key for entry in store.list()] == ["checkpoints/00000001/manifest.json"]
 

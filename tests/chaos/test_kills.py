@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from headway.spec import Cadence, Checkpoint, Job, dump
-from tests.runtime import supervised
-from tests.runtime.live import Case, Gang
+from tests.supervisor import supervised
+from tests.training.live import Case, Gang
 
 KILLS = int(os.environ.get("HEADWAY_CHAOS", "0"))
 CONFIG = {"pause_s": 0.03, "workers": 1}
@@ -63,7 +63,7 @@ def wait_until_begun(case: Case, gang: Gang) -> None:
 
 SCRIPT = """
 sys.path.insert(0, os.environ["TEST_ROOT"])
-from tests.runtime import training
+from tests.training import training
 training.main({})
 """
 

@@ -26,7 +26,8 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import headway  # noqa: E402
-from headway.runtime import Loader, gradients  # noqa: E402
+from headway.training import Loader  # noqa: E402
+from headway.training.distributed import grad_sync  # noqa: E402
 from tests.chaos.workload_facts import BATCH, EPOCHS, FILES, ITEMS, STEPS_AN_EPOCH  # noqa: E402
 
 PAST = {"take": "took", "write": "wrote", "remove": "removed"}
@@ -77,7 +78,7 @@ class Exported:
 
 
 def main() -> None:
-    gradients.BUCKET_BYTES = 4000  # four buckets for this model
+    grad_sync.BUCKET_BYTES = 4000  # four buckets for this model
     BOARD.mark("start")
     run = headway.start()
     _watch(run)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import FINISHED, RESUMABLE
+from headway.core.errors import FINISHED, RESUMABLE
 
 PATIENCE_S = 90.0
 SCRIPT = """

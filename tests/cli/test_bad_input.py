@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BAD_INPUT, FAILED
+from headway.core.errors import BAD_INPUT, FAILED
 from tests.cli.conftest import Headway
 
 SCRIPT = "name: job\nscript: train.py\n"

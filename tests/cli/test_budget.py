@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.runs import locate
-from headway.runfolder import RunFolder
+from headway.cli.options import locate
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.cli.conftest import Headway
 

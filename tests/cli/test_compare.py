@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.cli.compare import spark
+from headway.cli.model import spark
 from tests.recipes.grading.trained import trained_grader
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BAD_INPUT
+from headway.core.errors import BAD_INPUT
 from headway.spec import load
 from tests.cli.conftest import Headway
 

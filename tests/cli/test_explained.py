@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.dispatch import _explained
-from headway.errors import TargetError
+from headway.core.errors import TargetError
 from tests.cli.conftest import Headway
 
 

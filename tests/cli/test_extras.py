@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
+from headway.launcher import lifecycle
 from headway.targets import registry
 from headway.targets.fake import FakeTarget
 from tests.contract.plays import FAKE, plan_play, write_project
@@ -30,7 +30,7 @@ def test_what_is_loaded_late_is_missed_with_a_pip_command_too(
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(registry.TARGETS, "fake", FAKE)
     plan = plan_play(write_project(tmp_path / "project"), WAITS, on="fake", outputs=str(tmp_path / "runs"))
-    url = launcher.launch(plan, name="r1", detach=True, target=FakeTarget()).url
+    url = lifecycle.launch(plan, name="r1", detach=True, target=FakeTarget()).url
     done = subprocess.run([sys.executable, "-c", WITHOUT, verb, url], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert f"headway {verb} needs Headway's extra [train]" in done.stderr

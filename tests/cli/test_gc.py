@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher, lease
-from headway.errors import TargetError
-from headway.ledger import Ledger
-from headway.orphans import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look, places, remove
+from headway.core.errors import TargetError
+from headway.core.types import Handle, State
+from headway.launcher import lifecycle
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look, places, remove
 from headway.planning import Plan
+from headway.plugins import TARGETS, Entry
+from headway.rundir import lease
+from headway.rundir.index import Ledger
 from headway.spec import Job
-from headway.spec.catalog import TARGETS, Entry
 from headway.spec.model import TargetEntry
 from headway.storage import Store
-from headway.targets.base import Handle, State
 from headway.targets.fake import FakeTarget, Options, Play
 from tests.cli.conftest import Headway
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
@@ -62,8 +63,8 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     return lambda play=WAITS, **more: plan_play(project, play, **{"on": "fake", "outputs": outputs, **more})
 
 
-def start(plan: Plan) -> launcher.Launched:
-    return launcher.launch(plan, detach=True, target=SHARED)
+def start(plan: Plan) -> lifecycle.Launched:
+    return lifecycle.launch(plan, detach=True, target=SHARED)
 
 
 def verdicts() -> dict[str, str]:
@@ -96,7 +97,7 @@ def test_workers_without_a_folder_are_removed_too(plan_of: Callable[..., Plan]) 
 
 
 def test_a_folder_out_of_reach_condemns_nobody(plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.errors import Transient
+    from headway.core.errors import Transient
 
     hold = start(plan_of())
 
@@ -140,7 +141,7 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
     assert [found.verdict for found in look(HERE, patience_s=0.2)] == [LIVE]
 
 
-def past_its_end(hold: launcher.Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def past_its_end(hold: lifecycle.Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = SHARED.found()
     old = replace(found, details={**found.details, "expires": time.time() - 5})
     monkeypatch.setattr(SHARED, "found", lambda: [old], raising=False)
@@ -180,7 +181,7 @@ def test_what_a_colleague_has_resumed_is_the_colleagues(
     hold = start(plan_of())
     hold.stop()
     as_another_user(monkeypatch, tmp_path, "bob")
-    launcher.resume(hold.url, target=SHARED)
+    lifecycle.resume(hold.url, target=SHARED)
     assert verdicts() == {hold.run: LIVE}
     as_another_user(monkeypatch, tmp_path, "alice")
     assert verdicts() == {hold.run: NOT_YOURS}
@@ -235,12 +236,12 @@ def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gon
 
 
 def test_a_failed_run_that_is_kept_is_no_orphan_until_its_time_is_over(plan_of: Callable[..., Plan]) -> None:
-    kept = launcher.launch(plan_of(), env={"HEADWAY_KEEP_ON_FAILURE_S": "3600"}, detach=True, target=SHARED)
+    kept = lifecycle.launch(plan_of(), env={"HEADWAY_KEEP_ON_FAILURE_S": "3600"}, detach=True, target=SHARED)
     SHARED.end(kept.url, State.FAILED, reason="x", exit_code=1)
     assert verdicts() == {kept.run: LIVE}
     assert kept.outcome().receipt is None  # whoever looks leaves it alone
     assert look(HERE)
-    over = launcher.launch(plan_of(), env={"HEADWAY_KEEP_ON_FAILURE_S": "0.000001"}, detach=True, target=SHARED)
+    over = lifecycle.launch(plan_of(), env={"HEADWAY_KEEP_ON_FAILURE_S": "0.000001"}, detach=True, target=SHARED)
     SHARED.end(over.url, State.FAILED, reason="x", exit_code=1)
     assert verdicts()[over.run] == ORPHAN
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from headway import launcher
-from headway.cli.runs import locate
-from headway.targets.local import LocalTarget
+from headway.cli.options import locate
+from headway.launcher import lifecycle
+from headway.targets.local.target import LocalTarget
 from tests.cli.conftest import Headway
 from tests.contract.suite import copied
 
@@ -48,7 +48,7 @@ def test_a_copy_of_what_is_kept_is_not_kept(headway: Headway) -> None:
 def test_what_is_kept_ends_by_itself(headway: Headway) -> None:
     failing()
     assert headway("run", "--name", "kept-two", "--keep-on-failure", "2s").code == 1
-    hold = launcher.reach(locate("kept-two"))
+    hold = lifecycle.reach(locate("kept-two"))
     limit = time.monotonic() + 60
     while mine("kept-two"):
         assert time.monotonic() < limit

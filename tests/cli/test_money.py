@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.money import usd
-from headway.errors import BAD_INPUT
-from headway.price.experience import Experience, learn, work_of
+from headway.core.errors import BAD_INPUT
+from headway.core.format import usd
+from headway.pricing.history import Experience, learn, work_of
 from headway.spec import Job, dump
 from tests.cli.conftest import Headway
 

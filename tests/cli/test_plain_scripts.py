@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from headway.cli.runs import locate
-from headway.runfolder import RunFolder
+from headway.cli.options import locate
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.cli.conftest import Headway
 from tests.contract.suite import eventually

@@ -24,15 +24,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from headway import launcher
-from headway.errors import HeadwayError
-from headway.orphans import ORPHAN, Place, look, remove
+from headway.core.errors import HeadwayError
+from headway.core.types import Target
+from headway.launcher import lifecycle
+from headway.launcher.gc import ORPHAN, Place, look, remove
 from headway.planning import Plan
-from headway.runfolder import PLAN, RunFolder
+from headway.plugins import TARGETS
+from headway.rundir.layout import PLAN, RunFolder
 from headway.storage import join, open_store, subfolders
 from headway.targets import registry
-from headway.targets.base import Target
-from headway.targets.registry import TARGETS
 from tests.contract.plays import FAKE
 from tests.contract.suite import eventually
 
@@ -102,7 +102,7 @@ def die_at(request: int) -> None:
 
 
 def _announce_exchanges() -> None:
-    from headway.targets.ssh.host import _Session
+    from headway.targets.ssh.connection import _Session
 
     ask = _Session.exchange
 
@@ -172,7 +172,7 @@ def nothing_stays(
     for name in there[:: 4 if live else 1]:  # what is slow to ask is asked about some
         url = join(outputs, name)
         if any(entry.key == PLAN for entry in open_store(url).list(PLAN)):
-            assert launcher.reach(url, target=target).down().left == ()
+            assert lifecycle.reach(url, target=target).down().left == ()
 
 
 def _place(plan: Plan) -> Place:
@@ -183,7 +183,7 @@ def _start(plan: Plan, name: str, request: int, *, attached: bool) -> None:
     target = registry.of_plan(plan)
     try:
         die_at(request)
-        launcher.launch(plan, name=name, detach=not attached, target=target)
+        lifecycle.launch(plan, name=name, detach=not attached, target=target)
     except HeadwayError:
         traceback.print_exc()
         os._exit(3)
@@ -199,7 +199,7 @@ def _wait_for(plan: Plan, name: str) -> None:
 
 def _watch(plan: Plan, name: str, request: int, *, ended: bool) -> None:
     try:
-        hold = launcher.launch(plan, name=name, detach=True, target=registry.of_plan(plan))
+        hold = lifecycle.launch(plan, name=name, detach=True, target=registry.of_plan(plan))
         if ended:
             eventually(lambda: hold.folder.ended() is not None, f"{name} ends", within_s=END_S)
         die_at(request)

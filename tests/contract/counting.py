@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from headway.launcher import Launched
+from headway.launcher.lifecycle import Launched
 
 COUNT = "count.py"
 # Arguments: steps, seconds for each, and at which step the first, second, … attempt waits until it is asked to stop, or

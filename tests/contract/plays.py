@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.planning import Plan, plan
+from headway.plugins import Entry
 from headway.spec import Job, Resources, Secret
-from headway.spec.catalog import Entry
 from headway.targets.fake import Play
 
 # The fake is no place for users to run things, so it is in the registry only where a test puts it.

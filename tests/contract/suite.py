@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from headway import intent, launcher, lease
-from headway.errors import BadInput, HeadwayError, RunBusy, UnknownRun
-from headway.launcher import Launched
-from headway.naming import LONGEST
-from headway.owner import owner
+from headway.core.errors import BadInput, HeadwayError, RunBusy, UnknownRun
+from headway.core.types import Handle, State, Target
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
-from headway.runfolder import INTENT, RECEIPT, STOP
+from headway.rundir import lease, submission
+from headway.rundir.accounting import spent_s
+from headway.rundir.layout import INTENT, RECEIPT, STOP
+from headway.rundir.names import LONGEST
+from headway.rundir.owner import owner
 from headway.spec import Accelerator, Budget, Resources, Secret
-from headway.spent import spent_s
 from headway.storage import Store, open_store, subfolders
-from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
 from tests.contract.counting import COUNT, WRITE, count_to, counted, write_counting, write_writing
 from tests.contract.plays import plan_play, write_project
@@ -65,7 +66,7 @@ def skew(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
             return datetime.fromtimestamp(right() + seconds, tz)
 
     monkeypatch.setattr(time, "time", lambda: right() + seconds)
-    monkeypatch.setattr(intent, "datetime", Skewed)
+    monkeypatch.setattr(submission, "datetime", Skewed)
 
 
 def copied(url: str, name: str) -> str:
@@ -121,7 +122,7 @@ class TargetContract(ABC):
         holds: list[Launched] = []
 
         def begin(play: Play, *, run: str | None = None, **more: object) -> Launched:
-            hold = launcher.launch(plan_of(play, **more), name=run, detach=True, target=target)
+            hold = lifecycle.launch(plan_of(play, **more), name=run, detach=True, target=target)
             holds.append(hold)
             return hold
 
@@ -192,7 +193,7 @@ class TargetContract(ABC):
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
         assert target.found() == []
         assert hold.folder.read_json(STOP)
-        again = launcher.resume(hold.url, target=target)
+        again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
         assert hold.folder.read_json(STOP) is None
         assert again.target.status(again.handle).state is State.RUNNING
@@ -202,7 +203,7 @@ class TargetContract(ABC):
     def test_a_second_start_on_a_live_run_is_refused(self, start: Callable[..., Launched], target: Target) -> None:
         hold = self.running(start(WAITS, run="mine"))
         with pytest.raises(RunBusy):
-            launcher.resume(hold.url, target=target)
+            lifecycle.resume(hold.url, target=target)
         with pytest.raises(BadInput, match="headway resume mine"):
             start(WAITS, run="mine")
         assert hold.target.status(hold.handle).state is State.RUNNING
@@ -211,7 +212,7 @@ class TargetContract(ABC):
         hold = start(Play())
         hold.wait()
         said: list[str] = []
-        again = launcher.resume(hold.url, target=target, say=said.append)
+        again = lifecycle.resume(hold.url, target=target, say=said.append)
         assert "nothing to do" in said[0]
         assert again.outcome().exit_code == 0
         assert [event["kind"] for event in hold.folder.events()].count("attempt") == 1
@@ -240,7 +241,7 @@ class TargetContract(ABC):
         plan = plan_of(WAITS, ranks=2)
         said: list[str] = []
         with self.failing_submit(monkeypatch, target), pytest.raises(HeadwayError):
-            launcher.launch(plan, name="unlucky", detach=True, target=target, say=said.append)
+            lifecycle.launch(plan, name="unlucky", detach=True, target=target, say=said.append)
         assert "taken down" in said[-1]
         assert target.found() == []
         assert "unlucky" not in subfolders(open_store(outputs))
@@ -253,7 +254,7 @@ class TargetContract(ABC):
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
         (found,) = target.found()
         assert (found.run, found.url) == (hold.run, hold.url)
-        assert launcher.reach(found.url, target=target).down().left == ()
+        assert lifecycle.reach(found.url, target=target).down().left == ()
         assert target.found() == []
 
     def test_a_run_that_does_not_exist_has_no_status(self, target: Target, outputs: str) -> None:
@@ -266,7 +267,7 @@ class TargetContract(ABC):
         hold = self.running(start(WAITS, run="original"))
         url = copied(hold.url, "copy")
         said: list[str] = []
-        copy = launcher.reach(url, target=target, say=said.append)
+        copy = lifecycle.reach(url, target=target, say=said.append)
         status = copy.status()
         assert status.state is State.LOST
         assert f"copy of {hold.url}" in status.reason
@@ -282,7 +283,7 @@ class TargetContract(ABC):
         self, start: Callable[..., Launched], target: Target
     ) -> None:
         hold = self.running(start(WAITS, run="original"))
-        again = launcher.resume(copied(hold.url, "copy"), target=target)
+        again = lifecycle.resume(copied(hold.url, "copy"), target=target)
         try:
             eventually(lambda: len(self.texts(again)) == 2, "the copy prints")
             assert again.target.status(again.handle).state is State.RUNNING
@@ -308,7 +309,7 @@ class TargetContract(ABC):
         hold.stop()
         monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home-of-bob"))
         monkeypatch.setenv("USER", "bob")
-        again = launcher.resume(hold.url, target=target)
+        again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
         (found,) = target.found()
         assert (found.details["owner"], "bob" in found.details["owner_name"]) == (owner().id, True)
@@ -406,14 +407,14 @@ class TargetContract(ABC):
         straight = count_to(12)
 
         made = plan_of(Play(), script=COUNT, root=str(project), args=("12", "0.01", "5"))
-        hold = launcher.launch(made, name="broken", detach=True, target=target)
+        hold = lifecycle.launch(made, name="broken", detach=True, target=target)
         try:
             eventually(lambda: len(counted(hold)) == 5, "it counts")
             self.preempt(hold)
             eventually(lambda: target.status(hold.handle).state.ended, "it has ended")
             assert target.status(hold.handle).state is State.STOPPED
             assert len(counted(hold)) == 5
-            again = launcher.resume(hold.url, target=target)
+            again = lifecycle.resume(hold.url, target=target)
             assert again.wait().status.state is State.FINISHED
             assert counted(again) == straight
         finally:
@@ -425,12 +426,12 @@ class TargetContract(ABC):
         if not self.runs_scripts:
             pytest.skip(f"{self.kind}: it runs no script")
         made = plan_of(Play(), script=WRITE, root=str(write_writing(tmp_path / "writing")), args=())
-        hold = launcher.launch(made, name="writer", detach=True, target=target)
+        hold = lifecycle.launch(made, name="writer", detach=True, target=target)
         try:
             self.running(hold)
             assert hold.stop().status.state is State.STOPPED
             assert self.kept(hold) == {"log.csv": b"0\n", "models/deep/model.pt": b"5", "settings.txt": b"changed"}
-            again = launcher.resume(hold.url, target=target)
+            again = lifecycle.resume(hold.url, target=target)
             assert again.wait().status.state is State.FINISHED
             assert [text for text in self.texts(again) if text.startswith("from")] == ["from 0", "from 5"]
             assert self.kept(again) == {
@@ -480,7 +481,7 @@ class TargetContract(ABC):
         assert hold.down().left == ()
         assert 3000.0 <= spent_s(hold.folder) < 3100.0, "counted once"
 
-        again = launcher.resume(hold.url, target=target)
+        again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: len(self.texts(again)) == 2, "it goes on")
         assert 3000.0 <= spent_s(hold.folder) < 3200.0
         if self.runs_scripts:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.ledger import Ledger
 from headway.planning import Plan
-from headway.runfolder import RunFolder
+from headway.plugins import TARGETS
+from headway.rundir.index import Ledger
+from headway.rundir.layout import RunFolder
 from headway.spec.model import Budget
 from headway.storage import join, open_store, subfolders
 from headway.targets.fake import FakeTarget, Play
-from headway.targets.local import LocalTarget
-from headway.targets.registry import TARGETS
+from headway.targets.local.target import LocalTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import FAKE, plan_play, write_project
 from tests.contract.suite import eventually

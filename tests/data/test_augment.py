@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.data.augment import MEAN, STD, Augment, normalised  # noqa: E402
-from headway.errors import BadInput  # noqa: E402
+from headway.core.errors import BadInput  # noqa: E402
+from headway.data.loading.transforms import MEAN, STD, Augment, normalised  # noqa: E402
 from tests.data.made_pictures import photograph, psnr  # noqa: E402
 
 pytestmark = pytest.mark.torch

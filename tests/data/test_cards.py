@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data import cards
-from headway.data.prepare import prepare
-from headway.data.rows import Rows
+from headway.data.dataset.rows import Rows
+from headway.data.prepare.pipeline import prepare
+from headway.data.synthetic import cards
 
 SPOTLESS = cards.Face(0.0, 0.0, (0.0,) * 4, (0.0,) * 4, ())
 CLEAN = cards.Card("train", 3, SPOTLESS, SPOTLESS)
@@ -23,7 +23,7 @@ CLEAN = cards.Card("train", 3, SPOTLESS, SPOTLESS)
 
 def test_a_card_without_damage_is_a_ten() -> None:
     assert cards.subgrades(CLEAN) == {"centring": 10, "corners": 10, "edges": 10, "surface": 10}
-    assert cards.grade(CLEAN) == 10
+    assert cards.grade_of(CLEAN) == 10
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_a_card_without_damage_is_a_ten() -> None:
 def test_each_kind_of_damage_costs_what_the_rule_says(change: dict[str, object], criterion: str, graded: int) -> None:
     hurt = replace(CLEAN, front=replace(SPOTLESS, **change))
     assert cards.subgrades(hurt)[criterion] == graded
-    assert cards.grade(hurt) == graded
+    assert cards.grade_of(hurt) == graded
 
 
 def test_the_backs_centring_counts_half() -> None:
-    assert cards.grade(replace(CLEAN, back=replace(SPOTLESS, across=0.35))) == 9
+    assert cards.grade_of(replace(CLEAN, back=replace(SPOTLESS, across=0.35))) == 9
 
 
 def test_the_lowest_of_the_four_decides() -> None:
     hurt = replace(CLEAN, front=replace(SPOTLESS, across=0.25, corners=(0.6, 0, 0, 0)))
-    assert cards.grade(hurt) == cards.subgrades(hurt)["corners"] == 4
+    assert cards.grade_of(hurt) == cards.subgrades(hurt)["corners"] == 4
 
 
 @given(st.integers(0, 10**6), st.sampled_from(cards.SPLITS), st.integers(1, 10))
@@ -56,7 +56,7 @@ def test_the_lowest_of_the_four_decides() -> None:
 def test_a_card_asked_for_by_grade_has_it_by_the_rule(index: int, split: str, wanted: int) -> None:
     shares = [float(grade == wanted) for grade in cards.GRADES]
     card = cards.compose(split, index, shares)
-    assert cards.grade(card) == wanted
+    assert cards.grade_of(card) == wanted
     for face in (card.front, card.back):
         assert abs(face.across) < 1
         assert abs(face.down) < 1
@@ -73,8 +73,8 @@ def test_every_criterion_decides_about_as_often() -> None:
 
 
 def test_grades_are_even_unless_the_real_imbalance_is_asked_for() -> None:
-    even = Counter(cards.grade(cards.compose("val", index)) for index in range(1000))
-    skewed = Counter(cards.grade(cards.compose("val", index, cards.SKEWED)) for index in range(1000))
+    even = Counter(cards.grade_of(cards.compose("val", index)) for index in range(1000))
+    skewed = Counter(cards.grade_of(cards.compose("val", index, cards.SKEWED)) for index in range(1000))
     assert min(even.values()) > 70
     assert skewed[9] == pytest.approx(1000 * 2211 / 6824, rel=0.2)
     assert skewed[2] < 15

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.data.inspect import dropped, inspect
-from headway.data.prepare import Wishes, prepare
-from headway.data.verify import verify
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.dataset.inspect import dropped, inspect, verify
+from headway.data.prepare.pipeline import Wishes, prepare
 from tests.data import layouts
 
 
@@ -74,7 +73,7 @@ def test_sentences(tmp_path: Path) -> None:
 
 def test_a_remote_set_is_inspected_by_its_first_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("headway.data.chunk._PICTURE_ROWS", 16)
+    monkeypatch.setattr("headway.data.prepare.shard_task._PICTURE_ROWS", 16)
     source = layouts.class_folders(tmp_path / "in", splits=("train",), each=20)
     prepare(str(source), "memory://test-inspect/set", size=32, workers=1)
     facts = inspect("memory://test-inspect/set").splits["train"]

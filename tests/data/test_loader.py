@@ -12,15 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.data.augment import Augment  # noqa: E402
-from headway.data.buffers import Buffers  # noqa: E402
-from headway.data.loader import PictureFeed, Weighted  # noqa: E402
-from headway.data.prepare import Wishes, prepare  # noqa: E402
-from headway.data.rows import Rows  # noqa: E402
-from headway.data.sentences import SentenceFeed  # noqa: E402
-from headway.data.text import END, PAD, START  # noqa: E402
-from headway.errors import BadInput, NotThere  # noqa: E402
-from headway.runtime.feed import Feed, Filler  # noqa: E402
+from headway.core.errors import BadInput, NotThere  # noqa: E402
+from headway.data.dataset.rows import Rows  # noqa: E402
+from headway.data.loading.loader import PictureFeed, Weighted  # noqa: E402
+from headway.data.loading.partition import Filler  # noqa: E402
+from headway.data.loading.prefetch import Buffers  # noqa: E402
+from headway.data.loading.text import SentenceFeed  # noqa: E402
+from headway.data.loading.transforms import Augment  # noqa: E402
+from headway.data.prepare.pipeline import Wishes, prepare  # noqa: E402
+from headway.data.tokenizers import END, PAD, START  # noqa: E402
+from headway.training.data.dataset import Feed  # noqa: E402
 from tests.data import layouts  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -290,7 +291,7 @@ def test_augmentation_rides_along_and_does_not_depend_on_the_world(made: Path) -
 
 
 def test_the_loader_imports_torch_only_to_hand_over() -> None:
-    script = "import sys, headway.data.loader, headway.data.sentences; sys.exit('torch' in sys.modules)"
+    script = "import sys, headway.data.loading.loader, headway.data.loading.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data.mix import Order, Pool, balanced, quotas
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.loading.sampler import Order, Pool, balanced, quotas
 
 
 def epoch_of(order: Order, epoch: int, seed: int = 1) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data.permutation import permute, rng, uniforms
+from headway.data.loading.sampler import permute, rng, uniforms
 
 PINNED = [9, 2, 6, 3, 5, 0, 7, 4, 1, 8]
 PINNED_UNIFORMS = [0.20723450871329996, 0.04740728161868091]

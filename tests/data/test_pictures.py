@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from headway.data.pictures import BadPicture, Shape, decode, encode_jpeg, perceptual_hash, readable
+from headway.data.prepare.images import BadPicture, Shape, decode, encode_jpeg, perceptual_hash, readable
 from tests.data.made_pictures import jpeg, photograph, psnr, saved
 
 AS_IS = Shape(None)

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headway.data import prepare as module
-from headway.data.clean import Rules
-from headway.data.manifest import read_manifest
-from headway.data.pictures import Shape, decode
-from headway.data.prepare import Summary, Wishes, prepare
-from headway.data.runner import ClusterGone
-from headway.data.shards import Shard
-from headway.data.text import load_tokenizer
-from headway.data.threshold import Threshold, TooMuchBad
-from headway.errors import BadInput, DiskFull
+from headway.core.errors import BadInput, DiskFull
+from headway.data.dataset.manifest import read_manifest
+from headway.data.dataset.shards import Shard
+from headway.data.prepare import pipeline as module
+from headway.data.prepare.executor import ClusterGone
+from headway.data.prepare.images import Shape, decode
+from headway.data.prepare.pipeline import Summary, Wishes, prepare
+from headway.data.prepare.quality import Threshold, TooMuchBad
+from headway.data.text_filters import Rules
+from headway.data.tokenizers import load_tokenizer
 from headway.storage import open_store
 from tests.data import layouts
 from tests.data.layouts import picture, put
@@ -98,7 +98,7 @@ def test_sentences_are_stored_with_their_subword_numbers(tmp_path: Path) -> None
 
 
 def test_the_shards_are_the_same_bytes_whatever_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.data.chunk._PICTURE_ROWS", 16)
+    monkeypatch.setattr("headway.data.prepare.shard_task._PICTURE_ROWS", 16)
     source = layouts.class_folders(tmp_path / "in", splits=("train", "val"), classes=2, each=20)
     put(source / "train" / "class_0" / "broken.jpg", b"\xff\xd8 not a picture")
     alone = here(source, tmp_path / "one", max_bad="10%")
@@ -111,11 +111,11 @@ def test_the_shards_are_the_same_bytes_whatever_the_workers(tmp_path: Path, monk
 
 
 def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.data.chunk._PICTURE_ROWS", 16)
+    monkeypatch.setattr("headway.data.prepare.shard_task._PICTURE_ROWS", 16)
     source = layouts.class_folders(tmp_path / "in", splits=("train",), classes=2, each=40)
     straight = here(source, tmp_path / "straight")
     script = (
-        "import sys, headway.data.chunk as chunk, headway.data.prepare as module\n"
+        "import sys, headway.data.prepare.shard_task as chunk, headway.data.prepare.pipeline as module\n"
         "chunk._PICTURE_ROWS = 16\n"
         "module.prepare(sys.argv[1], sys.argv[2], size=32, workers=1)\n"
     )
@@ -322,7 +322,7 @@ def test_two_preparations_do_not_write_to_one_place(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_and_the_next_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes fail once a quota is used up, as a full disk's do: with the store's own error."""
-    from headway.storage.folder import FolderStore
+    from headway.storage.local import FolderStore
 
     source = layouts.class_folders(tmp_path / "in", splits=("train", "val"))
     write, room = FolderStore.write, [3]
@@ -374,7 +374,7 @@ def workers_at(address: str) -> int:
 def test_a_scheduler_that_dies_in_the_middle_is_a_clear_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.data.chunk._PICTURE_ROWS", 16)
+    monkeypatch.setattr("headway.data.prepare.shard_task._PICTURE_ROWS", 16)
     source = layouts.class_folders(tmp_path / "in", splits=("train",), classes=2, each=160)
     with scheduler(tmp_path) as (address, processes):
         deadline = time.monotonic() + 60
@@ -393,7 +393,7 @@ def test_a_scheduler_that_dies_in_the_middle_is_a_clear_error_and_nothing_is_los
 
 
 def test_an_address_where_nothing_answers_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.data.runner.CONNECT_S", 0.5)
+    monkeypatch.setattr("headway.data.prepare.executor.CONNECT_S", 0.5)
     with pytest.raises(BadInput, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         prepare(str(layouts.class_folders(tmp_path / "in")), str(tmp_path / "out"), size=32, dask="tcp://127.0.0.1:9")
 
@@ -406,7 +406,7 @@ def test_progress_is_told_in_rows(tmp_path: Path) -> None:
 
 
 def test_preparing_needs_no_torch() -> None:
-    script = "import sys, headway.data.prepare; sys.exit('torch' in sys.modules)"
+    script = "import sys, headway.data.prepare.pipeline; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     assert module is not None
 
@@ -460,6 +460,8 @@ def test_text_that_is_not_utf8_loses_its_line_alone(tmp_path: Path) -> None:
 
 
 def test_a_scratch_file_that_does_not_fit_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.data.staging._SCRATCH", "pragma max_page_count = 12; pragma journal_mode = off;")
+    monkeypatch.setattr(
+        "headway.data.prepare.staging._SCRATCH", "pragma max_page_count = 12; pragma journal_mode = off;"
+    )
     with pytest.raises(DiskFull, match="finished shards are kept"):
         here(layouts.parallel(tmp_path / "in", lines=3000), tmp_path / "out")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headway.data import scenes
-from headway.data.scenes.model import HELD_OUT_COUNTS, HELD_OUT_PAIRS, SIDE, UNIT, Scene
+from headway.data.synthetic import scenes
+from headway.data.synthetic.scene_model import HELD_OUT_COUNTS, HELD_OUT_PAIRS, SIDE, UNIT, Scene
 
 # The first twenty of each split, pixels and captions. Changes with GENERATION only: results depend on it.
 GOLDEN = {
@@ -39,7 +39,7 @@ def test_the_first_scenes_are_the_same_bytes_as_ever(split: str) -> None:
 
 
 def test_another_process_draws_the_same() -> None:
-    program = "from headway.data import scenes as s; import hashlib, sys;"
+    program = "from headway.data.synthetic import scenes as s; import hashlib, sys;"
     program += "sys.stdout.write(hashlib.sha256(s.draw(s.compose('train', 12345)).tobytes()).hexdigest())"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert told == hashlib.sha256(scenes.draw(scenes.compose("train", 12345)).tobytes()).hexdigest()
@@ -166,7 +166,7 @@ def test_edges_are_smooth() -> None:
 
 
 def test_examples_are_written_by_a_command_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headway.data.scenes", str(tmp_path), "--count", "2"]
+    command = [sys.executable, "-m", "headway.data.synthetic.scenes", str(tmp_path), "--count", "2"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.split() == [str(tmp_path / "scene_01.png"), str(tmp_path / "scene_02.png")]
 

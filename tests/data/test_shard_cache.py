@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.data.cache import ShardCache
-from headway.data.manifest import Manifest, ShardFile, read_manifest
-from headway.data.opening import lies_on_a_share, open_rows, open_sources
-from headway.data.prepare import prepare
-from headway.data.rows import Rows
-from headway.errors import BadInput, NotThere, StoreError
+from headway.core.errors import BadInput, NotThere, StoreError
+from headway.data.dataset.cache import ShardCache
+from headway.data.dataset.manifest import Manifest, ShardFile, read_manifest
+from headway.data.dataset.open import lies_on_a_share, open_rows, open_sources
+from headway.data.dataset.rows import Rows
+from headway.data.prepare.pipeline import prepare
 from headway.spec.model import Cache, Source
 from headway.storage import Store, open_store
 from headway.storage.base import Entry
@@ -27,7 +27,7 @@ from tests.data import layouts
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headway.data.chunk._PICTURE_ROWS", 16)
+        patch.setattr("headway.data.prepare.shard_task._PICTURE_ROWS", 16)
         source = layouts.class_folders(root / "in", splits=("train",), classes=3, each=40)
         prepare(str(source), str(root / "out"), size=32, encoding="raw", workers=1)
     return root / "out"
@@ -117,8 +117,8 @@ def test_what_arrives_damaged_is_fetched_again_and_twice_is_an_error(made: Path,
 
 SLOW = """
 import sys, time
-from headway.data import cache as module
-from headway.data.manifest import read_manifest
+from headway.data.dataset import cache as module
+from headway.data.dataset.manifest import read_manifest
 from headway.storage import open_store
 fetch = module.fetch_file
 def slow(store, key, path, **options):

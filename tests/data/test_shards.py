@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headway.data.manifest import Column, Manifest, OtherFile, ShardFile, read_manifest
-from headway.data.shards import Pixels, Shard, shard_bytes
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.dataset.manifest import Column, Manifest, OtherFile, ShardFile, read_manifest
+from headway.data.dataset.shards import Pixels, Shard, shard_bytes
 
 COLUMNS = (
     Column(name="id", kind="text"),

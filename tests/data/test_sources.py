@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.data.sources.base import Bad, Caption, Row, split_name
-from headway.data.sources.detect import READERS, detect, reader_for
-from headway.data.sources.stream import arrays
-from headway.data.sources.tree import Tree
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.readers.base import Bad, Caption, Row, split_name
+from headway.data.readers.detect import READERS, detect, reader_for
+from headway.data.readers.files import Tree, arrays
 from headway.storage import open_store
 from tests.data import layouts
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data.clean import Rules, caption_drop, normalised, pair_drop
-from headway.data.text import (
+from headway.core.errors import BadInput
+from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
+from headway.data.tokenizers import (
     END,
     PAD,
     SPECIAL,
@@ -19,7 +20,6 @@ from headway.data.text import (
     load_tokenizer,
     split_words,
 )
-from headway.errors import BadInput
 
 SENTENCES = [f"the quick brown fox number {n} jumps über den faulen Hund" for n in range(60)]
 
@@ -78,7 +78,7 @@ def test_subwords_survive_being_saved_and_have_the_special_ones_first() -> None:
 
 def test_the_same_text_gives_the_same_subwords_in_another_process() -> None:
     script = (
-        "from headway.data.text import BpeTokenizer\n"
+        "from headway.data.tokenizers import BpeTokenizer\n"
         "lines = [f'the quick brown fox number {n} jumps über den faulen Hund' for n in range(60)]\n"
         "made = BpeTokenizer.train(iter(lines), size=320).to_json()\n"
         "import hashlib; print(hashlib.sha256(made.encode()).hexdigest())"

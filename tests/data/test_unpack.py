@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.data.unpack import BadArchive, Limits, is_archive, looks_packed, unpack
+from headway.data.download.archive import BadArchive, Limits, is_archive, looks_packed, unpack
 
 
 def made_zip(path: Path, files: dict[str, bytes], **attributes: int) -> Path:

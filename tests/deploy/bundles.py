@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.bundle import RECORD, Entry, Record, to_json
+from headway.bundle.format import RECORD, Entry, Record, to_json
 
 
 def small_bundle(folder: Path, name: str = "My leaves", recipe: str = "classification") -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.deploy import google
-from headway.errors import TargetError
+from headway.core.errors import TargetError
+from headway.serving.deploy import client
 from tests.deploy.bundles import small_bundle
 from tests.servers import vertex_messages
 from tests.servers.google_auth import GoogleAuthServer
@@ -28,7 +28,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServingSe
     vertex_messages.require()
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(google, "LOOK_S", 0.01)
+    monkeypatch.setattr(client, "LOOK_S", 0.01)
     tokens: set[str] = set()
     with GoogleAuthServer(tokens) as auth, ServingServer(tokens) as server:
         server.images.add(IMAGE)
@@ -176,14 +176,14 @@ def test_a_removal_that_fails_too_is_said_and_does_not_hide_why_it_was_needed(
     headway: Type, bundle: Path, cloud: ServingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.full = True
-    ask = google.Cloud.ask
+    ask = client.Cloud.ask
 
-    def no_deleting(self: google.Cloud, method: str, url: str, body: Any = None) -> dict[str, Any]:
+    def no_deleting(self: client.Cloud, method: str, url: str, body: Any = None) -> dict[str, Any]:
         if method == "DELETE":
             raise TargetError("the network is down")
         return ask(self, method, url, body)
 
-    monkeypatch.setattr(google.Cloud, "ask", no_deleting)
+    monkeypatch.setattr(client.Cloud, "ask", no_deleting)
     said = headway("deploy", bundle, *words("vertex", "--submit", "-y"))
     assert said.code == 1
     assert "Vertex AI: M" in said.err
@@ -199,8 +199,8 @@ def test_what_stays_after_all_is_named_and_is_code_5(headway: Type, bundle: Path
 
 
 def test_a_bundle_in_a_bucket_is_read_at_the_start(tmp_path: Path) -> None:
-    from headway.deploy import cloud_run, vertex
-    from headway.deploy.model import Deployment
+    from headway.serving.deploy import cloud_run, vertex
+    from headway.serving.deploy.model import Deployment
 
     there = "gs://bucket/models/leaves"
     run = Deployment(to="cloud-run", name="leaves", project="my-project", region="us-central1", recipe="c", model=there)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.bundle import Bundle
-from headway.deploy.image import CPU_INDEX, ServingImage, build, push, serving_image, write
-from headway.image.engine import Gone
+from headway.bundle.format import Bundle
+from headway.packaging.engine import Gone
+from headway.serving.deploy.image import CPU_INDEX, ServingImage, build, push, serving_image, write
 from tests.deploy.bundles import small_bundle
 
 GOLDEN = Path(__file__).parent / "golden"

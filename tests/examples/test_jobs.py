@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.recipes.registry import RECIPES
+from headway.plugins import RECIPES
 from headway.spec import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.runfolder import RunFolder
+from headway.launcher import lifecycle
+from headway.rundir.layout import RunFolder
 from headway.spec import Job
 from headway.storage import open_store
 
@@ -37,7 +37,7 @@ def headway(
 
     yield type_
     for plan in (tmp_path / "runs").glob("*/plan.json"):
-        launcher.down(str(plan.parent))
+        lifecycle.down(str(plan.parent))
 
 
 def job_of(name: str, tmp_path: Path, *changes: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.errors import HeadwayError
+from headway.core.errors import HeadwayError
 from headway.storage import open_store
 
 Read = Callable[[bytes], object]
@@ -43,7 +43,7 @@ def job_files() -> Subject:
 
 
 def plans() -> Subject:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
 
     code = {"sha256": "0" * 64, "files": 1, "bytes": 2, "biggest": [["a", 2]], "wheel": "w", "wheel_sha256": "1" * 64}
     limits = {"budget_s": 1.0, "max_wait_s": None, "grace_s": 30.0, "second": "none"}
@@ -53,7 +53,7 @@ def plans() -> Subject:
 
 
 def data_manifests() -> Subject:
-    from headway.data.manifest import Column, Manifest, OtherFile, ShardFile
+    from headway.data.dataset.manifest import Column, Manifest, OtherFile, ShardFile
 
     shard = ShardFile(key="train/0.arrow", rows=2, bytes=10, sha256="0" * 64)
     columns = (
@@ -66,7 +66,7 @@ def data_manifests() -> Subject:
 
 
 def bundles() -> Subject:
-    from headway.bundle import Record
+    from headway.bundle.format import Record
 
     file = {"sha256": "0" * 64, "bytes": 3}
     body = {"format": 1, "headway": "1", "recipe": "captioning", "name": "m", "metrics": {"a": 1.0}}
@@ -79,7 +79,7 @@ def tensors() -> Subject:
     import torch
     from safetensors.torch import save
 
-    from headway.runtime.snapshot import read_image
+    from headway.training.checkpoint.staging import read_image
 
     sample = save({"a": torch.ones(3, 2), "b": torch.zeros(5, dtype=torch.int64), "c": torch.ones(1).half()})
     return Subject([sample], lambda b: [t.sum() for t in read_image(bytearray(b)).values()])
@@ -88,7 +88,7 @@ def tensors() -> Subject:
 def foreign_weights() -> Subject:
     import torch
 
-    from headway.runtime.weights import foreign
+    from headway.training.checkpoint.init_weights import foreign
 
     samples = []
     for zipped in (True, False):
@@ -102,8 +102,7 @@ def checkpoints() -> Subject:
     """The record of a checkpoint's state, and its manifest in a folder."""
     import torch
 
-    from headway.runtime.encoding import build, flatten
-    from headway.runtime.records import decode_record, encode_record
+    from headway.training.checkpoint.serialization import build, decode_record, encode_record, flatten
 
     state = {"a": torch.ones(2), "t": (1, 2.5), "i": {3: b"x"}, "f": float("nan"), "d": torch.float32, "s": "text"}
     tree, tensors_ = flatten(state)
@@ -112,8 +111,8 @@ def checkpoints() -> Subject:
 
 def checkpoint_manifests() -> Subject:
     """Whatever lies where a manifest should, sealed as ours or not: damage has a name, and nothing is waited for."""
-    from headway.runtime.records import sealed
-    from headway.runtime.restore import Archive
+    from headway.training.checkpoint.reader import Archive
+    from headway.training.checkpoint.serialization import sealed
 
     file = {"name": "a0001-state.json", "bytes": 1, "sha256": "0" * 64}
     record = {"step": 4, "epoch": 0, "names": ["best"], "score": 1.0, "forever": False, "attempt": 1}
@@ -142,8 +141,8 @@ def shards() -> Subject:
     """Every cell of every column. A cell beyond its column is an error as in any list: hashes vouch for the rest."""
     import numpy as np
 
-    from headway.data.manifest import Column
-    from headway.data.shards import Shard, shard_bytes
+    from headway.data.dataset.manifest import Column
+    from headway.data.dataset.shards import Shard, shard_bytes
 
     columns = [
         Column(name="picture", kind="picture", encoding="raw", height=2, width=2),
@@ -187,20 +186,20 @@ def _pictures() -> list[bytes]:
 
 
 def pictures_of_data() -> Subject:
-    from headway.data.pictures import BadPicture, Shape, decode
+    from headway.data.prepare.images import BadPicture, Shape, decode
 
     return Subject(_pictures(), lambda b: decode(b, Shape(16), max_pixels=1_000_000), (BadPicture,))
 
 
 def pictures_of_clients() -> Subject:
-    from headway.serve.pictures import decode_picture
-    from headway.serve.problems import Refusal
+    from headway.artifacts.predictor import Refusal
+    from headway.serving.inputs import decode_picture
 
     return Subject(_pictures(), lambda b: decode_picture(b, pixels=1_000_000, at="/x"), (Refusal,))
 
 
 def pictures_by_hand() -> Subject:
-    from headway.recipes.picture_files import open_picture
+    from headway.recipes.common.images import open_picture
 
     folder = tempfile.TemporaryDirectory(prefix="headway-fuzz-")
     path = Path(folder.name) / "picture"
@@ -217,7 +216,7 @@ def archives() -> Subject:
     import tarfile
     import zipfile
 
-    from headway.data.unpack import Limits, unpack
+    from headway.data.download.archive import Limits, unpack
 
     tar, packed = io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w:gz") as made:
@@ -249,7 +248,7 @@ def archives() -> Subject:
 
 def cluster_specs() -> Subject:
     """Vertex AI's variable; the other launchers' too, with the same text in each of theirs."""
-    from headway.runtime.environments import foreign
+    from headway.supervisor.topology import foreign
 
     pools = {"workerpool0": ["cmle-training-workerpool0-ab-0:2222"], "workerpool1": ["a:2222", "b:2222"]}
     spec = {"cluster": pools, "environment": "cloud", "task": {"type": "workerpool1", "index": 1}, "job": "{}"}
@@ -268,7 +267,7 @@ def cluster_specs() -> Subject:
 
 def segments() -> Subject:
     """Lines of logs, events and metrics of a run folder that anybody may have written."""
-    from headway.runfolder import RunFolder
+    from headway.rundir.layout import RunFolder
 
     folder = tempfile.TemporaryDirectory(prefix="headway-fuzz-")
     store = open_store(folder.name)
@@ -292,7 +291,7 @@ def segments() -> Subject:
 
 
 def leases() -> Subject:
-    from headway import lease
+    from headway.rundir import lease
 
     folder = tempfile.TemporaryDirectory(prefix="headway-fuzz-")
     store = open_store(folder.name)

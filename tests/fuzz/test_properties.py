@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.planning.model import Code, Limits, Plan
-from headway.runfolder import RunFolder
-from headway.segments import SegmentWriter
+from headway.core.plan import Code, Limits, Plan
+from headway.core.types import Request
+from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.spec.model import Cadence, Checkpoint
 from headway.storage.memory import MemoryStore
-from headway.targets.base import Request
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -84,8 +83,7 @@ STATE = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), STATE, max_size=4))
 def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
-    from headway.runtime.encoding import build, flatten
-    from headway.runtime.records import decode_record, encode_record
+    from headway.training.checkpoint.serialization import build, decode_record, encode_record, flatten
 
     tree, tensors = flatten(state)
     assert not tensors
@@ -105,7 +103,7 @@ def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
     st.integers(1, 5),
 )
 def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[str, Any], ranks: int) -> None:
-    from headway.runtime.snapshot import Image, Layout, deal, read_image
+    from headway.training.checkpoint.staging import Image, Layout, deal, read_image
 
     dice = torch.Generator().manual_seed(1)
     tensors = {
@@ -129,8 +127,7 @@ def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[
 @settings(deadline=None)
 @given(RECORD, st.integers(0, 10_000), st.integers(0, 7))
 def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any], place: int, bit: int) -> None:
-    from headway.runtime.encoding import Damaged
-    from headway.runtime.records import sealed, unsealed
+    from headway.training.checkpoint.serialization import Damaged, sealed, unsealed
 
     record.pop("checksum", None)
     body = bytearray(sealed(record))
@@ -151,7 +148,7 @@ def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any
 def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
     commits: list[tuple[int, float | None, bool]], last: int, best: int
 ) -> None:
-    from headway.runtime.catalogue import Catalogue, Kept, read_last
+    from headway.training.checkpoint.index import Catalogue, Kept, read_last
 
     store = MemoryStore(f"memory://{next(NAMES)}")
     catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=last, keep_best=best))
@@ -188,7 +185,7 @@ def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
 def test_any_number_of_ranks_sees_the_same_batches_and_each_item_once(
     items: int, batch: int, ranks: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
-    from headway.runtime import Loader
+    from headway.training import Loader
 
     loader = Loader(range(items), batch, shuffle=shuffle, seed=seed)
     seen: list[int] = []
@@ -210,7 +207,7 @@ def test_any_number_of_ranks_sees_the_same_batches_and_each_item_once(
 def test_over_any_number_of_epochs_no_row_of_a_pool_is_two_rounds_ahead_of_another(
     pools: list[tuple[int, float]], length: int, seed: int, epochs: int
 ) -> None:
-    from headway.data.mix import Order, Pool, quotas
+    from headway.data.loading.sampler import Order, Pool, quotas
 
     starts = np.cumsum([0, *(size for size, _ in pools)])
     order = Order([Pool(range(int(a), int(a) + n), s) for a, (n, s) in zip(starts, pools, strict=False)], length)

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 import headway
-from headway.errors import UnknownRun
-from headway.notebook.recorded import OPENED
-from headway.runfolder import RunFolder
-from headway.segments import SegmentWriter
+from headway.core.errors import UnknownRun
+from headway.dashboard.notebook.run import OPENED
+from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
 from tests.cli.conftest import Headway
 

@@ -191,9 +191,8 @@ def test_a_caller_that_is_killed_leaves_no_jupyter_behind(run: dict[str, str], t
 def test_without_jupyter_it_says_what_to_type(env: dict[str, str], tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    from headway.errors import BadInput
-    from headway.notebook.places import Place
-    from headway.notebook.session import Session
+    from headway.core.errors import BadInput
+    from headway.dashboard.notebook.jupyter import Place, Session
 
     python = str(bare / "bin" / "python")
     with (

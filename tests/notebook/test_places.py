@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headway.errors import BadInput, TargetError
-from headway.notebook import far, places
-from headway.targets.base import Handle
+from headway.core.errors import BadInput, TargetError
+from headway.core.types import Handle
+from headway.dashboard.notebook import jupyter, remote_jupyter
 from headway.targets.docker.options import Options as DockerOptions
-from headway.targets.docker.seen import Thing
+from headway.targets.docker.resources import Thing
 from headway.targets.kubernetes.options import Options as KubernetesOptions
-from headway.targets.kubernetes.seen import Pod
+from headway.targets.kubernetes.status import Pod
 from headway.targets.ssh.options import Options as SshOptions
 
 URL = "/data/runs/night"
@@ -39,16 +39,16 @@ class Held:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def place(kind: str, target: Any, url: str = URL) -> places.Place:
-        monkeypatch.setattr(places.intent, "read", lambda _: {"kind": kind})
-        return places.place(Held(target, url=url))  # type: ignore[arg-type]
+    def place(kind: str, target: Any, url: str = URL) -> jupyter.Place:
+        monkeypatch.setattr(jupyter.submission, "read", lambda _: {"kind": kind})
+        return jupyter.place(Held(target, url=url))  # type: ignore[arg-type]
 
     return place
 
 
 def test_a_container_is_entered_by_exec(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     things = [Thing(kind="container", id="1", name="headway-night-0", run="night", url=URL, state="running")]
-    monkeypatch.setattr("headway.targets.docker.seen.containers", lambda engine, command, url: things)
+    monkeypatch.setattr("headway.targets.docker.resources.containers", lambda engine, command, url: things)
     target = SimpleNamespace(options=DockerOptions(command="podman"), engine=None)
     found = at("docker", target)
     assert found.call("-c", "code") == [
@@ -65,7 +65,7 @@ def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -
         Pod(name=f"night-{n}", phase=phase, trouble="", ended="", leaving=False, restarts=0, node="")
         for n, phase in enumerate(("Pending", "Running"))
     ]
-    monkeypatch.setattr("headway.targets.kubernetes.seen.workers", lambda api, options, run, url: pods)
+    monkeypatch.setattr("headway.targets.kubernetes.status.workers", lambda api, options, run, url: pods)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     target = SimpleNamespace(options=KubernetesOptions(context="there", namespace="team"), _api=lambda: None)
     found = at("kubernetes", target, "gs://bucket/night")
@@ -73,7 +73,7 @@ def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -
         *("kubectl", "--context", "there", "--namespace", "team"),
         *("exec", "--stdin", "--quiet", "night-1", "--", "python3", "-c", "code"),
     ]
-    assert places.folder_there(found) == "", "a bucket is no folder"
+    assert jupyter.folder_there(found) == "", "a bucket is no folder"
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(BadInput, match="kubectl is not installed"):
         at("kubernetes", target)
@@ -99,7 +99,7 @@ def test_keys_that_were_brought_for_a_run_are_found_in_its_ranks_and_nothing_els
     given = {"HEADWAY_RUN_URL": "s3://bucket/night", "HEADWAY_BROUGHT": "KEY,GONE", "KEY": "a=b", "RANK": "0"}
     with subprocess.Popen(["sleep", "600"], env={**os.environ, **given}) as rank:
         try:
-            assert far.brought("s3://bucket/night") == {"KEY": "a=b"}
-            assert far.brought("s3://bucket/other") == {}
+            assert remote_jupyter.brought("s3://bucket/night") == {"KEY": "a=b"}
+            assert remote_jupyter.brought("s3://bucket/other") == {}
         finally:
             rank.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BadJob
+from headway.core.errors import BadJob
 from headway.planning import plan
 from headway.planning.checks import problems
 from headway.spec import Data, Job, Resources, Source

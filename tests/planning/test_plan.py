@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BadInput, BadPlan
+from headway.core.errors import BadInput, BadPlan
 from headway.planning import Plan, plan
 from headway.spec import Data, Job, Resources, Source
 from headway.spec.model import Accelerator

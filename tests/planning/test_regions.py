@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.planning.regions import elsewhere, near
+from headway.planning.cost import elsewhere, near
 from headway.spec import Data, Job, Source
 from headway.spec.model import Export
 from tests.servers.google_auth import GoogleAuthServer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.planning.model import Code, Limits, Plan
-from headway.recipes.registry import RECIPES
+from headway._version import __version__
+from headway.core.plan import Code, Limits, Plan
+from headway.plugins import RECIPES
 from headway.spec import Data, Job, dump, to_plain
-from headway.version import __version__
 
 TINY: dict[str, Any] = {
     "picture": 32,

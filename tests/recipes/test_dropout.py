@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.recipes.dropout import Dropout
+from headway.recipes.common.layers import Dropout
 
 pytestmark = pytest.mark.torch
 

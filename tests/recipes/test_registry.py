@@ -8,11 +8,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from headway.errors import BadInput
-from headway.recipes.main import refuse_phases
-from headway.recipes.registry import RECIPES
+from headway.core.errors import BadInput
+from headway.plugins import RECIPES
+from headway.recipes.__main__ import refuse_phases
 from headway.spec import Job, Phase
-from headway.spec.comments import field_comments
+from headway.spec.schema import field_comments
 
 
 def test_recipes_are_sorted_and_know_their_names() -> None:
@@ -39,7 +39,7 @@ def test_what_a_recipe_names_exists(name: str, part: str) -> None:
 
 def test_reading_all_configs_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from headway.recipes.registry import RECIPES;"
+        "import sys; from headway.plugins import RECIPES;"
         "[recipe.load_config()() for recipe in RECIPES.values()];"
         "sys.exit(' '.join({'torch', 'numpy', 'PIL', 'safetensors'} & set(sys.modules)) or 0)"
     )

@@ -44,7 +44,7 @@ def _train(factory: pytest.TempPathFactory) -> Path:
     job = captioning_job(Data(train=LONE, val=LONE, test=LONE), **LEARNS)
     folder = run_folder(factory.mktemp("runs") / "captions-1", job)
     env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "headway.recipes.main"]
+    command = [sys.executable, "-m", "headway.recipes.__main__"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder

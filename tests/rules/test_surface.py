@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import headway
-from headway import errors
+from headway.cli.commands import GROUPS, VERBS
 from headway.cli.dispatch import parser_for
-from headway.cli.verbs import GROUPS, VERBS
-from headway.recipes.registry import RECIPES
-from headway.targets.registry import TARGETS
+from headway.core import errors
+from headway.plugins import RECIPES, TARGETS
 
 GOLDEN = Path(__file__).parent / "cli_surface.txt"
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headway.errors import Denied, StoreError, Transient
+from headway.core.errors import Denied, StoreError, Transient
 from headway.storage import Entry, Store
 
 HANG_AT_MOST_S = 60.0  # a hang that nobody ends must not outlive the test

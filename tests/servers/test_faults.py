@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from headway.errors import Denied, DiskFull, Transient
+from headway.core.errors import Denied, DiskFull, Transient
 from headway.storage import Store, open_store
 from tests.servers.faults import FaultyStore
 

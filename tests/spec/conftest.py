@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BAD_INPUT, BadJob, Problem
+from headway.core.errors import BAD_INPUT, BadJob, Problem
 from headway.spec import Job, loads
 from tests.spec.world import CATALOG, Load, Problems
 

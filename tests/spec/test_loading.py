@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.errors import BAD_INPUT, BadJob, MissingExtra
+from headway.core.errors import BAD_INPUT, BadJob, MissingExtra
+from headway.plugins import Catalog
 from headway.spec import (
     Accelerator,
     Budget,
@@ -29,9 +30,8 @@ from headway.spec import (
     load,
     loads,
 )
-from headway.spec.catalog import Catalog
-from headway.spec.kinds import keys_of
-from headway.spec.yaml import MAX_BYTES
+from headway.spec.fields import keys_of
+from headway.spec.yaml_reader import MAX_BYTES
 from tests.spec.world import CATALOG, Load, Local, Problems
 
 WHOLE = """\

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import BadPlan
+from headway.core.errors import BadPlan
 from headway.spec import (
     Accelerator,
     Budget,

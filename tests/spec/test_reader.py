@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from headway.errors import Problem
+from headway.core.errors import Problem
+from headway.spec.document import Node
 from headway.spec.model import Bytes, ReferenceString, Seconds
-from headway.spec.reader import read_dataclass
-from headway.spec.tree import Node
-from headway.spec.yaml import parse
+from headway.spec.validate import read_dataclass
+from headway.spec.yaml_reader import parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

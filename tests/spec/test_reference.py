@@ -9,13 +9,12 @@ from typing import Any, get_args
 
 import pytest
 
-from headway.errors import BadJob
-from headway.spec import Job, loads, reference
-from headway.spec.catalog import shipped
-from headway.spec.kinds import keys_of, union_members, unmarked
-from headway.spec.marks import EXPANDED
+from headway.core.errors import BadJob
+from headway.plugins import shipped
+from headway.spec import Job, loads, schema
+from headway.spec.fields import EXPANDED, keys_of, union_members, unmarked
 from headway.spec.model import Accelerator, Cadence, TargetEntry
-from headway.spec.scalars import WHERE_EXPANDED
+from headway.spec.validate import WHERE_EXPANDED
 from tests.spec.world import CATALOG
 
 PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"
@@ -32,7 +31,7 @@ def keys(cls: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_the_reference_is_up_to_date() -> None:
     text = PAGE.read_text()
-    assert reference.renewed(text) == text, "run: python -m headway.spec.reference docs/job-file.md"
+    assert schema.renewed(text) == text, "run: python -m headway.spec.schema docs/job-file.md"
 
 
 def test_the_reference_names_every_key() -> None:

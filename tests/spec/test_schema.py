@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from headway.errors import BadJob, Problem
-from headway.spec import loads, schema, yaml
-from headway.spec.comments import field_comments, summary
+from headway.core.errors import BadJob, Problem
+from headway.spec import loads, schema, yaml_reader
+from headway.spec.document import Node
 from headway.spec.model import Job, Source
-from headway.spec.tree import Node
+from headway.spec.schema import field_comments, summary
 from tests.spec.test_loading import WHOLE
 from tests.spec.world import CATALOG, Cluster, Config
 
@@ -25,7 +25,7 @@ SCHEMA = Draft202012Validator(schema.job_schema(CATALOG))
 def as_an_editor_sees(text: str) -> Any:
     """The document as plain values. Editors read YAML 1.2, as we do."""
     problems: list[Problem] = []
-    node = yaml.parse(text, "f", problems)
+    node = yaml_reader.parse(text, "f", problems)
     assert node is not None
     assert not problems
     return plain(node)

@@ -11,9 +11,9 @@ import yaml as pyyaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway.errors import Problem
-from headway.spec import yaml
-from headway.spec.tree import Node
+from headway.core.errors import Problem
+from headway.spec import yaml_reader
+from headway.spec.document import Node
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(c + 1)}: &{chr(c + 1)} [{','.join([f'*{chr(c)}'] * 9)}]\n" for c in range(ord("a"), ord("i"))
@@ -24,14 +24,14 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything here holds with either of PyYAML's parsers."""
     if request.param == "pure Python":
-        monkeypatch.setattr(yaml, "_loader", lambda: pyyaml.SafeLoader)
+        monkeypatch.setattr(yaml_reader, "_loader", lambda: pyyaml.SafeLoader)
     elif not pyyaml.__with_libyaml__:
         pytest.skip("PyYAML was built without libyaml")
 
 
 def parsed(text: str) -> tuple[Node | None, list[Problem]]:
     problems: list[Problem] = []
-    return yaml.parse(text, "f", problems), problems
+    return yaml_reader.parse(text, "f", problems), problems
 
 
 def plain(node: Node) -> Any:
@@ -153,7 +153,7 @@ def test_deep_nesting_ends_quickly_and_without_recursion(bomb: str) -> None:
 
 
 def test_a_long_flat_list_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml, "MAX_VALUES", 1000)
+    monkeypatch.setattr(yaml_reader, "MAX_VALUES", 1000)
     assert not parsed(f"[{'1,' * 999}]")[1]
     assert "more than 1,000 values" in the_problem(f"[{'1,' * 1000}]").what
 
@@ -201,7 +201,7 @@ def test_no_text_whatever_ends_in_anything_but_a_tree_or_problems(text: str) -> 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_as_python_prints_it_is_that_number(number: float) -> None:
-    value = yaml.scalar(repr(number))
+    value = yaml_reader.scalar(repr(number))
     assert isinstance(value, float)
     assert math.copysign(1, value) == math.copysign(1, number)
     assert value == number

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from headway.errors import Problem
+from headway.core.errors import Problem
+from headway.plugins import Catalog
 from headway.spec import Job
-from headway.spec.catalog import Catalog
 from headway.spec.model import ReferenceString, Seconds
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.storage.patience import Patience
+from headway.core.retry import Patience
 from tests.servers import processes
 from tests.servers.gcs import GcsServer
 

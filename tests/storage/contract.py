@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import Conflict, NotThere, StoreError
+from headway.core.errors import Conflict, NotThere, StoreError
 from headway.storage import (
     ABSENT,
     Store,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.errors import Denied, StoreError
+from headway.core.errors import Denied, StoreError
 from headway.storage import ABSENT, open_store, require_conditional_put
 from headway.storage.memory import MemoryStore
 from tests.servers import processes

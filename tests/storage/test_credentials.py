@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BadInput, Denied, MissingExtra, Transient
+from headway.core.errors import BadInput, Denied, MissingExtra, Transient
+from headway.core.retry import Patience
 from headway.storage import open_store
-from headway.storage.patience import Patience
 from tests.servers.gcs import GcsServer
 from tests.servers.google_auth import EMAIL, GoogleAuthServer
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request

@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.errors import Conflict, Denied, DiskFull, HeadwayError, NotThere, StoreError, Transient
+from headway.core.errors import Conflict, Denied, DiskFull, HeadwayError, NotThere, StoreError, Transient
 from headway.storage import ABSENT, fetch_file, open_store
-from headway.storage.folder import FolderStore
-from headway.storage.keys import LOCK, TEMPORARY
+from headway.storage.base import LOCK, TEMPORARY
+from headway.storage.local import FolderStore
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_object_and_no_visible_rest
     store.write("model.bin", b"old and whole")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # a file that never ends: the writer waits in the middle of it
-    script = "import sys; from pathlib import Path; from headway.storage.folder import FolderStore\n"
+    script = "import sys; from pathlib import Path; from headway.storage.local import FolderStore\n"
     script += "FolderStore(Path(sys.argv[1])).write('model.bin', Path(sys.argv[2]))"
     writer = subprocess.Popen([sys.executable, "-c", script, str(store.root), str(pipe)])
     with pipe.open("wb", buffering=0) as feed:
@@ -216,8 +216,8 @@ def test_no_update_is_lost_between_processes(store: FolderStore) -> None:
     script = """
 import sys
 from pathlib import Path
-from headway.errors import Conflict
-from headway.storage.folder import FolderStore
+from headway.core.errors import Conflict
+from headway.storage.local import FolderStore
 store, done = FolderStore(Path(sys.argv[1])), 0
 while done < 25:
     version = store.stat("counter").version

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BadInput
+from headway.core.errors import BadInput
 from headway.storage import join, local_path, open_store
-from headway.storage.folder import FolderStore
+from headway.storage.local import FolderStore
 from headway.storage.memory import MemoryStore
-from headway.storage.objects import ObjectStore
+from headway.storage.object_store import ObjectStore
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.errors import Conflict, Transient
-from headway.storage.patience import Patience, keep_trying
+from headway.core.errors import Conflict, Transient
+from headway.core.retry import Patience, keep_trying
 
 BRIEF = Patience(tries=4, first_pause_s=0.001, longest_pause_s=0.002)
 

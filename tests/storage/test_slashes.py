@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.errors import BAD_INPUT, BadInput, BadJob
+from headway.core.errors import BAD_INPUT, BadInput, BadJob
 from headway.spec import loads
-from headway.spec.marks import FORMS, matches
+from headway.spec.fields import FORMS, matches
 from headway.storage import local_path, mended_url, open_store
 from headway.storage import open as opening
 

@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from headway.errors import Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
+from headway.core.errors import Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
+from headway.core.retry import Patience
 from headway.storage import ABSENT, Store, fetch_file, join, open_store, subfolders
-from headway.storage.patience import Patience
 from tests.servers.gcs import GcsServer
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 from tests.storage.conftest import QUICK

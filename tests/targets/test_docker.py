@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadInput, HeadwayError, RunBusy, TargetError
-from headway.image.engine import ANSWER_S, Refusal, Unreachable, run
-from headway.launcher import Launched
-from headway.orphans import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look
+from headway.core.errors import BadInput, HeadwayError, RunBusy, TargetError
+from headway.core.plan import RUN
+from headway.core.types import State, Target
+from headway.launcher import lifecycle
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look
+from headway.launcher.lifecycle import Launched
+from headway.packaging.engine import ANSWER_S, Refusal, Unreachable, run
 from headway.planning import Plan
-from headway.planning.model import RUN
 from headway.spec import Budget, Data, Image, Mount, Resources, Secret, Source
 from headway.storage import open_store, subfolders
-from headway.targets.base import State, Target
-from headway.targets.docker import calls, memory
+from headway.targets.docker import render
+from headway.targets.docker import secrets as docker_secrets
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play
 from tests.contract.plays import plan_play, write_project
@@ -101,7 +102,7 @@ class TestDocker(TargetContract):
         os.kill(inspected(hold)["State"]["Pid"], signal.SIGKILL)
         eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is seen to be gone")
         assert "137" in hold.target.status(hold.handle).reason
-        again = launcher.resume(hold.url, target=target)
+        again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: [event["kind"] for event in again.folder.events()].count("attempt") == 2, "it goes on")
         said = docker("logs", *again.handle.details["containers"])
         assert "to go stale" not in said, f"nobody waits for the lease of a container that is gone: {said}"
@@ -114,7 +115,7 @@ class TestDocker(TargetContract):
         assert inspected(hold)["State"]["ExitCode"] == 143
         outcome = hold.outcome()
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
-        again = launcher.resume(hold.url, target=target)
+        again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: len(self.texts(again)) == 2, "it goes on")
 
     def test_docker_stop_waits_for_the_grace_period_of_the_plan(self, start: Callable[..., Launched]) -> None:
@@ -124,7 +125,7 @@ class TestDocker(TargetContract):
     def test_a_stubborn_rank_is_killed_after_the_grace_period(
         self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("headway.planning.make.LOCAL_GRACE_S", 1.0)
+        monkeypatch.setattr("headway.planning.build.LOCAL_GRACE_S", 1.0)
         hold = self.running(start(WAITS))
         (rank,) = [
             line.split()[1]
@@ -164,12 +165,12 @@ class TestDocker(TargetContract):
         assert client.returncode == -signal.SIGKILL, client.stderr
         url = str(tmp_path / "runs" / "orphan")
         assert bool(target.found()) == (moment != "image")
-        hold = launcher.reach(url, target=target)
+        hold = lifecycle.reach(url, target=target)
         live = moment == "recorded"
         assert hold.target.status(hold.handle).state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
         assert hold.down().left == ()
         assert target.found() == []
-        again = launcher.resume(url, target=target)
+        again = lifecycle.resume(url, target=target)
         self.running(again)
         again.down()
 
@@ -196,7 +197,7 @@ class TestDocker(TargetContract):
         docker("create", "--name", taken, BASE, "true")
         try:
             with pytest.raises(HeadwayError, match="unlucky"):
-                launcher.launch(plan, name="unlucky", detach=True, target=target)
+                lifecycle.launch(plan, name="unlucky", detach=True, target=target)
             assert target.found() == []
             assert docker("ps", "--all", "--format", "{{.Names}}").split() == [taken], "what is not ours stays"
             assert "unlucky" not in subfolders(open_store(outputs))
@@ -227,7 +228,7 @@ class TestDocker(TargetContract):
         file = line.removesuffix(" waits")
         assert docker("exec", container, "cat", file) == f"{CANARY}-key"
         assert docker("exec", container, "stat", "--file-system", "--format", "%T", file).strip() == "tmpfs"
-        folder = memory.folder_of(hold.url)
+        folder = docker_secrets.folder_of(hold.url)
         assert folder.is_relative_to("/dev/shm")
         assert [path for path in folder.rglob("*") if path.is_file()] == [], "read, then removed"
         hold.down()
@@ -238,7 +239,7 @@ class TestDocker(TargetContract):
     ) -> None:
         plan = plan_of(WAITS, secrets={"TOKEN": Secret(ref="env:NOT_SET_ANYWHERE")})
         with pytest.raises(BadInput, match="NOT_SET_ANYWHERE"):
-            launcher.launch(plan, name="r", detach=True, target=target)
+            lifecycle.launch(plan, name="r", detach=True, target=target)
         assert target.found() == []
         assert subfolders(open_store(outputs)) == ["code"]
 
@@ -327,14 +328,14 @@ class TestDocker(TargetContract):
     def test_a_container_that_does_not_say_whose_it_is_is_unknown_where_its_folder_is_not_here(
         self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        labels, newer = calls._labels, ("headway.owner", "headway.owner-name")
+        labels, newer = render._labels, ("headway.rundir.owner", "headway.rundir.owner-name")
 
         def of_an_older_headway(plan: Plan) -> list[str]:
             words = labels(plan)
             pairs = [words[i : i + 2] for i in range(0, len(words), 2)]
             return [word for pair in pairs if pair[1].partition("=")[0] not in newer for word in pair]
 
-        monkeypatch.setattr(calls, "_labels", of_an_older_headway)
+        monkeypatch.setattr(render, "_labels", of_an_older_headway)
         hold = self.running(start(WAITS))
         place = Place(name="docker", kind="docker", options={})
         assert [found.verdict for found in look(place)] == [LIVE]
@@ -351,9 +352,9 @@ class TestDocker(TargetContract):
         moved = f"{tmp_path}/archive"
         os.rename(hold.url, moved)
         with pytest.raises(RunBusy, match="was moved here"):
-            launcher.resume(moved, target=target)
+            lifecycle.resume(moved, target=target)
         with pytest.raises(TargetError, match="was moved here"):
-            launcher.reach(moved, target=target).down()
+            lifecycle.reach(moved, target=target).down()
         os.rename(moved, hold.url)
         assert hold.stop().status.state is State.STOPPED
 
@@ -379,8 +380,8 @@ Path("/mnt/extra/written").write_text("by the container")
 KILLED_CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from headway import launcher, intent
-from headway.image import build, engine
+from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
+from headway.packaging import build, engine
 from headway.planning import Plan
 from headway.targets import registry
 from headway.targets.docker.target import DockerTarget

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from headway.errors import Problem
-from headway.image import engine
-from headway.image.engine import ANSWER_S, Gone, Refusal, Taken, Unreachable, refusal
+from headway.core.errors import Problem
+from headway.packaging import engine
+from headway.packaging.engine import ANSWER_S, Gone, Refusal, Taken, Unreachable, refusal
 from headway.spec import Accelerator, Image, Job, Mount, Resources, Secret
 from headway.targets.docker import checks
 from headway.targets.docker.options import Options

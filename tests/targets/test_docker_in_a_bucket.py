@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.spec import Image, TargetEntry
-from headway.targets.base import State
-from headway.targets.docker import memory
+from headway.targets.docker import secrets
 from headway.targets.fake import Play
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, eventually
@@ -57,7 +57,7 @@ def start(docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 requirements="requirements.txt",
                 targets={"box": TargetEntry(kind="docker", options={"network": "host"})},  # where the server listens
             )
-            holds.append(launcher.launch(plan, detach=True))
+            holds.append(lifecycle.launch(plan, detach=True))
             return holds[-1]
 
         yield begin
@@ -75,9 +75,9 @@ def test_it_runs_with_credentials_that_docker_never_sees(start: Callable[[Play],
     assert outcome.status.state is State.STOPPED
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
-    assert not memory.folder_of(hold.url).exists()
+    assert not secrets.folder_of(hold.url).exists()
     assert not Path(hold.handle.details["dir"]).exists(), "the bucket has everything"
-    assert [line.text for line in launcher.logs(hold.url, rank=0)] == ["rank 0 of 1 waits"]
+    assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == ["rank 0 of 1 waits"]
 
 
 def test_keys_in_a_file_serve_as_well(

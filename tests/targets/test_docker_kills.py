@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.planning import Plan
-from headway.runfolder import RunFolder
+from headway.rundir.layout import RunFolder
 from headway.spec import Budget, Image
 from headway.storage import join, open_store
 from headway.targets.docker.target import DockerTarget

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from headway.image import build
-from headway.image.blueprint import of_plan
-from headway.planning.model import Code, Limits, Plan
+from headway.core.plan import Code, Limits, Plan
+from headway.packaging import build
+from headway.packaging.dockerfile import of_plan
 from headway.spec import dump
 from headway.spec.model import (
     Accelerator,
@@ -29,7 +29,7 @@ from headway.spec.model import (
     Secret,
     Source,
 )
-from headway.targets.docker import calls, memory
+from headway.targets.docker import render, secrets
 from headway.targets.docker.options import Options
 from headway.targets.docker.target import DockerTarget
 
@@ -72,7 +72,7 @@ def plan_of(budget_s: float | None = None, **changes: Any) -> Plan:
 
 
 def words(plan: Plan, node: int = 0, **options: Any) -> list[str]:
-    (request,) = [each for each in calls.requests(plan, Options(**options)) if each.name == f"node-{node}.json"]
+    (request,) = [each for each in render.requests(plan, Options(**options)) if each.name == f"node-{node}.json"]
     argv: list[str] = request.body["argv"]
     return argv
 
@@ -116,7 +116,7 @@ EVERYTHING: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_the_calls_are_the_reviewed_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "NVIDIA", Path("/dev/null"))
+    monkeypatch.setattr(render, "NVIDIA", Path("/dev/null"))
     plan = plan_of() if name == "plain" else plan_of(28_800, **EVERYTHING)
     golden = GOLDEN / f"docker-{name}.txt"
     text = shown(plan).replace(of_plan(plan).tag, "{TAG}")
@@ -138,14 +138,14 @@ def test_no_value_of_a_secret_is_rendered(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_node_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "NVIDIA", Path("/dev/null"))
+    monkeypatch.setattr(render, "NVIDIA", Path("/dev/null"))
     plan = plan_of(resources=Resources(nodes=2, accelerator=Accelerator(kind="T4", count=2)))
     assert [after(words(plan, node), "--gpus") for node in (0, 1)] == [['"device=0,1"'], ['"device=2,3"']]
     assert after(words(plan, 1, command="podman"), "--device") == ["nvidia.com/gpu=2", "nvidia.com/gpu=3"]
 
 
 def test_without_a_gpu_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "NVIDIA", Path("/nowhere"))
+    monkeypatch.setattr(render, "NVIDIA", Path("/nowhere"))
     assert after(words(plan_of(resources=Resources(accelerator=Accelerator(kind="T4")))), "--gpus") == []
 
 
@@ -194,22 +194,22 @@ def test_after_a_push_the_digest_is_what_is_rendered(monkeypatch: pytest.MonkeyP
 
 
 def test_secrets_of_two_folders_do_not_meet() -> None:
-    one, other = memory.folder_of("/a/runs/r"), memory.folder_of("/b/runs/r")
+    one, other = secrets.folder_of("/a/runs/r"), secrets.folder_of("/b/runs/r")
     assert one != other
     assert one.parent == other.parent == Path("/dev/shm/headway-1000")
 
 
 def test_a_disk_is_no_place_for_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.errors import BadInput
+    from headway.core.errors import BadInput
 
-    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    monkeypatch.setattr(secrets, "ROOT", tmp_path)
     with pytest.raises(BadInput, match="not in memory"):
-        memory.lay_ready(plan_of(secrets={"TOKEN": Secret(ref="env:X")}), "/a/runs/r", lambda reference: "value")
+        secrets.lay_ready(plan_of(secrets={"TOKEN": Secret(ref="env:X")}), "/a/runs/r", lambda reference: "value")
 
 
 def test_a_verb_has_the_place_of_the_run_and_the_jobs_own_variables_and_goes_when_it_is_done() -> None:
     ready = plan_of(image=Image(uri="image:1"), env={"PYTHONPATH": "/mnt/site", "LEVEL": "3"})
-    run, verb = words(ready), calls.verb(ready, Options(), ["eval", "{RUN}"])
+    run, verb = words(ready), render.verb(ready, Options(), ["eval", "{RUN}"])
     assert verb[:3] == ["docker", "run", "--rm"]
     inside = verb[3 : verb.index("image:1") + 1]
     added = ["--env", "LEVEL=3", "--env", "PYTHONPATH=/headway/wheel:/mnt/site"]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import plan
 from headway.spec import Cadence, Checkpoint, Image, Job, Mount, Resources
-from headway.targets.base import State
 from tests.contract.suite import eventually
 from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
@@ -100,19 +100,19 @@ def _taken_down() -> Iterator[list[Launched]]:
 def test_a_run_that_was_taken_away_ends_with_the_same_bits(
     tmp_path: Path, taken_down: list[Launched], nodes: int
 ) -> None:
-    straight = launcher.launch(plan(job(tmp_path, nodes=nodes), on="docker"), name="straight")
+    straight = lifecycle.launch(plan(job(tmp_path, nodes=nodes), on="docker"), name="straight")
     assert straight.outcome().status.state is State.FINISHED, list(straight.logs())
     hosts = {line.text.split()[-1] for line in straight.logs() if line.text.startswith("step ")}
     assert len(hosts) == nodes, "each node trained in a container of its own"
 
-    broken = launcher.launch(plan(job(tmp_path, nodes=nodes, pause_s=2.0), on="docker"), name="broken", detach=True)
+    broken = lifecycle.launch(plan(job(tmp_path, nodes=nodes, pause_s=2.0), on="docker"), name="broken", detach=True)
     taken_down.append(broken)
     eventually(lambda: steps(broken) >= 7, "it trains")
     docker("stop", *broken.handle.details["containers"])
     assert broken.outcome().status.state is State.STOPPED
     done = steps(broken)
     assert done < 36
-    again = launcher.resume(broken.url)
+    again = lifecycle.resume(broken.url)
     taken_down.append(again)
     assert again.wait().status.state is State.FINISHED, [line.text for line in again.logs()][-20:]
     (restored,) = [event for event in again.folder.events() if event["kind"] == "restored" and event["attempt"] > 1]
@@ -121,7 +121,7 @@ def test_a_run_that_was_taken_away_ends_with_the_same_bits(
 
 
 def test_checkpoints_stay_on_the_host(tmp_path: Path) -> None:
-    hold = launcher.launch(plan(job(tmp_path, nodes=1), on="docker"), name="kept")
+    hold = lifecycle.launch(plan(job(tmp_path, nodes=1), on="docker"), name="kept")
     assert hold.outcome().status.state is State.FINISHED
     saved = sorted((tmp_path / "runs" / "kept" / "checkpoints").rglob("*.safetensors"))
     assert saved

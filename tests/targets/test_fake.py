@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from headway import launcher
-from headway.errors import NotThere, UnknownRun
-from headway.launcher import Launched
+from headway.core.errors import NotThere, UnknownRun
+from headway.core.types import State, Target
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
-from headway.targets.base import State, Target
+from headway.plugins import TARGETS
 from headway.targets.fake import FakeTarget, Play
-from headway.targets.registry import TARGETS
 from tests.contract.plays import FAKE, play_of
 from tests.contract.suite import TargetContract
 
@@ -52,7 +52,7 @@ class TestFake(TargetContract):
 
     def test_a_run_moves_only_when_the_test_says_so(self, plan_of: Callable[..., Plan]) -> None:
         target = FakeTarget()
-        hold = launcher.launch(plan_of(Play()), detach=True, target=target)
+        hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
         assert hold.status().state is State.PENDING
         target.begin(hold.url)
         target.say(hold.url, "a word")
@@ -64,11 +64,11 @@ class TestFake(TargetContract):
 
     def test_a_machine_that_vanishes_leaves_a_lost_run_that_can_go_on(self, plan_of: Callable[..., Plan]) -> None:
         target = FakeTarget()
-        hold = launcher.launch(plan_of(Play()), detach=True, target=target)
+        hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
         target.begin(hold.url)
         target.vanish(hold.url)
         assert hold.outcome().exit_code == 4
-        launcher.resume(hold.url, target=target)
+        lifecycle.resume(hold.url, target=target)
         assert target.begin(hold.url) == 2
 
     def test_it_refuses_a_run_that_was_never_claimed_or_announced(self, plan_of: Callable[..., Plan]) -> None:

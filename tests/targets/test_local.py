@@ -16,18 +16,20 @@ from typing import Any
 
 import pytest
 
-from headway import launcher, processes
-from headway.errors import HeadwayError, RunBusy, TargetError, UnknownRun
-from headway.launcher import Launched
-from headway.orphans import LIVE, NOT_YOURS, ORPHAN, Place, look
+from headway.core import processes
+from headway.core.errors import HeadwayError, RunBusy, TargetError, UnknownRun
+from headway.core.types import Handle, State, Target
+from headway.launcher import lifecycle
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, Place, look
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
-from headway.runfolder import INTENT, PLAN
+from headway.rundir.layout import INTENT, PLAN
 from headway.spec import Accelerator, Job, Resources, Secret
 from headway.storage import open_store, subfolders
-from headway.targets import labelled, spawn
-from headway.targets.base import Handle, State, Target
 from headway.targets.fake import Play
-from headway.targets.local import LocalTarget, Options
+from headway.targets.local import processes as local_processes
+from headway.targets.local import spawn
+from headway.targets.local.target import LocalTarget, Options
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 
@@ -36,17 +38,17 @@ def place(hold: Launched) -> Path:
     return Path(hold.handle.details["dir"])
 
 
-def supervisor(hold: Launched) -> labelled.Process:
+def supervisor(hold: Launched) -> local_processes.Process:
     found = spawn.recorded(place(hold))
     assert found is not None
     return found
 
 
-def everything(hold: Launched) -> list[labelled.Process]:
-    return labelled.processes_of(hold.url, target="local", leader=supervisor(hold))
+def everything(hold: Launched) -> list[local_processes.Process]:
+    return local_processes.processes_of(hold.url, target="local", leader=supervisor(hold))
 
 
-def ranks(hold: Launched) -> list[labelled.Process]:
+def ranks(hold: Launched) -> list[local_processes.Process]:
     """Those that run the script."""
     return [found for found in everything(hold) if b"play.py" in Path(f"/proc/{found.pid}/cmdline").read_bytes()]
 
@@ -76,7 +78,7 @@ class TestLocal(TargetContract):
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
-        def no_space(place: Path, pid: int) -> labelled.Process:
+        def no_space(place: Path, pid: int) -> local_processes.Process:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
@@ -96,9 +98,9 @@ class TestLocal(TargetContract):
         assert status.state is State.LOST
         assert "killed" in status.reason
         eventually(lambda: everything(hold) == [], "its ranks go with it")
-        assert launcher.observe(hold.url).exit_code == 4
+        assert lifecycle.observe(hold.url).exit_code == 4
         printed = len(self.texts(hold))  # rank 0 may have been killed before its first word
-        again = launcher.resume(hold.url)
+        again = lifecycle.resume(hold.url)
         eventually(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
 
     def test_a_killed_rank_is_started_again_and_the_run_goes_on(
@@ -135,12 +137,12 @@ class TestLocal(TargetContract):
         url = str(tmp_path / "runs" / "orphan")
         live = moment in ("started", "recorded")
         eventually(lambda: bool(target.found()) == live, "it is found by its label, if it was started")
-        status = launcher.reach(url).target.status(Handle(target="local", run="orphan", url=url))
+        status = lifecycle.reach(url).target.status(Handle(target="local", run="orphan", url=url))
         assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
-        receipt = launcher.down(url)
+        receipt = lifecycle.down(url)
         assert receipt.left == ()
         assert target.found() == []
-        again = launcher.resume(url)
+        again = lifecycle.resume(url)
         eventually(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
         again.down()
 
@@ -154,12 +156,12 @@ class TestLocal(TargetContract):
         os.close(follower)
         url = str(tmp_path / "runs" / "mine")
         eventually(lambda: (Path(url) / INTENT).exists(), "it is announced")
-        hold = launcher.reach(url)
+        hold = lifecycle.reach(url)
         eventually(lambda: any("waits" in line.text for line in hold.logs()), "it runs")
         os.close(leader)  # the terminal is gone: SIGHUP for all that belong to it
         client.kill()
         client.wait()
-        hold = launcher.reach(url)
+        hold = lifecycle.reach(url)
         assert hold.target.status(hold.handle).state is State.RUNNING
         leader_process = supervisor(hold)
         assert leader_process.pid == os.getsid(leader_process.pid)
@@ -174,7 +176,7 @@ class TestLocal(TargetContract):
         plan_of: Callable[..., Plan],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("headway.planning.make.LOCAL_GRACE_S", 1.0)
+        monkeypatch.setattr("headway.planning.build.LOCAL_GRACE_S", 1.0)
         hold = self.running(start(WAITS))
         (rank,) = ranks(hold)
         rank.send(signal.SIGSTOP)
@@ -230,7 +232,7 @@ class TestLocal(TargetContract):
         hold.stop()
         (place(hold) / "code" / "extra.txt").write_text("tampered with")
         (place(hold) / "code" / "own.txt").write_text("left by the script")
-        again = launcher.resume(hold.url)
+        again = lifecycle.resume(hold.url)
         eventually(lambda: len(self.texts(again)) == 2, "it runs the recorded code again")
         assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
         assert (place(hold) / "code" / "own.txt").read_text() == "left by the script"
@@ -241,7 +243,7 @@ class TestLocal(TargetContract):
         moved = tmp_path / "archive" / hold.run
         moved.parent.mkdir()
         os.rename(hold.url, moved)
-        again = launcher.resume(str(moved))
+        again = lifecycle.resume(str(moved))
         try:
             assert again.url == str(moved)
             eventually(lambda: len(self.texts(again)) == 2, "it prints in its new place")
@@ -255,17 +257,17 @@ class TestLocal(TargetContract):
         hold = self.running(start(WAITS))
         moved = f"{tmp_path}/archive"
         os.rename(hold.url, moved)
-        there = launcher.reach(moved, target=target)
+        there = lifecycle.reach(moved, target=target)
         status = there.outcome().status
         assert status.state is State.RUNNING
         assert f"moved here from {hold.url}" in status.reason
         with pytest.raises(RunBusy, match="was moved here"):
-            launcher.resume(moved, target=target)
+            lifecycle.resume(moved, target=target)
         for verb in (there.down, there.stop):
             with pytest.raises(TargetError, match="was moved here"):
                 verb()
         eventually(lambda: target.found() == [], "without its lease the supervisor ends by itself")
-        again = launcher.resume(moved, target=target)
+        again = lifecycle.resume(moved, target=target)
         try:
             eventually(lambda: len(self.texts(again)) == 2, "then it goes on in its new place")
         finally:
@@ -279,7 +281,7 @@ class TestLocal(TargetContract):
         os.rename(hold.url, moved)
         assert not Path(hold.url).exists()
         with pytest.raises(TargetError) as refused:
-            launcher.reach(str(moved), target=target).down()
+            lifecycle.reach(str(moved), target=target).down()
         command, _, _ = refused.value.problem.fix.partition(", then")
         subprocess.run(command.split(), check=True)
         assert hold.target.status(hold.handle).state is State.RUNNING
@@ -295,13 +297,13 @@ class TestLocal(TargetContract):
         mounted = os.geteuid() == 0 and subprocess.run(["mount", "--bind", hold.url, bound]).returncode == 0
         try:
             for path in (link, bound) if mounted else (link,):
-                assert launcher.reach(str(path), target=target).status().state is State.RUNNING
+                assert lifecycle.reach(str(path), target=target).status().state is State.RUNNING
                 with pytest.raises(RunBusy):
-                    launcher.resume(str(path), target=target)
+                    lifecycle.resume(str(path), target=target)
         finally:
             if mounted:
                 subprocess.run(["umount", bound], check=True)
-        assert launcher.reach(str(link), target=target).stop().status.state is State.STOPPED
+        assert lifecycle.reach(str(link), target=target).stop().status.state is State.STOPPED
         assert target.found() == []
 
     def test_root_leaves_other_peoples_processes_to_them(
@@ -346,7 +348,7 @@ class TestLocal(TargetContract):
         archive.parent.mkdir(parents=True)
         archive.write_bytes(b"not what was planned")
         with pytest.raises(HeadwayError, match="code archive"):
-            launcher.launch(plan, name="r", detach=True, target=target)
+            lifecycle.launch(plan, name="r", detach=True, target=target)
         assert subfolders(open_store(str(tmp_path / "runs"))) == ["code"]
 
     def test_an_interpreter_that_cannot_run_is_a_clear_error(
@@ -356,7 +358,7 @@ class TestLocal(TargetContract):
         plan = plan_of(WAITS)
         plan = replace(plan, options={"python": target.options.python}, requests=tuple(target.render(plan)))
         with pytest.raises(TargetError, match="nowhere"):
-            launcher.launch(plan, name="r", detach=True)
+            lifecycle.launch(plan, name="r", detach=True)
         assert not (tmp_path / "runs" / "r").exists()
 
     def test_a_corrupt_plan_is_said_and_does_not_keep_the_run_from_being_ended(
@@ -364,9 +366,9 @@ class TestLocal(TargetContract):
     ) -> None:
         hold = self.running(start(WAITS))
         (Path(hold.url) / PLAN).write_text('{"schema": 1, "job"')
-        assert launcher.down(hold.url).left == ()
+        assert lifecycle.down(hold.url).left == ()
         with pytest.raises(HeadwayError, match="not a plan"):
-            launcher.resume(hold.url)
+            lifecycle.resume(hold.url)
 
     def test_a_folder_deleted_under_a_live_run_does_not_keep_it_from_being_ended(
         self, start: Callable[..., Launched], target: Target
@@ -400,7 +402,7 @@ def test_check_finds_what_would_stop_a_job(tmp_path: Path, monkeypatch: pytest.M
     assert any("one machine" in text for text in said)
     assert any("is a file" in text for text in said)
     assert LocalTarget().check(Job(name="j", script="x.py", outputs=str(tmp_path / "runs"))) == []
-    monkeypatch.setattr("headway.targets.local.find_spec", lambda name: None)
+    monkeypatch.setattr("headway.targets.local.target.find_spec", lambda name: None)
     (problem,) = LocalTarget().check(Job(name="j", recipe="captioning", outputs=str(tmp_path)))
     assert "pip install" in problem.fix
     (problem,) = LocalTarget(Options(python="/no/such/python")).check(Job(name="j", script="x", outputs=str(tmp_path)))
@@ -437,9 +439,9 @@ def test_the_local_folder_of_a_run_in_a_bucket_is_in_our_own_home(
 KILLED_CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from headway import launcher, intent
+from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
 from headway.planning import Plan
-from headway.targets import spawn
+from headway.targets.local import spawn
 
 def die(*args, **more):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -459,7 +461,7 @@ launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", de
 ATTACHED_CLIENT = """
 import sys
 from pathlib import Path
-from headway import launcher
+from headway.launcher import lifecycle as launcher
 from headway.planning import Plan
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="mine", on_line=lambda line: print(line.text))
 """

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
-from headway.targets import spawn
-from headway.targets.base import State
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.targets.fake import Play
+from headway.targets.local import spawn
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import WAITS, eventually
 from tests.servers.gcs import GcsServer
@@ -32,7 +32,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
         def begin(play: Play) -> Launched:
             plan = plan_play(project, play, on="local", outputs="gs://bucket/runs")
-            holds.append(launcher.launch(plan, detach=True))
+            holds.append(lifecycle.launch(plan, detach=True))
             return holds[-1]
 
         yield begin
@@ -54,7 +54,7 @@ def test_it_runs_logs_and_is_cleared_from_this_machine(start: Callable[[Play], L
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
     assert not place(hold).exists()
-    assert [line.text for line in launcher.logs(hold.url, rank=0)] == list(lines)
+    assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == list(lines)
 
 
 def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[Play], Launched]) -> None:
@@ -66,7 +66,7 @@ def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[Play], Laun
     eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is lost")
     assert hold.outcome().exit_code == 4
     assert [line.text for line in hold.logs(rank=0)] == ["rank 0 of 1 waits"], "from the spool, kept for this"
-    again = launcher.resume(hold.url)
+    again = lifecycle.resume(hold.url)
     eventually(lambda: len(list(again.folder.log_lines(rank=0))) == 2, "both attempts' lines are in the bucket")
     assert again.stop().status.state is State.STOPPED
     assert not place(hold).exists()

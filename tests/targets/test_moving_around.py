@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
-from headway.moving import Move
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
+from headway.launcher.migrate import Move
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
-from headway.targets.base import State
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.suite import eventually
 from tests.testbed import sshd
@@ -64,13 +64,13 @@ def test_a_run_wanders_from_here_to_docker_slurm_and_ssh_without_missing_a_step(
         image=Image(uri=BASE),
         targets=places,
     )
-    hold = launcher.launch(plan(job), name="wanders", detach=True)
+    hold = lifecycle.launch(plan(job), name="wanders", detach=True)
     try:
         stopped_at(3, hold)
         for place, step in (("docker", 6), ("slurm", 9)):
-            hold = launcher.resume(hold.url, move=Move(on=place))
+            hold = lifecycle.resume(hold.url, move=Move(on=place))
             stopped_at(step, hold)
-        hold = launcher.resume(hold.url, move=Move(on="box"))
+        hold = lifecycle.resume(hold.url, move=Move(on="box"))
         assert hold.wait().status.state is State.FINISHED, [line.text for line in hold.logs()][-10:]
         assert counted(hold) == count_to(STEPS)
         starts = [start.get("target") for start in (hold.folder.read_json("intent.json") or {})["attempts"]]

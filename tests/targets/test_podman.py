@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher import Launched
+from headway.core.types import State, Target
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import Image, TargetEntry
-from headway.targets.base import State, Target
 from headway.targets.docker.options import Options
 from headway.targets.docker.target import DockerTarget
 from headway.targets.fake import Play

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from headway.errors import BadInput, BadPlan, MissingExtra
+from headway.core.errors import BadInput, BadPlan, MissingExtra
+from headway.plugins import TARGETS, Entry
 from headway.spec import Job, TargetEntry
-from headway.spec.catalog import TARGETS, Entry
 from headway.targets import registry
-from headway.targets.local import LocalTarget
+from headway.targets.local.target import LocalTarget
 
 JOB = Job(name="job", script="x.py", targets={"desk": TargetEntry(kind="local", options={"python": "python3"})})
 
@@ -58,6 +58,6 @@ def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pyt
 
 
 def test_reading_the_table_loads_no_target() -> None:
-    code = "import sys, headway.targets.registry; print('headway.targets.local' in sys.modules)"
+    code = "import sys, headway.targets.registry; print('headway.targets.local.target' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadJob, TargetError
-from headway.launcher import Launched
+from headway.core.errors import BadJob, TargetError
+from headway.core.types import Handle, State, Status, Target
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import Accelerator, Job, Resources, Secret, TargetEntry
-from headway.targets import labelled
-from headway.targets.base import Handle, State, Status, Target
 from headway.targets.fake import Play
-from headway.targets.slurm import queue, starting
-from headway.targets.slurm.commands import run as run_command
+from headway.targets.local import processes
+from headway.targets.slurm import client as slurm_client
+from headway.targets.slurm import lifecycle as slurm_lifecycle
+from headway.targets.slurm.client import run as run_command
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 from tests.contract.suite import CANARY, WAITS, TargetContract, copied, eventually
@@ -46,13 +47,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.stop()
 
 
-def supervisors(hold: Launched) -> list[labelled.Process]:
-    found = labelled.processes_of(hold.url, target="slurm")
+def supervisors(hold: Launched) -> list[processes.Process]:
+    found = processes.processes_of(hold.url, target="slurm")
     return [process for process in found if process.runs("headway.runtime.worker")]
 
 
-def job_of(hold: Launched) -> queue.Job:
-    (job,) = queue.jobs_of(run_command, hold.url, place=Path(hold.handle.details["dir"]))
+def job_of(hold: Launched) -> slurm_client.Job:
+    (job,) = slurm_client.jobs_of(run_command, hold.url, place=Path(hold.handle.details["dir"]))
     return job
 
 
@@ -79,7 +80,9 @@ class TestSlurm(TargetContract):
 
     def half_gone(self, hold: Launched) -> None:
         (leader,) = supervisors(hold)
-        ranks = [process for process in labelled.processes_of(hold.url, target="slurm") if process.parent == leader.pid]
+        ranks = [
+            process for process in processes.processes_of(hold.url, target="slurm") if process.parent == leader.pid
+        ]
         os.kill(ranks[-1].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
         os.kill(leader.pid, signal.SIGKILL)
 
@@ -102,7 +105,9 @@ class TestSlurm(TargetContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(starting, "_record", no_space)  # Slurm has taken the job, and its number cannot be kept
+            patch.setattr(
+                slurm_lifecycle, "_record", no_space
+            )  # Slurm has taken the job, and its number cannot be kept
             yield
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
@@ -115,7 +120,7 @@ class TestSlurm(TargetContract):
 
         def begin(play: Play, options: dict[str, Any], **more: Any) -> Launched:
             entries = {"slurm": TargetEntry(kind="slurm", options=options)}
-            hold = launcher.launch(plan_of(play, targets=entries, **more), detach=True)
+            hold = lifecycle.launch(plan_of(play, targets=entries, **more), detach=True)
             holds.append(hold)
             return hold
 
@@ -211,7 +216,7 @@ class TestSlurm(TargetContract):
         outcome = hold.outcome()
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
         if not waiting:
-            again = launcher.resume(hold.url)
+            again = lifecycle.resume(hold.url)
             eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
             again.down()
 
@@ -224,7 +229,7 @@ class TestSlurm(TargetContract):
         assert hold.target.status(hold.handle).state is State.RUNNING, "known by its number, and where it was submitted"
         copy = copied(hold.url, "copy")
         assert target.down(Handle(target="slurm", run="copy", url=copy, details={"job": number})).left == ()
-        assert launcher.reach(copy, target=target).down().removed == ()
+        assert lifecycle.reach(copy, target=target).down().removed == ()
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.stop().status.state is State.STOPPED
 
@@ -253,8 +258,8 @@ class TestSlurm(TargetContract):
         status = hold.target.status(hold.handle)
         assert status.state is State.LOST
         assert "137" in status.reason
-        assert launcher.observe(hold.url).exit_code == 4
-        again = launcher.resume(hold.url)
+        assert lifecycle.observe(hold.url).exit_code == 4
+        again = lifecycle.resume(hold.url)
         eventually(lambda: len(self.texts(again)) == 2, "the second attempt prints")
 
     # A client killed at every moment.
@@ -273,10 +278,10 @@ class TestSlurm(TargetContract):
         assert [found.url for found in target.found()] == ([url] if live else [])
         status = target.status(Handle(target="slurm", run="orphan", url=url))
         assert status.state in ((State.PENDING, State.RUNNING) if live else (State.LOST,))
-        assert launcher.down(url).left == ()
+        assert lifecycle.down(url).left == ()
         assert target.found() == []
         if moment == "submitted":
-            again = launcher.resume(url)
+            again = lifecycle.resume(url)
             eventually(lambda: any("waits" in line.text for line in again.logs()), "it can still be run")
             again.down()
 
@@ -324,14 +329,14 @@ class TestSlurm(TargetContract):
         with GcsServer("bucket") as server:
             server.tokens.add("emulator")
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-            hold = launcher.launch(plan_of(Play(lines=lines), nodes=2, outputs="gs://bucket/runs"), detach=True)
+            hold = lifecycle.launch(plan_of(Play(lines=lines), nodes=2, outputs="gs://bucket/runs"), detach=True)
             assert [line.text for line in hold.logs(follow=True, rank=1)] == list(lines)
             outcome = hold.wait()
             assert outcome.status.state is State.FINISHED
             assert outcome.receipt is not None
             assert outcome.receipt.left == ()
             assert not place(hold).exists()
-            assert [line.text for line in launcher.logs(hold.url, rank=0)] == list(lines)
+            assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == list(lines)
 
     def log(self, hold: Launched) -> str:
         return "".join(path.read_text() for path in place(hold).glob("job-*.log"))
@@ -382,8 +387,8 @@ class TestSlurm(TargetContract):
         hold = start(Play(exit_code=7))
         hold.wait()
         number = hold.handle.details["job"]
-        eventually(lambda: queue._by_completions(run_command, number) is not None, "Slurm has written it down")
-        for source in (queue._by_controller, queue._by_completions):
+        eventually(lambda: slurm_client._by_completions(run_command, number) is not None, "Slurm has written it down")
+        for source in (slurm_client._by_controller, slurm_client._by_completions):
             ended = source(run_command, number)
             assert ended is not None
             assert ended.state == "FAILED"
@@ -415,10 +420,10 @@ class TestSlurm(TargetContract):
         ):
             made = plan_of(Play(), targets={"slurm": TargetEntry(kind="slurm", options=options)})
             with pytest.raises(BadJob, match=word):
-                launcher.launch(made, name="refused", detach=True)
+                lifecycle.launch(made, name="refused", detach=True)
         made = plan_of(Play(), nodes=5)
         with pytest.raises(BadJob, match="no node of that partition"):
-            launcher.launch(made, name="refused", detach=True)
+            lifecycle.launch(made, name="refused", detach=True)
         assert target.found() == []
 
 
@@ -437,9 +442,9 @@ def test_a_job_file_may_say_all_of_it(tmp_path: Path) -> None:
 KILLED_CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from headway import launcher, intent
+from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
 from headway.planning import Plan
-from headway.targets.slurm import starting
+from headway.targets.slurm import lifecycle as starting
 
 def die(*args, **more):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.planning import Plan
-from headway.runfolder import RunFolder
+from headway.rundir.layout import RunFolder
 from headway.spec import Budget
 from headway.storage import join, open_store
 from headway.targets.fake import Play

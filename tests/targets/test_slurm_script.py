@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from headway.core.plan import Code, Limits
+from headway.core.types import Request
 from headway.planning import Plan
-from headway.planning.model import Code, Limits
 from headway.spec import Accelerator, Budget, Job, Resources, Secret, dump
 from headway.spec.ranks import processes
-from headway.targets.base import Request
-from headway.targets.slurm import script, starting
+from headway.targets.slurm import lifecycle, sbatch
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 
@@ -181,7 +181,7 @@ def test_sbatch_is_not_given_what_a_secret_comes_from_nor_another_runs_world() -
         "SBATCH_PARTITION": "debug",
         "SBATCH_ARRAY_INX": "0-9",
     }
-    kept = starting.environment(shell, plan_of(LARGE, Options(partition="gpu")), Options(partition="gpu"))
+    kept = lifecycle.environment(shell, plan_of(LARGE, Options(partition="gpu")), Options(partition="gpu"))
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "mine"}
 
 
@@ -203,4 +203,4 @@ def test_paths_with_any_sign_in_them_are_one_word_in_the_script(tmp_path: Path) 
 def test_threads_are_shared_out_of_what_the_job_asked_for_not_of_the_login_nodes_cores() -> None:
     assert plan_of(LARGE).environment["threads"] == "4"
     assert json.loads(plan_of(SMALL).to_json())["environment"]["threads"] == "1"
-    assert script.cpus({"cpus": None}, 2) == 2
+    assert sbatch.cpus({"cpus": None}, 2) == 2

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.errors import TargetError
-from headway.launcher import Launched
+from headway.core.errors import TargetError
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import plan
 from headway.spec import Image, Job, Mount, Resources, Secret
 from headway.storage import open_store, subfolders
-from headway.targets.base import State
-from headway.targets.slurm import checks, commands, queue
-from headway.targets.slurm.commands import Refusal, Unknown, Unreachable, refusal
+from headway.targets.slurm import checks, client
+from headway.targets.slurm.client import Refusal, Unknown, Unreachable, refusal
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 from tests.targets.test_slurm_script import LARGE, SMALL
@@ -58,7 +58,7 @@ JOB_12 = "JobId=12 JobName=r1 UserId=a(1) JobState={} Reason=None Requeue=1 Exit
 
 
 def test_our_jobs_are_known_by_their_label() -> None:
-    found = queue.jobs(Recorded({"squeue": LISTING}))
+    found = client.jobs(Recorded({"squeue": LISTING}))
     assert [(job.id, job.run, job.url, job.live) for job in found] == [
         ("12", "r1", "/shared/my läufe/r1", True),
         ("13", "r2", "gs://bucket/runs/r2", True),
@@ -71,7 +71,7 @@ def test_our_jobs_are_known_by_their_label() -> None:
 
 def test_a_label_is_read_as_it_was_written() -> None:
     url = "/a, b=c/größer\n#'\"%41/r1"
-    (job,) = queue.jobs(Recorded({"squeue": f"7|RUNNING|n1|None|{queue.label(url, 'r1', '99')}\n"}))
+    (job,) = client.jobs(Recorded({"squeue": f"7|RUNNING|n1|None|{client.label(url, 'r1', '99')}\n"}))
     assert (job.run, job.url, job.expires) == ("r1", url, "99")
 
 
@@ -87,12 +87,12 @@ def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
         }
     )
     place = Path("/shared/runs/r9/slurm")
-    assert [job.id for job in queue.jobs_of(ask, "/shared/runs/r9", "14", place=place)] == ["14"]
-    assert queue.jobs_of(ask, "/shared/runs/r9", "13", place=place) == [], "it is another run's"
-    assert queue.jobs_of(ask, "/shared/runs/r9", "99", place=place) == []
-    first = queue.jobs_of(ask, "/shared/my läufe/r1", "14", place=Path("/shared/my läufe/r1/slurm"))
+    assert [job.id for job in client.jobs_of(ask, "/shared/runs/r9", "14", place=place)] == ["14"]
+    assert client.jobs_of(ask, "/shared/runs/r9", "13", place=place) == [], "it is another run's"
+    assert client.jobs_of(ask, "/shared/runs/r9", "99", place=place) == []
+    first = client.jobs_of(ask, "/shared/my läufe/r1", "14", place=Path("/shared/my läufe/r1/slurm"))
     assert [job.id for job in first] == ["12"], "a label comes first"
-    copy = queue.jobs_of(ask, "/shared/runs/copy", "14", place=Path("/shared/runs/copy/slurm"))
+    copy = client.jobs_of(ask, "/shared/runs/copy", "14", place=Path("/shared/runs/copy/slurm"))
     assert copy == [], "a copied folder names the number of its original's job"
 
 
@@ -114,16 +114,16 @@ def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
 def test_an_ending_is_asked_of_whoever_still_knows(
     answers: Mapping[str, str | Refusal], state: str, code: int | None
 ) -> None:
-    found = queue.ending(Recorded(answers), "12")
-    assert found == queue.Ending(state=state, exit_code=code)
+    found = client.ending(Recorded(answers), "12")
+    assert found == client.Ending(state=state, exit_code=code)
     assert str(found)
 
 
 def test_an_ending_that_nobody_knows_is_none_and_a_silent_controller_is_said() -> None:
     nobody = Recorded({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
-    assert queue.ending(nobody, "12") is None
+    assert client.ending(nobody, "12") is None
     with pytest.raises(Unreachable):
-        queue.ending(Recorded({"scontrol": NO_ANSWER}), "12")
+        client.ending(Recorded({"scontrol": NO_ANSWER}), "12")
 
 
 FAILED = "sbatch: error: Batch job submission failed"
@@ -161,7 +161,7 @@ def test_a_refusal_that_nobody_foresaw_is_repeated() -> None:
 def test_a_machine_without_slurm_says_where_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match="login node"):
-        commands.run(["sbatch", "--version"])
+        client.run(["sbatch", "--version"])
 
 
 # A run whose job is gone without a last word.
@@ -177,7 +177,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
         (tmp_path / "x.py").write_text("")
         job = Job(name="j", script="x.py", outputs=str(tmp_path / "runs"), root=str(tmp_path))
         target = SlurmTarget(ask=ask)
-        return launcher.launch(plan(job, on="slurm"), detach=True, target=target)
+        return lifecycle.launch(plan(job, on="slurm"), detach=True, target=target)
 
     return submit
 
@@ -255,7 +255,7 @@ def test_nothing_is_wrong_with_a_job_that_slurm_would_take() -> None:
 
 
 def test_a_machine_without_slurm_and_a_silent_controller_are_problems() -> None:
-    (problem,) = said(SMALL, **{"sbatch --version": commands.not_installed("sbatch")})
+    (problem,) = said(SMALL, **{"sbatch --version": client.not_installed("sbatch")})
     assert "login node" in problem
     (problem,) = said(SMALL, **{"sinfo --noheader --format=%R": NO_ANSWER})
     assert "scontrol ping" in problem

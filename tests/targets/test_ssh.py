@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from headway.errors import TargetError
-from headway.launcher import Launched
+from headway.core.errors import TargetError
+from headway.core.types import Target
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import TargetEntry
 from headway.storage import Store, open_store
-from headway.targets import labelled
-from headway.targets.base import Target
-from headway.targets.ssh import starting
+from headway.targets.local import processes as local_processes
+from headway.targets.ssh import lifecycle
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
@@ -30,10 +30,10 @@ from tests.testbed.sshd import Server, lacking, running_below
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
 
 
-def there(hold: Launched) -> list[labelled.Process]:
+def there(hold: Launched) -> list[local_processes.Process]:
     """The run's processes on the machine behind the connection, which is this one."""
-    label = [found for found in labelled.labels(target="ssh") if found[labelled.RUN] == hold.run]
-    return labelled.processes_of(label[0][labelled.URL], target="ssh") if label else []
+    label = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
+    return local_processes.processes_of(label[0][local_processes.URL], target="ssh") if label else []
 
 
 class SshContract(TargetContract):
@@ -81,8 +81,8 @@ class SshContract(TargetContract):
         eventually(lambda: there(hold) == [], "they die")
 
     def lease_store(self, hold: Launched) -> Store:
-        (label,) = [found for found in labelled.labels(target="ssh") if found[labelled.RUN] == hold.run]
-        return open_store(label[labelled.URL])
+        (label,) = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
+        return open_store(label[local_processes.URL])
 
     def own_limit_s(self, hold: Launched) -> float | None:
         (found,) = [each for each in hold.target.found() if each.url == hold.url]
@@ -94,7 +94,7 @@ class SshContract(TargetContract):
             raise TargetError("the connection is cut when everything has been brought there")
 
         with monkeypatch.context() as patch:
-            patch.setattr(starting, "start", fail)
+            patch.setattr(lifecycle, "start", fail)
             yield
 
     def lines_about_a_secret(self) -> tuple[str, ...]:

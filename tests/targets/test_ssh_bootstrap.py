@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.targets.ssh import bootstrap
+from headway.targets.ssh import lifecycle
 from tests.testbed.docker import base_tar, why_not
 
 WHY_NOT = why_not() or ("" if Path("/dev/loop-control").exists() else "no loop devices")
@@ -30,7 +30,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "etc" / "fstab").write_text("")
     (root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")  # no service is started in it
     (root / "usr/sbin/policy-rc.d").chmod(0o755)
-    shutil.copyfile(bootstrap.SCRIPT, root / "bootstrap.sh")
+    shutil.copyfile(lifecycle.SCRIPT, root / "bootstrap.sh")
     return root
 
 

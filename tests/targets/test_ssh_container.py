@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import Image, Secret, TargetEntry
-from headway.targets.base import State
 from headway.targets.fake import Play
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
@@ -71,7 +71,7 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
     play = Play(lines=("the token is {TOKEN}",))
     keys = {"image": Image(base=BASE), "requirements": "requirements.txt"}  # an image that is built there
     made = plan_of(play, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}, **keys)
-    hold = launcher.launch(made, name="boxed", target=target_of(made))
+    hold = lifecycle.launch(made, name="boxed", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
     assert [line.text for line in hold.logs(rank=0)] == ["the token is ***"]
     assert containers(hold) == ""
@@ -79,7 +79,7 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
 
 def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: Callable[..., Plan]) -> None:
     made = plan_of(Play(lines=("in {HEADWAY_CODE_DIR}",)))
-    hold = launcher.launch(made, name="ready", target=target_of(made))
+    hold = lifecycle.launch(made, name="ready", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
     assert [line.text.rpartition("/")[2] for line in hold.logs(rank=0)] == ["code"]
     assert containers(hold) == ""
@@ -88,12 +88,12 @@ def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: C
 def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     project = write_counting(tmp_path / "counting")
     made = plan_of(Play(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
-    hold = launcher.launch(made, name="counts", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="counts", detach=True, target=target_of(made))
     eventually(lambda: len(counted(hold)) == 3, "it counts")
     outcome = hold.stop()
     assert outcome.status.state is State.STOPPED, outcome
     assert containers(hold) == ""
-    again = launcher.resume(hold.url)
+    again = lifecycle.resume(hold.url)
     assert again.wait().status.state is State.FINISHED
     assert counted(again) == count_to(10)
 
@@ -101,7 +101,7 @@ def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], 
 def test_a_container_whose_client_there_was_killed_is_found_and_ended(plan_of: Callable[..., Plan]) -> None:
     made = plan_of(WAITS)
     target = target_of(made)
-    hold = launcher.launch(made, name="orphan", detach=True, target=target)
+    hold = lifecycle.launch(made, name="orphan", detach=True, target=target)
     eventually(lambda: any("waits" in line.text for line in hold.logs()), "it waits")
     found = subprocess.run(["pgrep", "-f", "docker run --rm.*headway-orphan-0"], capture_output=True, text=True)
     for pid in found.stdout.split():

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from headway.planning import Plan
-from headway.runfolder import RunFolder
+from headway.rundir.layout import RunFolder
 from headway.spec import Budget, TargetEntry
 from headway.storage import join, open_store
-from headway.targets import labelled
 from headway.targets.fake import Play
+from headway.targets.local import processes
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records
 from headway.targets.ssh.target import SshTarget
@@ -47,7 +47,7 @@ def running(plan: Plan) -> Callable[[], set[str]]:
     below = Path(outputs).parent
 
     def names() -> set[str]:
-        there = {label[labelled.RUN] for label in labelled.labels(target="ssh")} if running_below(below) else set()
+        there = {label[processes.RUN] for label in processes.labels(target="ssh")} if running_below(below) else set()
         return there | {path.name for path in Path(outputs).iterdir() if guardians(join(outputs, path.name))}
 
     return names

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadJob, TargetError
-from headway.launcher import Launched
+from headway.core.errors import BadJob, TargetError
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan, plan
 from headway.spec import Accelerator, Budget, Data, Job, Resources, Secret, Source, TargetEntry
-from headway.targets.base import State
 from headway.targets.fake import Play
-from headway.targets.ssh import agent, bootstrap, bringing, doctor, openssh, starting
-from headway.targets.ssh.host import Host
-from headway.targets.ssh.layout import layout
-from headway.targets.ssh.mirror import Mirror
-from headway.targets.ssh.options import Options
+from headway.targets.ssh import agent, checks, connection, sync
+from headway.targets.ssh import lifecycle as ssh_lifecycle
+from headway.targets.ssh.connection import Host
+from headway.targets.ssh.options import Options, layout
+from headway.targets.ssh.sync import Mirror
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
@@ -80,7 +80,7 @@ def test_a_machine_whose_key_nobody_vouched_for_is_refused_and_nothing_is_sent(
     try:
         made = plan_of(Play(), entry)
         with pytest.raises(TargetError, match="is not known here") as caught:
-            launcher.launch(made, name="stranger", target=target_of(made))
+            lifecycle.launch(made, name="stranger", target=target_of(made))
         assert "ssh-keyscan" in str(caught.value)
         assert not (tmp_path / "there").exists()
         assert known.read_text() == "", "and it is not made known by the way"
@@ -97,7 +97,7 @@ def test_a_machine_that_shows_another_key_than_before_is_refused(
         impostor.change_host_key()
         made = plan_of(Play(), {**entry, "config": str(impostor.config)})
         with pytest.raises(TargetError, match="another host key"):
-            launcher.launch(made, name="changed", target=target_of(made))
+            lifecycle.launch(made, name="changed", target=target_of(made))
     finally:
         impostor.stop()
 
@@ -114,7 +114,7 @@ def test_a_run_survives_its_connections_and_is_found_again(
     made = plan_of(
         Play(), {**entry, "config": str(box.config)}, script=COUNT, root=str(project), args=("8", "0", "2", str(go))
     )
-    hold = launcher.launch(made, name="cut-off", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="cut-off", detach=True, target=target_of(made))
     try:
         eventually(lambda: len(counted(hold)) >= 1, "it counts")
         box.stop()
@@ -138,7 +138,7 @@ def test_a_machine_that_is_not_there_is_said_to_be_unreachable(plan_of: Callable
     (tmp_path / "config").write_text("Host nowhere\n  HostName 127.0.0.1\n  Port 9\n")
     made = plan_of(Play(), {"host": "nowhere", "config": str(tmp_path / "config")})
     with pytest.raises(TargetError, match="cannot be reached"):
-        launcher.launch(made, name="unlucky", target=target_of(made))
+        lifecycle.launch(made, name="unlucky", target=target_of(made))
     assert not (tmp_path / "runs" / "unlucky").exists()
 
 
@@ -150,7 +150,7 @@ def test_outputs_under_the_share_are_written_by_the_machine_itself(
 ) -> None:
     made = plan_of(Play(lines=("in {HEADWAY_RUN_URL}",)), {**entry, "share": str(tmp_path)})
     assert not any("mirrored" in note for note in made.notes)
-    hold = launcher.launch(made, name="shared", target=target_of(made))
+    hold = lifecycle.launch(made, name="shared", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == [f"in {tmp_path}/runs/shared"]
     assert not list((tmp_path / "there").glob("runs/*"))
@@ -162,7 +162,7 @@ def test_a_share_that_is_another_folder_there_is_refused(
     made = plan_of(Play(), {**entry, "share": str(tmp_path)})
     monkeypatch.setattr(Host, "ask", _without_files(Host.ask))
     with pytest.raises(TargetError, match="is not the folder of that name here"):
-        launcher.launch(made, name="elsewhere", target=target_of(made))
+        lifecycle.launch(made, name="elsewhere", target=target_of(made))
 
 
 def _without_files(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -183,7 +183,7 @@ def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is
     sources = Data(train=(Source(source=str(data)),))
     made, said = plan_of(Play(lines=(reads,)), entry, data=sources), []
     assert any("12 files, 600.0 KB" in note for note in made.notes)
-    hold = launcher.launch(made, name="first", target=target_of(made, said))
+    hold = lifecycle.launch(made, name="first", target=target_of(made, said))
     assert hold.outcome().status.state is State.FINISHED
     assert any("600.0 KB sent" in text and "/s" in text for text in said)
     (there,) = (tmp_path / "there" / "data").iterdir()
@@ -191,11 +191,11 @@ def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is
         path.name: path.read_bytes() for path in data.rglob("*.bin")
     }
     again: list[str] = []
-    launcher.launch(plan_of(Play(), entry, data=sources), name="second", target=target_of(made, again))
+    lifecycle.launch(plan_of(Play(), entry, data=sources), name="second", target=target_of(made, again))
     assert any("is on box already" in text for text in again)
     assert not any("sent" in text for text in again)
     (data / "class-0" / "0 ü.bin").write_bytes(b"changed")
-    assert bringing.fingerprint(bringing.parcel(str(data))) != there.name
+    assert sync.fingerprint(sync.parcel(str(data))) != there.name
 
 
 def test_a_transfer_that_was_cut_goes_on_with_what_is_missing(entry: dict[str, Any], tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_a_transfer_that_was_cut_goes_on_with_what_is_missing(entry: dict[str, A
     data.mkdir()
     for name in ("a", "b", "c"):
         (data / name).write_text(name * 1000)
-    with Host(openssh.parse("box"), Options(**entry)) as host:
-        folder = f"{host.facts['dir']}/data/{bringing.fingerprint(bringing.parcel(str(data)))}"
+    with Host(connection.parse("box"), Options(**entry)) as host:
+        folder = f"{host.facts['dir']}/data/{sync.fingerprint(sync.parcel(str(data)))}"
         host.send(f"{folder}/a", b"a" * 1000)
         said: list[str] = []
-        assert bringing.bring(host, str(data), said.append) == folder
+        assert sync.bring(host, str(data), said.append) == folder
     assert any("2.0 KB sent" in text for text in said)
     assert Path(folder, "c").read_text() == "c" * 1000
 
@@ -217,7 +217,7 @@ def test_the_mirror_follows_what_is_written_replaced_and_deleted_there(entry: di
     for key, text in {"plan.json": "{}", "checkpoints/00000001/manifest.json": "m", "files/x y": "1"}.items():
         (here / key).parent.mkdir(parents=True, exist_ok=True)
         (here / key).write_text(text)
-    with Host(openssh.parse("box"), Options(**entry)) as host:
+    with Host(connection.parse("box"), Options(**entry)) as host:
         mirror = Mirror(host, str(there), here, here / "ssh")
         mirror.push()
         assert (there / "files/x y").read_text() == "1"
@@ -243,11 +243,11 @@ def test_setup_holds_for_the_run_and_its_failure_is_told_with_its_last_words(
     entry: dict[str, Any], plan_of: Callable[..., Plan]
 ) -> None:
     made = plan_of(Play(lines=("flavour {FLAVOUR}",)), entry, setup=("export FLAVOUR=vanilla",))
-    hold = launcher.launch(made, name="set-up", target=target_of(made))
+    hold = lifecycle.launch(made, name="set-up", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == ["flavour vanilla"]
     made = plan_of(Play(), entry, setup=("echo the shelf is empty >&2", "false"))
-    hold = launcher.launch(made, name="no-set-up", target=target_of(made))
+    hold = lifecycle.launch(made, name="no-set-up", target=target_of(made))
     status = hold.outcome().status
     assert status.state is State.FAILED
     assert "setup: false" in status.reason
@@ -267,7 +267,7 @@ def test_requirements_are_installed_there_once_for_their_very_content(
     keys = {"script": "eat.py", "root": str(project), "args": (), "requirements": "requirements.txt"}
     for name in ("one", "two"):
         made = plan_of(Play(), entry, **keys)
-        hold = launcher.launch(made, name=name, target=target_of(made))
+        hold = lifecycle.launch(made, name=name, target=target_of(made))
         assert hold.outcome().status.state is State.FINISHED, [line.text for line in hold.logs()]
         assert texts(hold) == ["ate honey"]
     assert len(list((tmp_path / "there" / "envs").glob("*/ready"))) == 1
@@ -290,7 +290,7 @@ def test_a_machine_of_which_nothing_is_known_is_given_an_environment(
     )
     keys = {"script": "see.py", "args": (), "requirements": "requirements.txt", "setup": tuple(setup)}
     made = plan_of(Play(), {name: value for name, value in entry.items() if name != "python"}, **keys)
-    hold = launcher.launch(made, name="bare", target=target_of(made))
+    hold = lifecycle.launch(made, name="bare", target=target_of(made))
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "bare" / "ssh").glob("start-*.log"))
     assert hold.outcome().status.state is State.FINISHED, log
     (said,) = texts(hold)
@@ -301,9 +301,9 @@ def test_a_machine_of_which_nothing_is_known_is_given_an_environment(
 def test_the_limit_is_held_there_without_any_client(
     entry: dict[str, Any], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "lifetime_s", lambda plan: 3.0)
+    monkeypatch.setattr(ssh_lifecycle, "lifetime_s", lambda plan: 3.0)
     made = plan_of(WAITS, entry, budget=Budget(hours=5))
-    hold = launcher.launch(made, name="limited", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="limited", detach=True, target=target_of(made))
     eventually(lambda: hold.target.status(hold.handle).state.ended, "the watchdog ends it")
     assert hold.outcome().status.state is State.STOPPED
 
@@ -313,7 +313,7 @@ def test_a_secret_given_as_a_file_lies_in_memory_and_is_gone_afterwards(
 ) -> None:
     monkeypatch.setenv("KEY_HERE", "canary-of-a-file")
     made = plan_of(Play(lines=("at {KEY}",)), entry, secrets={"KEY": Secret(ref="env:KEY_HERE", as_="file")})
-    hold = launcher.launch(made, name="keys", target=target_of(made))
+    hold = lifecycle.launch(made, name="keys", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     (line,) = texts(hold)
     assert line.startswith(f"at /dev/shm/headway-ssh-{os.getuid()}/")
@@ -324,7 +324,7 @@ def test_a_second_machine_of_the_same_user_sees_only_its_own_runs(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
     made = plan_of(WAITS, entry)
-    hold = launcher.launch(made, name="mine", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="mine", detach=True, target=target_of(made))
     other = SshTarget(Options(**{**entry, "dir": str(tmp_path / "another")}), say=lambda text: None)
     assert other.found() == []
     hold.down()
@@ -335,7 +335,7 @@ def test_a_machine_of_ones_own_with_self_down_is_told_when_the_outputs_are_safe(
 ) -> None:
     told = tmp_path / "went-down"
     made = plan_of(Play(lines=("done",)), {**entry, "self_down": f"touch {told}"})
-    hold = launcher.launch(made, name="mine", target=target_of(made))
+    hold = lifecycle.launch(made, name="mine", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == ["done"]
     eventually(told.exists, "self_down runs, long before it would by itself")
@@ -374,10 +374,10 @@ def test_what_cannot_be_done_is_said_before_anything_is_sent(
 
 
 def test_a_machine_is_named_as_ssh_names_it() -> None:
-    assert str(openssh.parse("me@box:2222")) == "me@box:2222"
-    assert openssh.parse("[fe80::1]:22").host == "fe80::1"
-    assert openssh.parse("fe80::1").port is None
-    words = openssh.words(openssh.parse("me@box:2222"), Options(args=("-J", "jump")), "true")
+    assert str(connection.parse("me@box:2222")) == "me@box:2222"
+    assert connection.parse("[fe80::1]:22").host == "fe80::1"
+    assert connection.parse("fe80::1").port is None
+    words = connection.words(connection.parse("me@box:2222"), Options(args=("-J", "jump")), "true")
     assert words[-7:] == ["2222", "-J", "jump", "--", "box", "true"] or words[-5:] == [
         "-J",
         "jump",
@@ -389,7 +389,7 @@ def test_a_machine_is_named_as_ssh_names_it() -> None:
 
 
 def test_the_script_is_the_one_that_was_reviewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.planning.make._environment", lambda job, target: {"python": "3.11.4", "threads": "1"})
+    monkeypatch.setattr("headway.planning.build._environment", lambda job, target: {"python": "3.11.4", "threads": "1"})
     (tmp_path / "train.py").write_text("print('trains')\n")
     (tmp_path / "requirements.txt").write_text("numpy\n")
     job = Job(
@@ -424,7 +424,7 @@ def shellcheck(text: str, folder: Path) -> None:
 
 
 def test_the_bootstrap_script_is_one_that_bash_understands(tmp_path: Path) -> None:
-    shellcheck(bootstrap.SCRIPT.read_text(), tmp_path)
+    shellcheck(ssh_lifecycle.SCRIPT.read_text(), tmp_path)
 
 
 def test_the_agent_needs_nothing_that_an_old_python_lacks() -> None:
@@ -465,7 +465,7 @@ def test_the_doctor_looks_at_room_python_and_driver(entry: dict[str, Any]) -> No
 def test_a_driver_is_held_against_the_torch_that_will_use_it(
     version: str, built: dict[str, Any], mark: str, word: str
 ) -> None:
-    (finding,) = doctor.driver("box", version, built, wanted=True)
+    (finding,) = checks.driver("box", version, built, wanted=True)
     assert finding.mark == mark
     assert word in finding.what
 
@@ -479,7 +479,7 @@ def test_a_scratch_disk_is_formatted_once_and_never_if_it_carries_anything(tmp_p
     device = subprocess.run(["losetup", "--find", "--show", str(disk)], capture_output=True, text=True).stdout.strip()
     if not device:
         pytest.skip("no loop device is to be had")
-    script = ["bash", str(bootstrap.SCRIPT), "--scratch", device, "--at", str(at)]
+    script = ["bash", str(ssh_lifecycle.SCRIPT), "--scratch", device, "--at", str(at)]
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(script, capture_output=True, text=True)
@@ -507,7 +507,7 @@ def test_a_scratch_disk_is_formatted_once_and_never_if_it_carries_anything(tmp_p
 
 def test_a_machine_sees_itself_as_it_was_reached(entry: dict[str, Any]) -> None:
     """Its host name may mean 127.0.1.1, which means another machine to every node."""
-    with Host(openssh.parse("box"), Options(**entry)) as host:
+    with Host(connection.parse("box"), Options(**entry)) as host:
         assert host.facts["address"] == "127.0.0.1"
         assert json.dumps(host.facts)
         assert abs(host.facts["time"] - time.time()) < 60

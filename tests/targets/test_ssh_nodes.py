@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import TargetError
-from headway.launcher import Launched
+from headway.core.errors import TargetError
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan, plan
 from headway.spec import Cadence, Checkpoint, Job, Resources, TargetEntry
-from headway.targets import labelled
-from headway.targets.base import State
 from headway.targets.fake import Play
+from headway.targets.local import processes
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
@@ -75,7 +75,7 @@ def target_of(plan: Plan) -> SshTarget:
 
 def test_two_machines_of_two_ranks_know_each_other_by_address(plan_of: Callable[..., Plan], hosts: Hosts) -> None:
     made = plan_of(Play(lines=("rank {rank} of {world} at {MASTER_ADDR} in {HEADWAY_PLACE}",)), nodes=2, ranks=2)
-    hold = launcher.launch(made, name="pair", target=target_of(made))
+    hold = lifecycle.launch(made, name="pair", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, [line.text for line in hold.logs()]
     said = [line.text for rank in range(4) for line in hold.logs(rank=rank)]
     assert [text.split(" at ")[0] for text in said] == [f"rank {rank} of 4" for rank in range(4)]
@@ -85,14 +85,14 @@ def test_two_machines_of_two_ranks_know_each_other_by_address(plan_of: Callable[
 
 def test_a_stop_ends_all_machines_and_a_resume_starts_them_again(plan_of: Callable[..., Plan]) -> None:
     made = plan_of(WAITS, nodes=2)
-    hold = launcher.launch(made, name="pair", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="pair", detach=True, target=target_of(made))
     waits(hold)
     outcome = hold.stop()
     assert outcome.status.state is State.STOPPED
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
     assert {name.rpartition(" on ")[2] for name in outcome.receipt.created} == {"hw-node0", "hw-node1"}
-    again = launcher.resume(hold.url)
+    again = lifecycle.resume(hold.url)
     waits(again, times=2)
     again.down()
 
@@ -111,7 +111,7 @@ def test_a_machine_that_cannot_be_reached_leaves_nothing_on_the_others(
     try:
         made = plan_of(WAITS, nodes=2)
         with pytest.raises(TargetError, match="cannot be reached"):
-            launcher.launch(made, name="half", target=target_of(made))
+            lifecycle.launch(made, name="half", target=target_of(made))
         assert not list((tmp_path / "there").glob("places/*/*"))
     finally:
         hosts.servers[1].start()
@@ -119,9 +119,9 @@ def test_a_machine_that_cannot_be_reached_leaves_nothing_on_the_others(
 
 def test_a_node_whose_supervisor_was_killed_ends_the_run_on_all(plan_of: Callable[..., Plan]) -> None:
     made = plan_of(WAITS, nodes=2)
-    hold = launcher.launch(made, name="pair", detach=True, target=target_of(made))
+    hold = lifecycle.launch(made, name="pair", detach=True, target=target_of(made))
     waits(hold)
-    found = labelled.processes_of(hold.url, target="ssh")
+    found = processes.processes_of(hold.url, target="ssh")
     leaders = [process for process in found if process.runs("headway.runtime.worker")]
     for process in leaders:
         os.kill(process.pid, signal.SIGKILL)
@@ -160,14 +160,14 @@ def test_two_machines_train_as_one_and_a_stopped_run_ends_with_the_same_bits(
     def steps(hold: Launched) -> int:
         return sum(line.text.startswith("step ") for line in hold.logs(rank=0))
 
-    straight = launcher.launch(plan(job(0.0), on="pool"), name="straight")
+    straight = lifecycle.launch(plan(job(0.0), on="pool"), name="straight")
     assert straight.outcome().status.state is State.FINISHED, [line.text for line in straight.logs()][-20:]
-    broken = launcher.launch(plan(job(2.0), on="pool"), name="broken", detach=True)
+    broken = lifecycle.launch(plan(job(2.0), on="pool"), name="broken", detach=True)
     try:
         eventually(lambda: steps(broken) >= 7, "it trains")
         assert broken.stop().status.state is State.STOPPED
         assert steps(broken) < 36
-        again = launcher.resume(broken.url)
+        again = lifecycle.resume(broken.url)
         assert again.wait().status.state is State.FINISHED, [line.text for line in again.logs()][-20:]
         assert digest(again) == digest(straight)
     finally:

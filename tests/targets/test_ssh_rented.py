@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadJob, TargetError
-from headway.launcher import Launched
+from headway.core.errors import BadJob, TargetError
+from headway.core.types import Receipt, State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import Budget, TargetEntry
-from headway.targets.base import Receipt, State
 from headway.targets.fake import Play
 from headway.targets.ssh import rental
-from headway.targets.ssh.link import locked
+from headway.targets.ssh.hosts import locked
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records, fill, printed
 from headway.targets.ssh.target import SshTarget
@@ -126,7 +126,7 @@ def guardians(url: str) -> list[int]:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"headway.guarding" in words and url.encode() in words:
+        if b"headway.launcher.machine_watcher" in words and url.encode() in words:
             found.append(int(path.parent.name))
     return found
 
@@ -139,7 +139,7 @@ def test_a_machine_is_rented_its_key_pinned_and_given_back_when_the_run_has_ende
     cloud: Cloud, plan_of: Callable[..., Plan]
 ) -> None:
     plan, said = plan_of(Play(lines=("hello",)), cloud.entry()), []
-    hold = launcher.launch(plan, name="mine", target=target_of(plan, said))
+    hold = lifecycle.launch(plan, name="mine", target=target_of(plan, said))
     outcome = hold.outcome()
     assert outcome.status.state is State.FINISHED
     assert [line.text for line in hold.logs(rank=0)] == ["hello"]
@@ -162,12 +162,12 @@ def test_a_key_that_up_tells_is_pinned_before_the_first_connection_and_another_i
     up = f"touch {cloud.folder}/machines/vm-{{run}}; echo '{where}'{{run}}"
     right = {**entry, "up": up}
     plan, said = plan_of(Play(), right), []
-    assert launcher.launch(plan, name="right", target=target_of(plan, said)).outcome().status.state is State.FINISHED
+    assert lifecycle.launch(plan, name="right", target=target_of(plan, said)).outcome().status.state is State.FINISHED
     assert not any("first sight" in text for text in said)
     wrong = {**right, "up": right["up"].replace(server.public_host_key, other)}
     plan = plan_of(Play(), wrong)
     with pytest.raises(TargetError, match=r"another host key|not known"):
-        launcher.launch(plan, name="wrong", target=target_of(plan, []))
+        lifecycle.launch(plan, name="wrong", target=target_of(plan, []))
     assert cloud.machines == [], "given back all the same"
 
 
@@ -175,7 +175,7 @@ def test_a_failed_up_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -
     entry = cloud.entry()
     plan = plan_of(Play(), {**entry, "up": entry["up"] + "; echo no more machines >&2; exit 3"})
     with pytest.raises(TargetError, match="`up` ended with 3: no more machines"):
-        launcher.launch(plan, name="unlucky", target=target_of(plan, []))
+        lifecycle.launch(plan, name="unlucky", target=target_of(plan, []))
     assert cloud.machines == []
     assert "down unlucky vm-unlucky" in cloud.calls
     assert Records().all() == []
@@ -185,13 +185,13 @@ def test_a_machine_that_never_answers_is_given_back(cloud: Cloud, plan_of: Calla
     entry = cloud.entry(ready=0.5)
     plan = plan_of(Play(), {**entry, "up": entry["up"].replace(f"port={cloud.server.port}", "port=9")})
     with pytest.raises(TargetError, match="does not answer"):
-        launcher.launch(plan, name="deaf", target=target_of(plan, []))
+        lifecycle.launch(plan, name="deaf", target=target_of(plan, []))
     assert cloud.machines == []
 
 
 LAUNCH = """
 import sys
-from headway import launcher
+from headway.launcher import lifecycle as launcher
 from headway.planning import Plan
 plan = Plan.from_json(open(sys.argv[1]).read())
 hold = launcher.launch(plan, name=sys.argv[2], detach=sys.argv[3] == "detach")
@@ -239,7 +239,7 @@ def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
     assert cloud.machines == ["vm-outlived"]
     go.touch()
     eventually(lambda: cloud.machines == [], "the guardian gives it back")
-    hold = launcher.reach(str(tmp_path / "runs" / "outlived"))
+    hold = lifecycle.reach(str(tmp_path / "runs" / "outlived"))
     eventually(lambda: (tmp_path / "runs/outlived/teardown.json").exists(), "and writes the receipt")
     assert [line.text for line in hold.logs(rank=0)] == ["working"]
     assert hold.outcome().exit_code == 0
@@ -252,20 +252,20 @@ def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
     entry = cloud.entry(self_down=f"rm {gone}", linger=0.5)
     alone = (f"while [ ! -e {go} ]; do sleep 0.05; done",)  # it begins when nobody here can see its end
     plan = plan_of(WAITS, entry, budget=Budget(hours=1 / 3600), setup=alone)
-    hold = launcher.launch(plan, name="alone", detach=True, target=target_of(plan, []))
+    hold = lifecycle.launch(plan, name="alone", detach=True, target=target_of(plan, []))
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)
     assert cloud.machines == ["vm-alone"]
     go.touch()
     eventually(lambda: cloud.machines == [], "the watchdog runs self_down after the budget is spent")
-    assert launcher.down(hold.url, say=lambda text: None).left == ()
+    assert lifecycle.down(hold.url, say=lambda text: None).left == ()
 
 
 def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     entry = cloud.entry(gone=0.5)  # for the guardian too: whoever sees the end first waits
     plan = plan_of(Play(), {**entry, "down": "echo {id} is busy"})
     target = target_of(plan, [])
-    hold = launcher.launch(plan, name="sticky", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="sticky", detach=True, target=target)
     outcome = hold.wait()
     assert outcome.exit_code == 5
     assert outcome.receipt is not None
@@ -285,7 +285,7 @@ def test_who_waits_for_another_process_that_takes_the_run_down_is_told(
 ) -> None:
     said: list[str] = []
     target = target_of(plan_of(Play(), cloud.entry()), said)
-    hold = launcher.launch(plan_of(Play(), cloud.entry()), name="shared", detach=True, target=target)
+    hold = lifecycle.launch(plan_of(Play(), cloud.entry()), name="shared", detach=True, target=target)
     with ThreadPoolExecutor() as pool, locked(*Records().lock(hold.url)):
         waiting = pool.submit(target.down, hold.handle)
         eventually(lambda: any("by another process" in line for line in said), "it says what it waits for")
@@ -299,11 +299,11 @@ def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_w
     project = write_counting(tmp_path / "counting")
     plan = plan_of(Play(), cloud.entry(), script=COUNT, root=str(project), args=("8", "0.01", "3"))
     target = target_of(plan, [])
-    hold = launcher.launch(plan, name="twice", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="twice", detach=True, target=target)
     eventually(lambda: len(counted(hold)) == 3, "it counts")
     assert hold.stop().status.state is State.STOPPED
     assert cloud.machines == []
-    again = launcher.resume(hold.url, target=target)
+    again = lifecycle.resume(hold.url, target=target)
     assert cloud.machines == ["vm-twice"]
     assert again.wait().status.state is State.FINISHED
     assert counted(again) == count_to(8)
@@ -316,15 +316,15 @@ def test_down_of_a_copied_folder_leaves_the_machine_and_the_guardian_of_the_orig
 ) -> None:
     plan, said = plan_of(WAITS, cloud.entry()), []
     target = target_of(plan, said)
-    hold = launcher.launch(plan, name="first", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="first", detach=True, target=target)
     eventually(lambda: prints(hold), "it runs")
-    copy = launcher.reach(copied(hold.url, "second"), target=target)
+    copy = lifecycle.reach(copied(hold.url, "second"), target=target)
     assert copy.status().state is State.LOST
     assert copy.down() == copy.stop().receipt == Receipt(run="second")
     assert cloud.machines == ["vm-first"]
     assert not [call for call in cloud.calls if call.startswith("down")]
     assert len(guardians(hold.url)) == 1
-    again = launcher.resume(copy.url, target=target)
+    again = lifecycle.resume(copy.url, target=target)
     assert cloud.machines == ["vm-first", "vm-second"]
     assert len(guardians(again.url)) == 1, "the copy is guarded by a process of its own"
     again.stop()
@@ -338,13 +338,13 @@ def test_machines_that_were_rented_for_a_folder_that_cannot_be_seen_are_not_said
 ) -> None:
     plan = plan_of(WAITS, cloud.entry())
     target = target_of(plan, [])
-    hold = launcher.launch(plan, name="first", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="first", detach=True, target=target)
     copy = copied(hold.url, "second")
     with monkeypatch.context() as elsewhere:  # another machine, with no record of the rental, and another path
         elsewhere.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
         os.rename(hold.url, tmp_path / "away")
         with pytest.raises(TargetError, match="were rented when its folder was"):
-            launcher.reach(copy, target=target).down()
+            lifecycle.reach(copy, target=target).down()
         os.rename(tmp_path / "away", hold.url)
     assert cloud.machines == ["vm-first"]
     hold.stop()
@@ -356,7 +356,7 @@ def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(
 ) -> None:
     plan = plan_of(WAITS, cloud.entry())
     target = target_of(plan, [])
-    hold = launcher.launch(plan, name="orphan", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="orphan", detach=True, target=target)
     for pid in guardians(hold.url):
         os.kill(pid, signal.SIGKILL)
     target.down(hold.handle)  # ends what runs, so that the test leaves nothing

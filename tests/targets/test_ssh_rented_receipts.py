@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import yaml
 
-from headway import cli, launcher, receipts
-from headway.errors import RunBusy, TargetError
-from headway.launcher import Launched
+from headway import cli
+from headway.core.errors import RunBusy, TargetError
+from headway.core.types import Receipt, State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
+from headway.rundir import teardown
 from headway.spec import TargetEntry
-from headway.targets.base import Receipt, State
 from headway.targets.fake import Play
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import ASKED, Records, fill
@@ -75,7 +77,7 @@ def rented(plan_of: Callable[..., Plan], tmp_path: Path) -> Callable[..., tuple[
         said: list[str] = []
         waits = (f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done",)
         plan = plan_of(entry, setup=waits)
-        hold = launcher.launch(plan, name="mine", detach=True, target=target_of(plan, said))
+        hold = lifecycle.launch(plan, name="mine", detach=True, target=target_of(plan, said))
         unguarded(hold.url)
         return hold, said
 
@@ -154,7 +156,7 @@ def test_outputs_are_fetched_though_an_empty_list_says_that_the_machine_is_gone(
 ) -> None:
     plan = plan_of(cloud.entry(), Play(lines=("hello",)))
     cloud.turns("lying")
-    hold = launcher.launch(plan, name="mine", target=target_of(plan, []))
+    hold = lifecycle.launch(plan, name="mine", target=target_of(plan, []))
     assert [line.text for line in hold.logs(rank=0)] == ["hello"]
     assert hold.outcome().status.state is State.FINISHED
     assert cloud.machines == []
@@ -278,7 +280,7 @@ def test_a_false_receipt_of_an_older_version_is_corrected(
 ) -> None:
     hold, _ = rented(cloud.entry())
     false = Receipt(run="mine", created=("machine vm-mine",), removed=("machine vm-mine",))
-    receipts.write(hold.folder, false)
+    teardown.write(hold.folder, false)
     Records().forget(hold.url)
     cloud.turns("logged-out")
     assert_kept(hold, hold.down())
@@ -303,7 +305,7 @@ def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
     cloud.turns("strict")
     (cloud.folder / "machines/vm-mine").unlink()
-    elsewhere = launcher.reach(hold.url)
+    elsewhere = lifecycle.reach(hold.url)
     assert elsewhere.down().left == (), "the list has shown it, and shows it no more"
     assert given_back(cloud) == 1
 
@@ -315,7 +317,7 @@ def test_a_machine_that_is_on_record_is_not_overwritten_by_a_second_start(
     cloud.turns("refusing", "2")
     hold.down()
     with pytest.raises(RunBusy, match="vm-mine") as caught:
-        launcher.resume(hold.url, target=hold.target)
+        lifecycle.resume(hold.url, target=hold.target)
     assert caught.value.problem.fix == f"headway down {hold.url}"
     assert hold.down().left == ()
     assert cloud.machines == []
@@ -353,7 +355,7 @@ def test_an_up_that_outlives_a_killed_client_is_waited_for_and_what_it_names_giv
         path.write_text(json.dumps({**json.loads(path.read_text()), "pid": 0, "started": ""}))
     began = time.monotonic()
     opener = subprocess.Popen(["sh", "-c", f"sleep 1.5; touch {tmp_path}/gate"])
-    receipt = launcher.down(url)
+    receipt = lifecycle.down(url)
     opener.wait()
     assert time.monotonic() - began > 1
     assert "machine vm-mine" in receipt.removed
@@ -368,7 +370,7 @@ def test_an_id_that_up_prints_before_the_address_is_enough_to_give_the_machine_b
     up = f"{cloud.provider} up {{run}}; echo id=vm-{{run}}; echo no address >&2; exit 4"
     plan = plan_of({**entry, "up": up})
     with pytest.raises(TargetError, match="no address"):
-        launcher.launch(plan, name="mine", target=target_of(plan, []))
+        lifecycle.launch(plan, name="mine", target=target_of(plan, []))
     assert given_back(cloud) >= 1
     assert cloud.machines == []
     assert Records().all() == []
@@ -383,7 +385,7 @@ def test_a_machine_that_up_never_named_is_given_back_by_list_or_kept_on_record(
     if lying:
         cloud.turns("lying")
     with pytest.raises(TargetError, match="it broke"):
-        launcher.launch(plan, name="mine", target=target_of(plan, said), say=said.append)
+        lifecycle.launch(plan, name="mine", target=target_of(plan, said), say=said.append)
     if not lying:
         assert cloud.machines == []
         assert Records().all() == []
@@ -394,7 +396,7 @@ def test_a_machine_that_up_never_named_is_given_back_by_list_or_kept_on_record(
     assert any("whether `up` has made one cannot be told" in text and "rm -r" in text for text in said)
     assert any("left behind: machine that `up` may have made for mine" in text for text in said)
     (cloud.folder / "lying").unlink()
-    assert launcher.down(record.url).left == ()
+    assert lifecycle.down(record.url).left == ()
     assert cloud.machines == []
 
 
@@ -416,7 +418,7 @@ def test_a_down_by_run_alone_needs_no_id(cloud: Cloud, plan_of: Callable[..., Pl
     entry = cloud.entry(list=None, down=f"{cloud.provider} down {{run}} vm-{{run}}")
     plan = plan_of({**entry, "up": f"{cloud.provider} up {{run}}; exit 4"})
     with pytest.raises(TargetError, match="ended with 4"):
-        launcher.launch(plan, name="mine", target=target_of(plan, []))
+        lifecycle.launch(plan, name="mine", target=target_of(plan, []))
     assert cloud.machines == []
     assert Records().all() == []
 
@@ -451,7 +453,7 @@ def test_every_part_of_a_pipe_counts(cloud: Cloud, plan_of: Callable[..., Plan])
     entry = cloud.entry()
     plan = plan_of({**entry, "up": f"{entry['up']} | cat; (echo quota >&2; exit 7) | cat"})
     with pytest.raises(TargetError, match="`up` ended with 7: quota"):
-        launcher.launch(plan, name="mine", target=target_of(plan, []))
+        lifecycle.launch(plan, name="mine", target=target_of(plan, []))
     assert cloud.machines == []
 
 

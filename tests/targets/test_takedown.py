@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headway import processes
-from headway.targets import labelled
-from headway.targets.labelled import Process
-from headway.targets.takedown import take_down
+from headway.core import processes
+from headway.targets.local import processes as local_processes
+from headway.targets.local.processes import Process, take_down
 
 Spawn = Callable[..., subprocess.Popen[str]]
 Listing = Callable[..., list[Process]]
@@ -37,7 +36,13 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, run: str = "r", **more: str) -> subprocess.Popen[str]:
-        env = {**os.environ, labelled.RUN: run, labelled.URL: f"{tmp_path}/{run}", labelled.TARGET: "local", **more}
+        env = {
+            **os.environ,
+            local_processes.RUN: run,
+            local_processes.URL: f"{tmp_path}/{run}",
+            local_processes.TARGET: "local",
+            **more,
+        }
         process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -54,7 +59,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 @pytest.fixture
 def of(tmp_path: Path) -> Listing:
-    return lambda run="r", **more: labelled.processes_of(f"{tmp_path}/{run}", target="local", **more)
+    return lambda run="r", **more: local_processes.processes_of(f"{tmp_path}/{run}", target="local", **more)
 
 
 def pids(found: list[Process]) -> list[int]:
@@ -64,7 +69,7 @@ def pids(found: list[Process]) -> list[int]:
 def test_only_the_processes_of_this_run_on_this_target_are_found(spawn: Spawn, of: Listing) -> None:
     mine = spawn(MEEK)
     spawn(MEEK, run="another")
-    spawn(MEEK, **{labelled.TARGET: "ssh"})
+    spawn(MEEK, **{local_processes.TARGET: "ssh"})
     assert pids(of()) == [mine.pid]
 
 
@@ -79,7 +84,7 @@ def test_a_child_that_wiped_its_environment_is_found_below_its_parent(spawn: Spa
     parent = spawn(PARENT)
     child = int(parent.first_line)  # type: ignore[attr-defined]
     assert pids(of()) == sorted([parent.pid, child])
-    assert pids(labelled.roots(of())) == [parent.pid]
+    assert pids(local_processes.roots(of())) == [parent.pid]
     take_down("r", of, grace_s=30)
     assert processes.started(child) == ""
 
@@ -92,8 +97,13 @@ def test_a_corpse_is_not_alive(spawn: Spawn, of: Listing) -> None:
 
 
 def test_what_asks_is_not_part_of_what_is_asked_about(tmp_path: Path) -> None:
-    code = "import sys; from headway.targets.labelled import *; print(processes_of(sys.argv[1], target='local'))"
-    env = {**os.environ, labelled.URL: f"{tmp_path}/r", labelled.TARGET: "local", labelled.RUN: "r"}
+    code = "import sys; from headway.targets.local.processes import *; print(processes_of(sys.argv[1], target='local'))"
+    env = {
+        **os.environ,
+        local_processes.URL: f"{tmp_path}/r",
+        local_processes.TARGET: "local",
+        local_processes.RUN: "r",
+    }
     command = [sys.executable, "-c", code, f"{tmp_path}/r"]
     assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -127,7 +137,7 @@ def test_what_was_recorded_stands_in_the_receipt_though_it_is_long_gone() -> Non
 
 
 def test_what_does_not_die_is_said_to_be_left(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.targets.takedown.FORCE_S", 0.1)
+    monkeypatch.setattr("headway.targets.local.processes.FORCE_S", 0.1)
     monkeypatch.setattr(Process, "send", lambda self, number: None)  # as for a process that waits for a dead disk
     process = spawn(MEEK)
     undead = Process(process.pid, processes.started(process.pid), 0, 0, "python")

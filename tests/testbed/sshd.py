@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.targets import labelled
+from headway.targets.local import processes
 
 SERVER = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIG = """\
@@ -49,8 +49,8 @@ def lacking() -> str:
 
 def running_below(folder: Path) -> list[str]:
     """Runs that live on this machine, as seen from behind an ssh connection, with their files below that folder."""
-    found = labelled.labels(target="ssh")
-    return [label[labelled.URL] for label in found if label[labelled.URL].startswith(str(folder))]
+    found = processes.labels(target="ssh")
+    return [label[processes.URL] for label in found if label[processes.URL].startswith(str(folder))]
 
 
 @dataclass

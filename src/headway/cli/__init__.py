@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from headway.cli.verbs import GROUPS, VERBS
+from headway.cli.commands import GROUPS, VERBS
 
 __all__ = ["main"]
 
@@ -14,14 +14,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. Nothing a user does ends in a traceback."""
     words = sys.argv[1:] if argv is None else argv
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
-        from headway.cli.completion import complete
+        from headway.cli.dispatch import complete
 
         complete()
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
     if words[0] in ("-V", "--version"):
-        from headway.version import __version__
+        from headway._version import __version__
 
         print(f"headway {__version__}")
         return 0

@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bars import bar
-from headway.cli.runs import add_json
-from headway.cli.show import as_json, duration, size, table
-from headway.errors import FAILED, FINISHED, BadInput
-from headway.extras import needs
+from headway.cli.options import add_json
+from headway.cli.render import bar
+from headway.core.errors import FAILED, FINISHED, BadInput
+from headway.core.extras import needs
+from headway.core.format import as_json, duration, size, table
 
 if TYPE_CHECKING:
-    from headway.data.fetch import Login
-    from headway.data.inspect import Inspection
-    from headway.data.prepare import Wishes
+    from headway.data.dataset.inspect import Inspection
+    from headway.data.download.http import Login
+    from headway.data.prepare.pipeline import Wishes
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def data_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="prepare|inspect|verify")
     prepare = verbs.add_parser("prepare", help="pictures and text into shards that are read at memory speed")
     prepare.add_argument("source", metavar="SOURCE", help="a folder, an archive, a URL, a bucket or a known name")
@@ -60,13 +60,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add_json(each)
 
 
-def main(args: argparse.Namespace) -> int:
+def data_command(args: argparse.Namespace) -> int:
     with needs("data", f"data {args.what}"):
         return {"prepare": _prepare, "inspect": _inspect, "verify": _verify}[args.what](args)
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from headway.data.prepare import prepare
+    from headway.data.prepare.pipeline import prepare
 
     wishes, login = _wishes(args), _login(args)
     with bar() as progress:
@@ -97,8 +97,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _wishes(args: argparse.Namespace) -> Wishes:
-    from headway.data.clean import Rules
-    from headway.data.prepare import Wishes
+    from headway.data.prepare.pipeline import Wishes
+    from headway.data.text_filters import Rules
 
     usual = Rules()
     shortest, longest = _words(args.words) if args.words else (usual.min_words, usual.max_words)
@@ -144,14 +144,14 @@ def _login(args: argparse.Namespace) -> Login | None:
         return None
     if args.user is None or args.key is None:
         raise BadInput("--user and --key go together", fix="--user env:KAGGLE_USERNAME --key env:KAGGLE_KEY")
-    from headway.data.fetch import Login
-    from headway.secrets import resolve
+    from headway.data.download.http import Login
+    from headway.storage.secrets import resolve
 
     return Login(user=resolve(args.user), key=resolve(args.key))
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from headway.data.inspect import dropped, inspect
+    from headway.data.dataset.inspect import dropped, inspect
 
     if args.dropped is not None:
         for row in dropped(args.dest, reason=args.dropped or None):
@@ -210,7 +210,7 @@ def _as_facts(found: Inspection) -> dict[str, object]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from headway.data.verify import verify
+    from headway.data.dataset.inspect import verify
 
     with bar() as progress:
         found = verify(args.dest, progress=progress)

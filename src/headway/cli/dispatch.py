@@ -7,10 +7,44 @@ import difflib
 import errno
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
-from headway.cli.verbs import VERBS
-from headway.errors import BAD_INPUT, FAILED, HeadwayError
+from headway.cli.commands import VERBS
+from headway.core.errors import BAD_INPUT, FAILED, BadInput, HeadwayError
+
+# Shell completion, by argcomplete: verbs, options, and the names of runs.
+
+
+SHELLS = ("bash", "fish", "zsh")
+
+
+def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: the one in $SHELL")
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    shell = args.shell or os.path.basename(os.environ.get("SHELL", ""))
+    if shell not in SHELLS:
+        raise BadInput(f"no completion for the shell {shell!r}", fix="headway completion bash")
+    import argcomplete
+
+    print(argcomplete.shellcode(["headway"], shell=shell))
+    return 0
+
+
+def complete() -> None:
+    """Answer the shell and exit. Builds every verb's parser, which nothing else does."""
+    import argcomplete
+
+    from headway.cli.commands import VERBS
+
+    parser = argparse.ArgumentParser(prog="headway")
+    verbs = parser.add_subparsers()
+    for verb in VERBS:
+        add_verb(verbs.add_parser(verb), verb)
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,7 +64,14 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
 
 def add_verb(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.set_defaults(verb=verb)  # before `arguments`: verbs that share a module tell themselves apart by it
-    import_module(VERBS[verb].module).arguments(parser)
+    _function(verb, "arguments")(parser)
+
+
+def _function(verb: str, kind: str) -> Callable[..., Any]:
+    """The function `<name>_arguments` or `<name>_command` of a verb."""
+    module, _, name = VERBS[verb].functions.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), f"{name}_{kind}")
+    return found
 
 
 def dispatch(words: list[str]) -> int:
@@ -44,7 +85,7 @@ def dispatch(words: list[str]) -> int:
         parser = parser_for(verb)
         # Intermixed: `headway predict RUN --json a.png`. argparse cannot do it for verbs that have verbs of their own.
         args = parser.parse_args(rest) if parser._subparsers else parser.parse_intermixed_args(rest)
-        return int(import_module(VERBS[verb].module).main(args))
+        return int(_function(verb, "command")(args))
     except SystemExit as leaving:  # argparse: --help, or an error already printed
         return leaving.code if isinstance(leaving.code, int) else FAILED
     except HeadwayError as error:
@@ -68,7 +109,7 @@ def _explained(error: HeadwayError) -> str:
     """What a known failure means, where the error itself does not say what to type."""
     if error.problem.fix:
         return ""
-    from headway.explain.match import diagnose
+    from headway.diagnose.match import diagnose
 
     found = diagnose(str(error).splitlines())
     return f"\n    cause: {found.cause}\n    fix: {found.fix}" if found else ""
@@ -88,7 +129,7 @@ def _bug(error: BaseException) -> int:
     """Our own mistake: say so in two lines, and keep the evidence where it can be sent to us."""
     import traceback
 
-    from headway.home import home
+    from headway.core.paths import home
 
     if os.environ.get("HEADWAY_DEBUG"):
         traceback.print_exception(error)

@@ -3,21 +3,232 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.bars import working
-from headway.cli.jobs import DEFAULT, LOCAL, add_job, load_job
-from headway.cli.plan import describe, rehearsed
-from headway.cli.runs import add_json
-from headway.cli.show import as_json
-from headway.errors import BadInput, BadPlan
+from headway.cli.options import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
+from headway.cli.render import working
+from headway.core.errors import BadInput, BadPlan
+from headway.core.format import as_json, duration, elsewhere, paint, price_rows, size
+from headway.core.resume_kind import in_plan
 
 if TYPE_CHECKING:
+    from headway.launcher.migrate import Move
     from headway.planning import Plan
+    from headway.spec import Job
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+# `headway init`: a commented job file to start from, and for `script` a short training script beside it.
+
+
+TEMPLATES = Path(__file__).parents[1] / "spec" / "templates"
+
+
+def kinds() -> list[str]:
+    return sorted(path.stem for path in TEMPLATES.glob("*.yaml"))
+
+
+def init_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", default="captioning", choices=kinds(), help="default: captioning")
+    parser.add_argument("--to", default=".", metavar="DIR", help="where to write (default: here)")
+    parser.add_argument("--force", action="store_true", help="replace files that are there already")
+
+
+def init_command(args: argparse.Namespace) -> int:
+    folder = Path(args.to)
+    texts = {folder / "headway.yaml": TEMPLATES / f"{args.kind}.yaml"}
+    if args.kind == "script":
+        texts[folder / "train.py"] = TEMPLATES / "train.py"
+    taken = [path for path in texts if path.exists()]
+    if taken and not args.force:
+        raise BadInput(f"{taken[0]} is there already; nothing was written", fix="headway init --force, or --to DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, template in texts.items():
+        path.write_text(template.read_text())
+        print(f"wrote {path}")
+    here = "" if folder == Path(".") else f" -f {folder / 'headway.yaml'}"
+    print(f"next: headway plan{here}   shows what would happen\n      headway run{here}    trains it here")
+    return 0
+
+
+# `headway plan`: what `run` would do, as text, as JSON, or as the very files that would be sent.
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
+    parser.add_argument("--out", metavar="FILE", help="save it, to review and to launch later with run --plan FILE")
+    parser.add_argument("--online", action="store_true", help="ask the place itself too: what it would refuse")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="train a few steps of it here first, two minutes at most"
+    )
+    parser.add_argument("--render", metavar="DIR", help="every request that `run` would make, as files in DIR")
+
+
+def plan_command(args: argparse.Namespace) -> int:
+    from headway.planning import plan
+
+    job = load_job(args)
+    made = plan(job, on=args.on)
+    if args.rehearse:
+        rehearsed(job, args.on)
+        made = plan(job, on=args.on)  # with what was learnt
+    asked = online(made) if args.online else []
+    if args.out:
+        Path(args.out).write_text(made.to_json())
+    if args.render:
+        render(made, Path(args.render))
+    print(made.to_json() if args.json else describe(made), end="" if args.json else "\n")
+    for note in asked if not args.json else []:
+        print(f"  online    {note}")
+    if args.out and not args.json:
+        print(f"next: headway run --plan {args.out}")
+    return 0
+
+
+def rehearsed(job: Job, on: str) -> None:
+    """Try it here, and say on the side what was tried. What fails is raised."""
+    import sys
+
+    from headway.cli.follow import say
+    from headway.launcher.rehearse import describe as told
+    from headway.launcher.rehearse import rehearse
+
+    print(told(rehearse(job, say=say)), file=sys.stderr)
+    for line in far_buckets(job, on):
+        print(f"  region     {line}", file=sys.stderr)
+
+
+def far_buckets(job: Job, on: str) -> list[str]:
+    from headway.planning.cost import elsewhere
+    from headway.targets import registry
+
+    entry = registry.entry(job, on)
+    return elsewhere(job, entry.kind, entry.options)
+
+
+def late_checkpoints(plan: Plan) -> list[str]:
+    """What past runs say: whether a checkpoint is done before the target's patience is over."""
+    from headway.pricing.quote import checkpoint_s
+
+    seconds, grace = checkpoint_s(plan.job), plan.limits.grace_s
+    if seconds is None or seconds < grace - 5:
+        return []
+    every = "checkpoint.every is what a stop or a preemption can cost"
+    return [
+        f"a checkpoint took {seconds:.0f} s before, and from SIGTERM to SIGKILL there are {grace:.0f} s here: {every}"
+    ]
+
+
+def online(plan: Plan) -> list[str]:
+    """What the place itself says of it. BadJob where it would refuse."""
+    from headway.core.errors import BadJob
+    from headway.spec.serialize import undump
+    from headway.targets import registry
+
+    target, job = registry.of_plan(plan), undump(plan.job)
+    check, notes = getattr(target, "online", None), getattr(target, "online_notes", None)
+    problems = check(job) if check is not None else []
+    if problems:
+        raise BadJob(problems)
+    said = [*(notes(job) if notes is not None else []), *far_buckets(job, plan.target)]
+    return [*said, "it would be taken" if check else "nobody to ask"]
+
+
+def render(plan: Plan, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for request in plan.requests:
+        # A script stays a script: what is sent as text is written as it is.
+        text = str(request.body["text"]) if set(request.body) == {"text"} else as_json(request.body) + "\n"
+        (folder / request.name).write_text(text)
+
+
+def describe(plan: Plan) -> str:
+    """What a person wants to know before launching."""
+    job, code, limits = plan.job, plan.code, plan.limits
+    what = f"recipe {job['recipe']}" if job.get("recipe") else " ".join([f"script {job['script']}", *job["args"]])
+    budget = "none" if limits.budget_s is None else duration(limits.budget_s)
+    biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
+    rows = {
+        "trains": f"{what}, seed {job['seed']}",
+        "data": ", ".join(sorted(plan.data)) or ("the recipe's own" if job.get("recipe") else "none named"),
+        "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
+        f"{plan.environment.get('threads', '?')} threads each",
+        "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
+        "resume": in_plan(plan.resume),
+        "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
+        "budget": f"{budget}; behind it: {limits.second}",
+        **price_rows(plan.price),
+        "asks for": ", ".join(request.name for request in plan.requests),
+    }
+    lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
+    notes = [f"  note      {note}" for note in (*plan.notes, *late_checkpoints(plan))]
+    compared = elsewhere(plan.price)
+    return "\n".join([*lines, *notes, *([compared] if compared else [])])
+
+
+# `headway resume`: start a run again, with the code it was started with, there or elsewhere. Recipes, and scripts
+# that use headway.start(), go on exactly where they were left; of others it says what they do.
+
+
+def resume_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--on", metavar="TARGET", help="go on on another target, in the same order of batches")
+    parser.add_argument("--code", choices=("recorded", "current"), default="recorded",
+                        help="the run's own code (default), or the job file's folder as it is now")  # fmt: skip
+    parser.add_argument("--copy-to", metavar="URL", help="move folder and data there first, for a target that sees it")
+    parser.add_argument("-f", "--file", metavar="FILE", help=f"where --on is described (default: {DEFAULT}, if there)")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--budget-hours", type=float, metavar="H", help="a new total of hours, over all attempts")
+    parser.add_argument("--budget-usd", type=float, metavar="U", help="a new total of dollars, over all attempts")
+    parser.add_argument("-d", "--detach", action="store_true", help="start it and return; it survives this terminal")
+    add_json(parser)
+
+
+def resume_command(args: argparse.Namespace) -> int:
+    from headway.cli.follow import attach, recorded_kind, say
+    from headway.core.resume_kind import EXACT
+    from headway.launcher.lifecycle import resume
+    from headway.rundir.submission import now
+
+    url, since = locate(args.run), now()
+    move = _move(args)
+    with working(f"starting {args.run} again"):
+        launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
+    if not args.detach:
+        return attach(launched, since=since, json=args.json)
+    kind = recorded_kind(launched.folder)
+    found = {"run": launched.run, "url": launched.url, "resume": kind}
+    done = "goes on" if kind == EXACT else "is started again"
+    print(as_json(found) if args.json else f"{launched.run} {done}\nnext: headway logs {launched.run} -f")
+    return 0
+
+
+def _move(args: argparse.Namespace) -> Move | None:
+    """Where else it should go on; None for where it was."""
+    if args.on is None:
+        if args.copy_to or args.code != "recorded" or args.file:
+            what = "--copy-to, --code and --file are about another target"
+            raise BadInput(what, fix="headway resume RUN --on TARGET …")
+        return None
+    from headway.launcher.migrate import Move
+    from headway.spec import Job
+
+    path = Path(args.file or DEFAULT)
+    job = Job.load(path) if args.file or path.exists() else None
+    return Move(on=args.on, code=args.code, copy_to=args.copy_to, job=job, confirm=lambda text: _agreed(text, args.yes))
+
+
+def _agreed(text: str, yes: bool) -> bool:
+    """What it takes is shown first. Without a person to ask, only --yes agrees."""
+    print(text)
+    if yes:
+        return True
+    return sys.stdin.isatty() and input("go on? [y/N] ").strip().lower().startswith("y")
+
+
+def run_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--name", metavar="N", help="the run's name (default: the job's, hash and count)")
     parser.add_argument("--plan", metavar="FILE", help="launch a plan that was saved with plan --out")
@@ -29,15 +240,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def main(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     plan = _plan(args)
     if args.dry_run:
         print(plan.to_json() if args.json else describe(plan), end="" if args.json else "\n")
         return 0
-    from headway.cli.attached import attach, say
-    from headway.cli.confirm import confirm
-    from headway.cli.money import paid
-    from headway.launcher import launch
+    from headway.cli.follow import attach, say
+    from headway.cli.options import confirm
+    from headway.core.format import paid
+    from headway.launcher.lifecycle import launch
 
     if paid(plan) and not args.no_rehearse and not args.plan:
         job = load_job(args)
@@ -47,7 +258,7 @@ def main(args: argparse.Namespace) -> int:
     with working(f"sending the code and starting it on {plan.target}"):
         launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
-        from headway.cli.links import lines
+        from headway.cli.render import lines
 
         found = {"run": launched.run, "url": launched.url}
         said = f"{launched.run} is running{lines(launched)}\nnext: headway logs {launched.run} -f"
@@ -57,7 +268,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _kept(text: str | None) -> dict[str, str]:
-    from headway.kept import KEEP
+    from headway.rundir.keep_on_failure import KEEP
     from headway.spec.units import BadUnit, duration
 
     if text is None:

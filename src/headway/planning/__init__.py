@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.planning.model import Code, Limits, Plan
+from headway.core.plan import Code, Limits, Plan
 
 if TYPE_CHECKING:
-    from headway.planning.make import plan
+    from headway.planning.build import plan
 
 __all__ = ["Code", "Limits", "Plan", "plan"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     # The supervisor reads plans and never makes one: it is spared the planner.
     if name != "plan":
         raise AttributeError(f"module 'headway.planning' has no attribute {name!r}")
-    from headway.planning.make import plan
+    from headway.planning.build import plan
 
     return plan

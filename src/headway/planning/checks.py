@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import Problem
-from headway.spec.suggest import closest
+from headway.core.errors import Problem
+from headway.spec.rules import closest
 
 if TYPE_CHECKING:
     import ast

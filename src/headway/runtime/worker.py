@@ -1,30 +1,10 @@
-"""Process 1 on every target: `python -m headway.runtime.worker --run URL`. No torch, no numpy.
-
-Exit codes: 0 done, 143 start me again, 2 bad input, anything else failed.
-"""
+"""Start the supervisor by the name that recorded plans, images and wheels use."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Sequence
+from headway.supervisor.__main__ import main, run_and_exit
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Signals wait until we can heed them: process 1 would otherwise miss one that comes while modules are loaded."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    import argparse
-
-    from headway.runtime.supervise import run
-
-    parser = argparse.ArgumentParser(prog="python -m headway.runtime.worker", description="Headway's supervisor.")
-    parser.add_argument("--run", required=True, metavar="URL", help="the run folder")
-    return run(parser.parse_args(arguments).run)
-
+__all__ = ["main"]
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # a thread that waits for a store must not keep process 1 alive
+    run_and_exit()

@@ -29,7 +29,7 @@ from headway.spec.model import (
 
 if TYPE_CHECKING:
     from headway.spec.loading import load, loads
-    from headway.spec.plain import dump, from_plain, to_plain, undump
+    from headway.spec.serialize import dump, from_plain, to_plain, undump
 
 __all__ = [
     "Accelerator",
@@ -58,12 +58,12 @@ __all__ = [
 
 # Imported on first use: who only needs the nouns does not pay for YAML.
 _HOMES = {
-    "dump": "headway.spec.plain",
-    "from_plain": "headway.spec.plain",
+    "dump": "headway.spec.serialize",
+    "from_plain": "headway.spec.serialize",
     "load": "headway.spec.loading",
     "loads": "headway.spec.loading",
-    "to_plain": "headway.spec.plain",
-    "undump": "headway.spec.plain",
+    "to_plain": "headway.spec.serialize",
+    "undump": "headway.spec.serialize",
 }
 
 

@@ -9,17 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway.errors import BadJob, MissingExtra, Problem
-from headway.spec import yaml
-from headway.spec.catalog import Catalog, Loader, shipped
+from headway.core.errors import BadJob, MissingExtra, Problem
+from headway.plugins import Catalog, Loader, shipped
+from headway.spec import yaml_reader
+from headway.spec.document import Node, members
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
 from headway.spec.overrides import override, put_variables
-from headway.spec.plain import to_plain
-from headway.spec.reader import Reader
-from headway.spec.rules import job_problems
-from headway.spec.scalars import BAD, Reading
-from headway.spec.suggest import closest
-from headway.spec.tree import Node, members
+from headway.spec.rules import closest, job_problems
+from headway.spec.serialize import to_plain
+from headway.spec.validate import BAD, Reader, Reading
 
 MOST_PROBLEMS = 100  # shown at once; more come from a file that is no job file
 LOCAL = "local"
@@ -73,14 +71,14 @@ def _text(path: Path) -> str:
         if path.exists() and not path.is_file():
             raise _bad("this is not a regular file", str(path), "name a file")
         with path.open("rb") as file:
-            body = file.read(yaml.MAX_BYTES + 1)
+            body = file.read(yaml_reader.MAX_BYTES + 1)
     except FileNotFoundError:
         raise _bad("there is no such file", str(path), "headway init writes one") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _bad(f"cannot be read: {reason}", str(path), f"ls -l {path}") from None
-    if len(body) > yaml.MAX_BYTES:
-        what = f"a job file has at most {yaml.MAX_BYTES:,} bytes"
+    if len(body) > yaml_reader.MAX_BYTES:
+        what = f"a job file has at most {yaml_reader.MAX_BYTES:,} bytes"
         raise _bad(what, str(path), "keep data in files of its own, and name them in `data`")
     try:
         return body.decode("utf-8-sig")
@@ -95,10 +93,10 @@ def _bad(what: str, where: str, fix: str) -> BadJob:
 
 
 def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
-    if len(text.encode(errors="replace")) > yaml.MAX_BYTES:
-        problems.append(Problem(what=f"a job file has at most {yaml.MAX_BYTES:,} bytes", where=where))
+    if len(text.encode(errors="replace")) > yaml_reader.MAX_BYTES:
+        problems.append(Problem(what=f"a job file has at most {yaml_reader.MAX_BYTES:,} bytes", where=where))
         return None
-    tree = yaml.parse(text, where, problems)
+    tree = yaml_reader.parse(text, where, problems)
     if problems and tree is None:
         return None
     if tree is None or tree.value is None:

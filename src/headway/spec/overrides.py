@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from headway.errors import Problem
-from headway.spec.tree import Node
-from headway.spec.yaml import MAX_DEPTH, parse, scalar
+from headway.core.errors import Problem
+from headway.spec.document import Node
+from headway.spec.yaml_reader import MAX_DEPTH, parse, scalar
 
 
 def override(tree: Node, settings: Iterable[str], problems: list[Problem]) -> Node:

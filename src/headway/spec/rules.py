@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from headway.errors import Problem
+from headway.core.errors import Problem
+from headway.spec.document import Node, members
 from headway.spec.model import Image, Job, Mount
-from headway.spec.tree import Node, members
 
 # Of these keys a mapping must have exactly one.
 ONE_OF: dict[type, tuple[str, ...]] = {Job: ("recipe", "script"), Mount: ("nfs", "pvc", "path")}
@@ -93,3 +93,25 @@ def _repeated(entries: Node | None, key: str, path: str) -> Iterator[Problem]:
             yield Problem(what=what, where=node.where, fix=f"give each its own {key}")
         elif node:
             seen.add(node.text)
+
+
+# Did you mean …? Costs an import of difflib, only when something was mistyped.
+
+
+LONGEST = 60  # nobody mistypes more: comparing is quadratic in the length
+
+
+def closest(typed: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, if any."""
+    if len(typed) > LONGEST:
+        return None
+    from difflib import get_close_matches
+
+    by_letters = {_letters(name): name for name in known}
+    near = get_close_matches(_letters(typed), by_letters, n=1, cutoff=0.6)
+    return by_letters[near[0]] if near else None
+
+
+def _letters(name: str) -> str:
+    """Case, dashes and underscores are what is confused most."""
+    return name.lower().replace("-", "").replace("_", "")

@@ -5,19 +5,77 @@ Made from the same annotations and marks as the reader uses. A test holds the fi
 
 from __future__ import annotations
 
+import ast
+import inspect
+import io
 import json
 import sys
+import textwrap
+import tokenize
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from headway.errors import MissingExtra
-from headway.spec import marks, rules, units
-from headway.spec.catalog import Catalog, shipped
-from headway.spec.comments import field_comments, summary
-from headway.spec.kinds import NOTHING, Key, is_collection, is_list, is_mapping, keys_of, union_members, unmarked
+from headway.core.errors import MissingExtra
+from headway.plugins import Catalog, shipped
+from headway.spec import fields, rules, units
+from headway.spec.fields import (
+    NOTHING,
+    Key,
+    described,
+    is_collection,
+    is_list,
+    is_mapping,
+    keys_of,
+    union_members,
+    unmarked,
+)
 from headway.spec.model import Accelerator, Cadence, Job, Secret, TargetEntry
-from headway.spec.plain import to_plain
+from headway.spec.serialize import to_plain
+
+# The comments beside a dataclass's fields, read from its source. Only for what is generated: never when a job runs.
+
+
+def field_comments(cls: type[Any]) -> dict[str, str]:
+    """field -> the comment on its line, or the whole-line comments right above it."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    beside, alone = _comments(source)
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field in body.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            lines = range(field.lineno, (field.end_lineno or field.lineno) + 1)
+            own = [beside[line] for line in lines if line in beside]
+            found[field.target.id] = " ".join(own or _above(field.lineno, alone))
+    return found
+
+
+def summary(cls: type[Any]) -> str:
+    """The first sentence of a class's docstring; a dataclass without one gets a made-up one, which says nothing."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    return "" if text.startswith(f"{cls.__name__}(") else text.replace("\n", " ")
+
+
+def _comments(source: str) -> tuple[dict[int, str], dict[int, str]]:
+    """line -> comment, for those that share their line with code and for those that do not."""
+    beside: dict[int, str] = {}
+    alone: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            place = beside if token.line[: token.start[1]].strip() else alone
+            place[token.start[0]] = token.string.lstrip("#").strip()
+    return beside, alone
+
+
+def _above(line: int, alone: dict[int, str]) -> list[str]:
+    lines: list[str] = []
+    while line - 1 in alone:
+        line -= 1
+        lines.insert(0, alone[line])
+    return lines
+
 
 PATH = Path(__file__).with_name("headway.schema.json")
 
@@ -62,7 +120,7 @@ def _targets(catalog: Catalog, definitions: dict[str, Schema]) -> Schema:
         definitions[name] = _target(kind, catalog, definitions)
         entries.append({"$ref": _reference(name)})
     key = keys_of(Job)["targets"]
-    names = {"pattern": marks.FORMS["target name"].pattern}
+    names = {"pattern": fields.FORMS["target name"].pattern}
     places = {"type": "object", "propertyNames": names, "additionalProperties": {"anyOf": entries}}
     return {"description": field_comments(Job)[key.field.name], **_or_nothing(places)}
 
@@ -119,7 +177,7 @@ def typed_default(key: Key) -> Any:
     if key.required or is_collection(key.type):
         return None
     value = key.default()
-    forms = [form for member in union_members(key.type) for form in marks.forms(unmarked(member)[1])]
+    forms = [form for member in union_members(key.type) for form in fields.forms(unmarked(member)[1])]
     if value is not None and "duration" in forms:
         return units.duration_text(value)
     return units.size_text(value) if value is not None and "size" in forms else to_plain(value)
@@ -147,7 +205,7 @@ def schema_of(annotation: Any, definitions: dict[str, Schema]) -> Schema:
     if is_mapping(kind):
         return _mapping(kind, definitions)
     if is_dataclass(kind):
-        return _nested(kind, definitions)
+        return _nested_schema(kind, definitions)
     return _simple(kind, extra)
 
 
@@ -172,11 +230,11 @@ def _list(kind: Any, definitions: dict[str, Schema]) -> Schema:
 def _mapping(kind: Any, definitions: dict[str, Schema]) -> Schema:
     names, values = get_args(kind)
     schema: Schema = {"type": "object", "additionalProperties": schema_of(values, definitions)}
-    forms = marks.forms(unmarked(names)[1])
-    return {**schema, "propertyNames": {"pattern": marks.FORMS[forms[0]].pattern}} if forms else schema
+    forms = fields.forms(unmarked(names)[1])
+    return {**schema, "propertyNames": {"pattern": fields.FORMS[forms[0]].pattern}} if forms else schema
 
 
-def _nested(cls: Any, definitions: dict[str, Schema]) -> Schema:
+def _nested_schema(cls: Any, definitions: dict[str, Schema]) -> Schema:
     if cls in _TEXT_FORMS:
         return dict(_TEXT_FORMS[cls])
     ours = cls.__module__ == Job.__module__
@@ -188,11 +246,11 @@ def _nested(cls: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 def _simple(kind: Any, extra: tuple[object, ...]) -> Schema:
-    forms = marks.forms(extra)
+    forms = fields.forms(extra)
     if kind is str or {"duration", "size"} & set(forms):
-        shape: Schema = {"type": ["string", "number", "boolean"] if marks.AS_TYPED in extra else "string"}
-        return {**shape, **({"pattern": marks.FORMS[forms[0]].pattern} if forms else {})}
-    limits = {_LIMITS[bound.sign]: bound.limit for bound in marks.bounds(extra)}
+        shape: Schema = {"type": ["string", "number", "boolean"] if fields.AS_TYPED in extra else "string"}
+        return {**shape, **({"pattern": fields.FORMS[forms[0]].pattern} if forms else {})}
+    limits = {_LIMITS[bound.sign]: bound.limit for bound in fields.bounds(extra)}
     whole = {name: int(limit) if limit.is_integer() else limit for name, limit in limits.items()}
     return {"type": _SIMPLE[kind], **whole}
 
@@ -208,3 +266,75 @@ def text(catalog: Catalog | None = None) -> str:
 if __name__ == "__main__":
     PATH.write_text(text())
     sys.stdout.write(f"wrote {PATH}\n")
+
+
+# The tables of docs/job-file.md, from the same annotations: `python -m headway.spec.reference docs/job-file.md`.
+
+
+BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
+
+
+def tables(catalog: Catalog) -> str:
+    """One table for the job, one for each mapping inside it, one for each recipe and kind of target."""
+    inside: dict[Any, list[str]] = {}
+    for path, cls in _nested_table(Job, ""):
+        inside.setdefault(cls, []).append(f"`{path}`")
+    sections: list[tuple[str, Any]] = [("The job", Job)]
+    sections += [(", ".join(paths), cls) for cls, paths in inside.items()]
+    sections += [(f"`config` of `recipe: {name}`", catalog.recipes[name]()) for name in sorted(catalog.recipes)]
+    sections += [(f"`targets.NAME` of `kind: {kind}`", catalog.targets[kind]()) for kind in sorted(catalog.targets)]
+    return "\n".join(_section(title, cls) for title, cls in sections)
+
+
+def _nested_table(cls: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(path, dataclass) of every mapping inside, as `--set` would spell it."""
+    for key in keys_of(cls).values():
+        for member in union_members(key.type):
+            step = ".N" if is_list(member) else ".NAME" if is_mapping(member) else ""
+            here = f"{path}{key.name}{step}"
+            inside = next((part for part in (member, *get_args(member)) if is_dataclass(part)), None)
+            if inside and inside not in (Accelerator, Cadence, TargetEntry):
+                yield here, inside
+                yield from _nested_table(inside, f"{here}.")
+
+
+def _section(title: str, cls: Any) -> str:
+    comments = field_comments(cls)
+    rows = [_row(key, comments.get(key.field.name, "")) for key in keys_of(cls).values()]
+    words = [summary(cls), ""] if summary(cls) else []
+    head = [f"### {title}", "", *words, "| key | what | written as | default |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *(rows or ["| | it has no keys of its own | | |"]), ""])
+
+
+def _row(key: Key, comment: str) -> str:
+    default = "**required**" if key.required else _default(key)
+    return f"| `{key.name}` | {_cell(comment)} | {_cell(_written(key.type))} | {default} |"
+
+
+def _written(annotation: Any) -> str:
+    kind, _ = unmarked(annotation)
+    if is_list(kind) and not is_dataclass(get_args(kind)[0]):
+        return f"a list, each {_written(get_args(kind)[0])}"
+    return described(annotation)
+
+
+def _default(key: Key) -> str:
+    value = typed_default(key)
+    return "" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def renewed(document: str, catalog: Catalog | None = None) -> str:
+    """The document with its generated part made anew."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables(catalog or shipped())}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(renewed(page.read_text()))
+    sys.stdout.write(f"wrote {page}\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from headway.spec.model import Accelerator, Cadence
-from headway.spec.suggest import closest
+from headway.spec.rules import closest
 
 SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}

@@ -1,8 +1,15 @@
 """Stores for run folders: a local folder, gs://, s3://, az:// or memory://, behind five verbs."""
 
 from headway.storage.base import ABSENT, Entry, Store
-from headway.storage.conditional import require_conditional_put
-from headway.storage.open import join, local_path, mended_url, open_store, require_url, same_place
+from headway.storage.open import (
+    join,
+    local_path,
+    mended_url,
+    open_store,
+    require_conditional_put,
+    require_url,
+    same_place,
+)
 from headway.storage.transfer import fetch_file, send_file, subfolders
 
 __all__ = [

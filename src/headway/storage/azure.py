@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from importlib import import_module
 from typing import Any
 
-from headway.errors import BadInput, Denied, StoreError
-from headway.storage.cloud import (
+from headway.core.errors import BadInput, Denied, StoreError
+from headway.core.retry import Patience
+from headway.storage.object_store import (
     Credentials,
     client_options,
     retry_config,
@@ -22,7 +23,6 @@ from headway.storage.cloud import (
     split_bucket,
     unreachable,
 )
-from headway.storage.patience import Patience
 
 _SCOPE = "https://storage.azure.com/.default"
 _EXAMPLE = "az://container/folder or az://container@account/folder"

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from headway.errors import Conflict, NotThere
-from headway.storage.base import ABSENT, Entry
-from headway.storage.bodies import whole
-from headway.storage.keys import checked_key, checked_prefix, checked_span, in_key_order
+from headway.core.errors import Conflict, NotThere
+from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, in_key_order
+from headway.storage.transfer import whole
 
 
 @dataclass(slots=True)

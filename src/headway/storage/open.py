@@ -7,12 +7,51 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
+from weakref import WeakSet
 
-from headway.errors import BadInput
+from headway.core.errors import BadInput, Conflict, StoreError
+from headway.storage.base import ABSENT, Store
 
 if TYPE_CHECKING:
-    from headway.storage.base import Store
-    from headway.storage.patience import Patience
+    from headway.core.retry import Patience
+
+
+# Does this store keep its word? Only where a conditional write can lose are runs shared safely. Five requests.
+
+
+_trusted: WeakSet[Store] = WeakSet()  # asked once for each opened store
+
+
+def require_conditional_put(store: Store) -> None:
+    """StoreError where the store overwrites although the condition does not hold; silent where it is sound."""
+    if store in _trusted:
+        return
+    key = f".headway-probe-{os.urandom(8).hex()}"
+    try:
+        first = store.write(key, b"first", when=ABSENT)
+        if _overwrites(store, key, ABSENT):
+            raise _refusal(store, "creates an object although one is there")
+        store.write(key, b"second", when=first)
+        if _overwrites(store, key, first):
+            raise _refusal(store, "overwrites an object although another version is there")
+    finally:
+        store.delete(key)
+    _trusted.add(store)
+
+
+def _overwrites(store: Store, key: str, when: str) -> bool:
+    try:
+        store.write(key, b"must not be written", when=when)
+    except Conflict:
+        return False
+    return True
+
+
+def _refusal(store: Store, fault: str) -> StoreError:
+    what = f"this store ignores the conditions of a write: it {fault}; two starts of one run would destroy each other"
+    fix = "keep run folders on a disk, on NFS, or in a store with conditional writes (S3, GCS, Azure Blob, MinIO, R2)"
+    return StoreError(what, where=store.url, fix=fix)
+
 
 _OTHER_NAMES = {
     "abfs": "az",
@@ -111,7 +150,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _folder(url: str, endpoint: str | None, patience: Patience | None) -> Store:
-    from headway.storage.folder import FolderStore
+    from headway.storage.local import FolderStore
 
     path = local_path(url)
     assert path is not None
@@ -125,22 +164,22 @@ def _memory(url: str, endpoint: str | None, patience: Patience | None) -> Store:
 
 
 def _google(url: str, endpoint: str | None, patience: Patience | None) -> Store:
-    from headway.storage.google import GoogleCloud
-    from headway.storage.objects import ObjectStore
+    from headway.storage.gcs import GoogleCloud
+    from headway.storage.object_store import ObjectStore
 
     return ObjectStore(GoogleCloud.at(url, endpoint), patience)
 
 
 def _amazon(url: str, endpoint: str | None, patience: Patience | None) -> Store:
-    from headway.storage.amazon import AmazonCloud
-    from headway.storage.objects import ObjectStore
+    from headway.storage.object_store import ObjectStore
+    from headway.storage.s3 import AmazonCloud
 
     return ObjectStore(AmazonCloud.at(url, endpoint), patience)
 
 
 def _azure(url: str, endpoint: str | None, patience: Patience | None) -> Store:
     from headway.storage.azure import AzureCloud
-    from headway.storage.objects import ObjectStore
+    from headway.storage.object_store import ObjectStore
 
     return ObjectStore(AzureCloud.at(url, endpoint), patience)
 

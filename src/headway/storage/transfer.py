@@ -5,12 +5,42 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
-from headway.errors import StoreError, Transient
-from headway.storage.base import Entry, Store
-from headway.storage.bodies import size_of
-from headway.storage.keys import in_key_order
+from headway.core.errors import StoreError, Transient
+from headway.storage.base import Entry, Store, in_key_order
+
+# What is to be written: bytes in memory, or a file. A file that cannot be read is its own error, not the store's.
+
+
+Body = bytes | bytearray | memoryview | Path
+
+
+def opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise StoreError(f"the file to be stored cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def as_view(body: bytes | bytearray | memoryview) -> memoryview:
+    """Its bytes, one after the other, without a copy."""
+    return memoryview(body).cast("B")
+
+
+def whole(body: Body) -> bytes:
+    if not isinstance(body, Path):
+        return bytes(body)
+    with opened(body) as file:
+        return file.read()
+
+
+def size_of(body: Body) -> int:
+    if not isinstance(body, Path):
+        return memoryview(body).nbytes
+    with opened(body) as file:
+        return file.seek(0, 2)
+
 
 SPAN = 8 << 20  # bytes a request: large enough to be quick, small enough to be tried again cheaply
 
@@ -22,7 +52,7 @@ def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progres
 
     `progress` is called on this thread. Raises Transient if the object was replaced meanwhile.
     """
-    from headway.storage.folder import published_file
+    from headway.storage.local import published_file
 
     entry = store.stat(key)
     with published_file(path) as handle:

@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import Problem, TargetError
-from headway.intent import now
-from headway.lease import KEY, Lease, read
-from headway.logtail import tail
-from headway.owner import Owner, owner
-from headway.planning.model import RUN
-from headway.runfolder import INTENT, PLAN, RunFolder
-from headway.runs import evidence
-from headway.segments import SegmentWriter
+from headway.core.errors import Problem, TargetError
+from headway.core.plan import RUN
+from headway.core.types import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
+from headway.rundir.lease import KEY, Lease, read
+from headway.rundir.logs import tail
+from headway.rundir.owner import Owner, owner
+from headway.rundir.status import evidence
+from headway.rundir.submission import now
 from headway.storage import join, open_store
-from headway.targets.base import RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
     from headway.spec import Job
 
 POLL_S = 0.01

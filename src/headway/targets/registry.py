@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.errors import BadInput
-from headway.spec.catalog import TARGETS
+from headway.core.errors import BadInput
+from headway.plugins import TARGETS
 from headway.spec.model import TargetEntry
-from headway.spec.plain import from_plain
+from headway.spec.serialize import from_plain
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
+    from headway.core.types import Target
     from headway.spec import Job
-    from headway.targets.base import Target
 
 
 def entry(job: Job, name: str) -> TargetEntry:

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.recipes.captioning.beam_search import caption, sample
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.critic import Critic, better_than_others
-from headway.recipes.captioning.data import load, vocabulary
-from headway.recipes.captioning.decode import caption, sample
-from headway.recipes.captioning.feed import Batch, Sources, TrainingFeed
+from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, vocabulary
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.words import PAD, START, UNKNOWN
+from headway.recipes.captioning.train import Critic, better_than_others
+from headway.recipes.captioning.vocabulary import PAD, START, UNKNOWN
 from headway.spec.model import Data
 from tests.recipes.folders import TINY
 

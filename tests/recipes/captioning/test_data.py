@@ -7,15 +7,23 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headway.data import scenes
-from headway.errors import HeadwayError
+from headway.core.errors import HeadwayError
+from headway.data.loading.partition import Filler
+from headway.data.synthetic import scenes
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
-from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources, TrainingFeed
-from headway.recipes.captioning.words import PAD
-from headway.runtime import Feed
-from headway.runtime.feed import Filler
+from headway.recipes.captioning.data import (
+    Batch,
+    Drawn,
+    EvaluationFeed,
+    Pictures,
+    Sources,
+    TrainingFeed,
+    load,
+    vocabulary,
+)
+from headway.recipes.captioning.vocabulary import PAD
 from headway.spec.model import Data, Source
+from headway.training import Feed
 from tests.recipes.folders import TINY
 
 CFG = Config(**TINY)

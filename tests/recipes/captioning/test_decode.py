@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.recipes.captioning.decode import caption, describe, sample
+from headway.recipes.captioning.beam_search import caption, describe, sample
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from headway.recipes.captioning.vocabulary import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
 from tests.recipes.captioning.test_model import captioner, some_pictures
 
 LENGTH, PENALTY = 4, 0.7
@@ -51,7 +51,7 @@ def test_a_wide_beam_finds_the_best_of_all_captions(decoder: str) -> None:
 
 def test_a_beam_of_one_is_greedy() -> None:
     model, pictures = decisive(), some_pictures(6)
-    from headway.recipes.captioning.decode import _beam
+    from headway.recipes.captioning.beam_search import _beam
 
     greedy = caption(model, pictures, max_length=LENGTH)
     assert torch.equal(_beam(model, model.encoder(pictures), LENGTH, 1, PENALTY).words, greedy)

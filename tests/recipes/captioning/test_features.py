@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from headway.recipes.captioning import features as module
+from headway.recipes.captioning import data as module
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
-from headway.recipes.captioning.features import Features, features, seen
-from headway.recipes.captioning.model import Captioner
-from headway.recipes.captioning.published import Published
-from headway.recipes.captioning.score import choose_search, evaluate
+from headway.recipes.captioning.data import Drawn, Features, Pictures, features, load, seen, vocabulary
+from headway.recipes.captioning.evaluate import choose_search, evaluate
+from headway.recipes.captioning.model import Captioner, Published
 from headway.spec.model import Cache, Data
 
 CFG = Config(encoder="resnet18", weights="none", picture=64)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from headway.graphs import write_onnx
+from headway.artifacts.onnx import write_onnx
+from headway.recipes.captioning.beam_search import caption
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decode import caption
-from headway.recipes.captioning.graphs import graphs
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.words import END, PAD, START, UNKNOWN, Vocabulary
+from headway.recipes.captioning.onnx import graphs
+from headway.recipes.captioning.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
 
 WORDS = Vocabulary.of([" ".join(f"w{number}" for number in range(30))], min_count=1, max_words=100)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from headway.recipes.captioning.late import linear_map
+from headway.recipes.captioning.decoders import linear_map
 
 
 def test_results_and_gradients_are_those_of_a_plain_linear_map() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headway.recipes.captioning.beam_search import caption
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decode import caption
 from headway.recipes.captioning.model import Captioner
-from headway.recipes.captioning.words import END, PAD, SPECIAL, START, Vocabulary
+from headway.recipes.captioning.vocabulary import END, PAD, SPECIAL, START, Vocabulary
 from tests.recipes.folders import TINY
 
 WORDS = Vocabulary([*SPECIAL, *"abcdef"])

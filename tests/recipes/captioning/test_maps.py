@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.recipes.captioning.beam_search import describe
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.decode import describe
-from headway.recipes.captioning.maps import TILE, attention_sheet
+from headway.recipes.captioning.inference import TILE, attention_sheet
 from tests.recipes.captioning.test_model import captioner
 from tests.recipes.folders import TINY
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway import encoders
-from headway.errors import BadInput
+from headway import backbones
+from headway.core.errors import BadInput
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import DECODERS, Captioner, rebuild
-from headway.recipes.captioning.words import PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from headway.recipes.captioning.vocabulary import PAD, SPECIAL, START, UNKNOWN, Vocabulary
 from tests.recipes.folders import TINY
 
 WORDS = Vocabulary([*SPECIAL, "a", "red", "blue", "star", "ring"])
@@ -29,7 +29,7 @@ def test_the_names_in_the_config_are_those_of_the_registries() -> None:
     from typing import get_args, get_type_hints
 
     hints = get_type_hints(Config)
-    assert sorted(get_args(hints["encoder"])) == sorted(("cnn", *encoders.NAMES))
+    assert sorted(get_args(hints["encoder"])) == sorted(("cnn", *backbones.NAMES))
     assert sorted(get_args(hints["decoder"])) == list(DECODERS)
 
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from headway.data.prepare import prepare
-from headway.errors import BadJob
+from headway.core.errors import BadJob
+from headway.data.prepare.pipeline import prepare
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import load, vocabulary
-from headway.recipes.captioning.feed import Batch, Sources, TrainingFeed
-from headway.recipes.captioning.score import evaluate
+from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, vocabulary
+from headway.recipes.captioning.evaluate import evaluate
 from headway.spec.model import Data, Source
 from tests.data import layouts
 from tests.recipes.captioning.test_model import captioner

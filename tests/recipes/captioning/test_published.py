@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.encoders.weights import fingerprint
-from headway.predict import predict
+from headway.artifacts.checkpoint_model import open_trained
+from headway.artifacts.predict import predict
+from headway.backbones.weights import fingerprint
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.published import Published
-from headway.recipes.trained import open_trained
+from headway.recipes.captioning.model import Published
 from tests.recipes.folders import captioning_job, run_folder
 
 RESNET = {
@@ -42,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def trained(folder: Path, **settings: object) -> Path:
     run = run_folder(folder / "run", captioning_job(**{**RESNET, **settings}))
     env = {"HEADWAY_RUN_URL": str(run), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-m", "headway.recipes.main"]
+    command = [sys.executable, "-m", "headway.recipes.__main__"]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return run
@@ -70,7 +70,7 @@ def test_a_frozen_encoder_is_exported_as_it_came_and_its_features_are_kept(
     assert fingerprint(encoder_of(frozen).net) == fingerprint(published.net)
     Path(weights).rename(Path(weights).with_suffix(".gone"))  # a bundle needs nothing but itself
     try:
-        from headway.data import scenes
+        from headway.data.synthetic import scenes
 
         paths = [str(path) for path in scenes.write_examples(tmp_path / "pictures", 2)]
         assert [answer["input"] for answer in predict(str(frozen / "export"), paths)] == paths

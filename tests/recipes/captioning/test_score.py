@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import Drawn, Pictures, load, vocabulary
-from headway.recipes.captioning.feed import Batch, EvaluationFeed, Sources
-from headway.recipes.captioning.score import SEARCHES, Judge, choose_search, evaluate, say, together
+from headway.recipes.captioning.data import Batch, Drawn, EvaluationFeed, Pictures, Sources, load, vocabulary
+from headway.recipes.captioning.evaluate import SEARCHES, Judge, choose_search, evaluate, say, together
 from headway.spec.model import Data
 from tests.recipes.captioning.test_model import captioner
 from tests.recipes.folders import TINY

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.recipes.captioning.train import rise_and_fall
-from headway.runfolder import RunFolder
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.recipes.trained_run import trained_run
 

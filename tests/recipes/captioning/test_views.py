@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.recipes.captioning.beam_search import describe, sayable, views
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.data import load, vocabulary
-from headway.recipes.captioning.decode import describe, sayable
-from headway.recipes.captioning.feed import EvaluationFeed, Sources
+from headway.recipes.captioning.data import EvaluationFeed, Sources, load, vocabulary
+from headway.recipes.captioning.evaluate import evaluate, say
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.score import evaluate, say
-from headway.recipes.captioning.views import views
-from headway.recipes.captioning.words import START
+from headway.recipes.captioning.vocabulary import START
 from headway.spec.model import Cache, Data
 from tests.recipes.folders import TINY
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.recipes.captioning.words import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
+from headway.recipes.captioning.vocabulary import END, PAD, SPECIAL, START, UNKNOWN, Vocabulary
 
 
 def test_words_are_ordered_by_frequency_then_alphabet() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from headway.errors import BadInput
-from headway.recipes.classification import leaves
+from headway.core.errors import BadInput
+from headway.data.synthetic import leaves
 from headway.recipes.classification.data import LEAVES, check_classes, groups_of, load
 from headway.spec import Cache, Data, Source
 from tests.recipes.classification.tiny import settings

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.graphs import write_onnx
-from headway.recipes.classification.graphs import graphs
+from headway.artifacts.onnx import write_onnx
 from headway.recipes.classification.model import Classifier
+from headway.recipes.classification.onnx import graphs
 from tests.recipes.classification.tiny import settings
 
 

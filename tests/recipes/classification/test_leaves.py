@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from headway.recipes.classification import leaves
+from headway.data.synthetic import leaves
 
 
 def test_a_leaf_is_the_same_bytes_every_time_and_everywhere() -> None:

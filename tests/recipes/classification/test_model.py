@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.errors import BadInput
+from headway.core.errors import BadInput
 from headway.recipes.classification.data import load
 from headway.recipes.classification.model import Classifier, rebuild, resized
 from headway.recipes.classification.train import class_weights, loss_of, schedule_options

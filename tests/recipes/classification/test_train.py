@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headway.bundle import Bundle
-from headway.evaluate import evaluate_run
-from headway.export import export_run
-from headway.predict import predict
-from headway.recipes.classification import leaves
-from headway.runfolder import RunFolder
+from headway.artifacts.evaluate import evaluate_run
+from headway.artifacts.export import export_run
+from headway.artifacts.predict import predict
+from headway.bundle.format import Bundle
+from headway.data.synthetic import leaves
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.recipes.classification.tiny import trained_run
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headway.plugins import RECIPES
 from headway.recipes.classification.config import Config
-from headway.recipes.registry import RECIPES
 from headway.spec import Data, Job, to_plain
 from tests.recipes.folders import run_folder
 from tests.recipes.translation.tiny import train_in

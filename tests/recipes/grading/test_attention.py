@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.errors import BadInput
-from headway.recipes.grading.attention import Cbam, rim_mask
+from headway.core.errors import BadInput
+from headway.recipes.grading.model import Cbam, rim_mask
 
 
 @given(st.integers(3, 40), st.integers(3, 40), st.floats(0.001, 0.499))

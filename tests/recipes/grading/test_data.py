@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from headway.data import cards
-from headway.data.prepare import Wishes, prepare
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.loading.partition import Filler
+from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.synthetic import cards
 from headway.recipes.grading.data import augmentation, load, prepared
 from headway.recipes.grading.model import Grader
-from headway.runtime.feed import Filler
 from headway.spec import Data, Source
 from tests.recipes.grading.jobs import grading_config
 
@@ -33,7 +33,7 @@ def test_drawn_cards_come_with_what_is_true_of_them() -> None:
     cfg = grading_config(train_cards=20)
     batch = load(cfg, Data(), "train").feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
     card = cards.compose("train", 4)
-    assert int(batch["label"][4]) == cards.grade(card)
+    assert int(batch["label"][4]) == cards.grade_of(card)
     edge, across, down = batch["targets"][4, 0].tolist()
     assert edge == pytest.approx(card.back.whitened)
     assert (across, down) == pytest.approx((abs(card.back.across), abs(card.back.down)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from headway.recipes.grading.heads import HEADS, Coral, Corn, decoded, of_single_grades, squared_emd
+from headway.recipes.grading.model import HEADS, Coral, Corn, decoded, of_single_grades, squared_emd
 
 
 def wild(head: torch.nn.Module, seed: int, size: float) -> torch.nn.Module:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.recipes.grading.heads import HEADS
-from headway.recipes.grading.model import Grader, rebuild
+from headway.recipes.grading.model import HEADS, Grader, rebuild
 from tests.recipes.grading.jobs import grading_config
 
 PICTURES = torch.randint(0, 256, (3, 3, 96, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

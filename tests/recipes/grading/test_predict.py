@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from headway.bundle import Bundle
-from headway.data import cards
-from headway.errors import BadInput
-from headway.export import export_run
-from headway.predict import predict
-from headway.recipes.picture_files import open_picture, squashed
-from headway.recipes.trained import open_trained
+from headway.artifacts.checkpoint_model import open_trained
+from headway.artifacts.export import export_run
+from headway.artifacts.predict import predict
+from headway.bundle.format import Bundle
+from headway.core.errors import BadInput
+from headway.data.synthetic import cards
+from headway.recipes.common.images import open_picture, squashed
 from tests.recipes.grading.trained import trained_grader
 
 

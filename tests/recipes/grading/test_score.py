@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.data import cards
-from headway.data.prepare import Wishes, prepare
-from headway.errors import BadInput
-from headway.evaluate import SAMPLES, evaluate
+from headway.artifacts.evaluate import SAMPLES, evaluate
+from headway.core.errors import BadInput
+from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.synthetic import cards
 from tests.recipes.grading.trained import trained_grader
 
 

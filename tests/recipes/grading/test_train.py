@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.errors import BadInput, NoCheckpoint
+from headway.artifacts.checkpoint_model import open_trained
+from headway.core.errors import BadInput, NoCheckpoint
 from headway.recipes.grading.data import load
 from headway.recipes.grading.model import Grader
 from headway.recipes.grading.train import curriculum, focus, sampled
-from headway.recipes.trained import open_trained
-from headway.runfolder import RunFolder
-from headway.runtime.phases import freeze
+from headway.rundir.layout import RunFolder
 from headway.spec import Data, Phase
 from headway.storage import open_store
+from headway.training.schedules import freeze
 from tests.recipes.grading.jobs import grading_config
 from tests.recipes.grading.trained import trained_grader
 

@@ -31,7 +31,7 @@ def train_in(folder: Path, job: Job, **more: str) -> Path:
 
 def go_on(folder: Path, **more: str) -> Path:
     env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "headway.recipes.main"]
+    command = [sys.executable, "-m", "headway.recipes.__main__"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder

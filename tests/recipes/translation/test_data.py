@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.data.prepare import Wishes, prepare
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.data.loading.partition import Filler
+from headway.data.prepare.pipeline import Wishes, prepare
 from headway.recipes.translation.data import PHRASES, check_alike, load
-from headway.runtime.feed import Filler
 from headway.spec import Data, Source
 from tests.recipes.translation.tiny import settings, translator
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.data.text import END, START
-from headway.graphs import write_onnx
-from headway.recipes.translation.decode import translate
-from headway.recipes.translation.graphs import graphs
+from headway.artifacts.onnx import write_onnx
+from headway.data.tokenizers import END, START
+from headway.recipes.translation.beam_search import translate
+from headway.recipes.translation.onnx import graphs
 from tests.recipes.translation.tiny import settings, translator
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from headway.recipes.translation.loss import smoothed_loss
+from headway.recipes.translation.model import smoothed_loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

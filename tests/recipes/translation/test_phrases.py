@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.recipes.translation import phrases
+from headway.data.synthetic import phrases
 
 
 def test_pairs_are_the_same_every_time_and_on_every_machine() -> None:

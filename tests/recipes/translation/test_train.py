@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.bundle import Bundle
-from headway.cli.predict import _converse, _piped
-from headway.evaluate import evaluate_run
-from headway.export import export_run
-from headway.predict import open_predictor, predict
-from headway.recipes.translation import phrases
+from headway.artifacts.evaluate import evaluate_run
+from headway.artifacts.export import export_run
+from headway.artifacts.predict import open_predictor, predict
+from headway.bundle.format import Bundle
+from headway.cli.model import _converse, _piped
+from headway.data.synthetic import phrases
+from headway.metrics.samples import statistic
 from headway.recipes.translation.train import schedule_options
-from headway.runfolder import RunFolder
-from headway.score.samples import statistic
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from tests.recipes.folders import plan_of, run_folder
 from tests.recipes.translation.tiny import job, settings, train_in, trained_run

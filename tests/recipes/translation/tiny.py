@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.data.text import BpeTokenizer
-from headway.recipes.registry import RECIPES
+from headway.data.tokenizers import BpeTokenizer
+from headway.plugins import RECIPES
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Translator
 from headway.spec import Data, Job, to_plain
@@ -85,7 +85,7 @@ def trained_run(factory: pytest.TempPathFactory) -> Path:
 def train_in(folder: Path) -> Path:
     """By a rank of its own, as the supervisor would start it."""
     env = {**os.environ, "HEADWAY_RUN_URL": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "headway.recipes.main"]
+    command = [sys.executable, "-m", "headway.recipes.__main__"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder

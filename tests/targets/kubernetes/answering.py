@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
-from headway.targets.kubernetes.api import Client, Forbidden, Gone, Object
+from headway.targets.kubernetes.client import Client, Forbidden, Gone, Object
 
 Answer = Object | type[Gone] | type[Forbidden]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headway.planning.model import Code, Plan
+from headway.core.plan import Code, Plan
+from headway.core.types import Request
 from headway.spec import dump
 from headway.spec.model import (
     Accelerator,
@@ -19,8 +20,7 @@ from headway.spec.model import (
     Secret,
     Source,
 )
-from headway.targets.base import Request
-from headway.targets.kubernetes import lasting, manifests
+from headway.targets.kubernetes import manifests, pod
 from headway.targets.kubernetes.options import Options
 
 FULL: dict[str, Any] = {
@@ -84,7 +84,7 @@ def plan_of(options: Options, **changes: Any) -> Plan:
         data={source.source: "unresolved" for source in job.data.train},
         nodes=job.resources.nodes,
         processes=ranks,
-        limits=lasting.limits(job, options),
+        limits=pod.limits(job, options),
         environment={"python": "3.12.1"},
         price={},
     )

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from headway.core.types import Handle
 from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
-from headway.targets.base import Handle
-from headway.targets.kubernetes import checks, seen, trainjob
-from headway.targets.kubernetes.api import Forbidden
+from headway.targets.kubernetes import checks
+from headway.targets.kubernetes import status as kubernetes_status
+from headway.targets.kubernetes.client import Forbidden
+from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes.answering import Answering
@@ -212,7 +214,7 @@ def test_links_lead_to_the_logs_of_this_run() -> None:
     ],
 )
 def test_what_keeps_a_pod_waiting_is_said_with_what_to_do(trouble: str, advice: str) -> None:
-    assert advice in seen.explained(trouble)
+    assert advice in kubernetes_status.explained(trouble)
 
 
 def test_why_is_told_what_the_cluster_remembers_also_of_pods_that_are_gone() -> None:

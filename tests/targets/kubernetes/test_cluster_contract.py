@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from headway.launcher import Launched
+from headway.core.types import Target
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import TargetEntry
-from headway.targets.base import Target
-from headway.targets.kubernetes.api import Client, Object, Refusal
+from headway.targets.kubernetes.client import Client, Object, Refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headway import cli, launcher
-from headway.launcher import Launched
+from headway import cli
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import plan
 from headway.spec import Job
-from headway.targets.base import State
 from tests.data import layouts
 from tests.servers.gcs import GcsServer
 from tests.testbed.kubernetes import operators
@@ -43,7 +44,7 @@ def ran(cluster: Cluster, example: str, on: str, *changes: str) -> Launched:
     mounts = f"mounts=[{{path: {cluster.site}, at: {SITE}, read_only: true}}]" if cluster.site else "mounts=[]"
     env = f"env={{STORAGE_EMULATOR_HOST: '{os.environ['STORAGE_EMULATOR_HOST']}', OMP_NUM_THREADS: '1'}}"
     sets = ["outputs=gs://bucket/runs", f"image={{uri: '{cluster.image}'}}", mounts, env, *changes]
-    hold = launcher.launch(plan(Job.load(EXAMPLES / f"{example}.yaml", set=sets), on=on), name="example", detach=True)
+    hold = lifecycle.launch(plan(Job.load(EXAMPLES / f"{example}.yaml", set=sets), on=on), name="example", detach=True)
     outcome = hold.wait()
     assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()][-20:]
     assert outcome.receipt is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.planning import Plan
-from headway.runfolder import RECEIPT, RunFolder
+from headway.rundir.layout import RECEIPT, RunFolder
 from headway.spec import TargetEntry
 from headway.storage import join, open_store
 from headway.targets.fake import Play

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
-from headway.moving import Move
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
+from headway.launcher.migrate import Move
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
-from headway.targets.base import State
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
@@ -50,14 +50,14 @@ def test_a_run_wanders_from_here_to_a_cluster_and_vertex_and_back_without_missin
             image=Image(uri=cluster.image),
             targets={"bed": TargetEntry(kind="kubernetes", options={"namespace": NAMESPACE}), **entry(grace=10.0)},
         )
-        hold = launcher.launch(plan(job), name="wanders", detach=True)
+        hold = lifecycle.launch(plan(job), name="wanders", detach=True)
         stopped_at(3, hold)
-        hold = launcher.resume(hold.url, move=Move(on="bed", copy_to="gs://bucket/runs"))
+        hold = lifecycle.resume(hold.url, move=Move(on="bed", copy_to="gs://bucket/runs"))
         assert hold.url == "gs://bucket/runs/wanders"
         stopped_at(6, hold)
-        hold = launcher.resume(hold.url, move=Move(on="vertex"))
+        hold = lifecycle.resume(hold.url, move=Move(on="vertex"))
         stopped_at(9, hold)
-        hold = launcher.resume(hold.url, move=Move(on="local"))
+        hold = lifecycle.resume(hold.url, move=Move(on="local"))
         assert hold.wait().status.state is State.FINISHED, [line.text for line in hold.logs()][-10:]
         assert counted(hold) == count_to(STEPS)
         starts = [start.get("target") for start in (hold.folder.read_json("intent.json") or {})["attempts"]]

@@ -13,11 +13,11 @@ for needed in ("jupyter_server", "ipykernel", "websocket", "httpx"):
 
 import httpx  # noqa: E402
 
-from headway import launcher  # noqa: E402
-from headway.launcher import Launched  # noqa: E402
+from headway.core.types import State  # noqa: E402
+from headway.launcher import lifecycle  # noqa: E402
+from headway.launcher.lifecycle import Launched  # noqa: E402
 from headway.planning import plan  # noqa: E402
 from headway.spec import Job, TargetEntry  # noqa: E402
-from headway.targets.base import State  # noqa: E402
 from headway.targets.kubernetes.target import KubernetesTarget  # noqa: E402
 from tests.contract.suite import eventually  # noqa: E402
 from tests.notebook.test_jupyter import SCRIPT, Notebook, env, execute, large  # noqa: E402
@@ -50,7 +50,7 @@ def run(
             targets={"bed": TargetEntry(kind="kubernetes")},
             **shared,
         )
-        hold = launcher.launch(plan(job, on="bed"), name="job", detach=True)
+        hold = lifecycle.launch(plan(job, on="bed"), name="job", detach=True)
         began = "training has begun"
         eventually(lambda: began in [line.text for line in hold.logs(rank=0)], "it trains", PATIENCE_S)
         yield hold, {**os.environ, "ENOUGH": env["ENOUGH"]}

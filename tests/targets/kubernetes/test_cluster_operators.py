@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadInput
+from headway.core.errors import BadInput
+from headway.core.types import State
+from headway.launcher import lifecycle
 from headway.planning import plan
 from headway.spec import Budget, Cadence, Checkpoint, Job, Resources, TargetEntry
-from headway.targets.base import State
-from headway.targets.kubernetes import starting
-from headway.targets.kubernetes.api import Client
+from headway.targets.kubernetes import lifecycle as kubernetes_lifecycle
+from headway.targets.kubernetes.client import Client
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.suite import eventually
@@ -65,7 +65,7 @@ def test_a_job_trains_in_the_operators_pods_and_is_taken_down(
     cluster: Cluster, job_of: Callable[..., Job], engine: str
 ) -> None:
     with operators.operator(cluster, ENGINES[engine]):
-        hold = launcher.launch(plan(job_of(engine, budget=Budget(hours=1)), on="bed"), name="first")
+        hold = lifecycle.launch(plan(job_of(engine, budget=Budget(hours=1)), on="bed"), name="first")
         outcome = hold.outcome()
         assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()][-20:]
         assert outcome.receipt is not None
@@ -80,9 +80,9 @@ def test_a_pod_of_a_pytorchjob_that_is_taken_away_is_made_again_and_the_bits_are
     cluster: Cluster, job_of: Callable[..., Job]
 ) -> None:
     with operators.operator(cluster, ENGINES["pytorchjob"]):
-        straight = launcher.launch(plan(job_of("pytorchjob"), on="bed"), name="straight")
+        straight = lifecycle.launch(plan(job_of("pytorchjob"), on="bed"), name="straight")
         assert straight.outcome().status.state is State.FINISHED
-        broken = launcher.launch(plan(job_of("pytorchjob", pause_s=0.3), on="bed"), name="broken", detach=True)
+        broken = lifecycle.launch(plan(job_of("pytorchjob", pause_s=0.3), on="bed"), name="broken", detach=True)
         eventually(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
         cluster.kubectl("delete", "pod", "broken-worker-0")
         outcome = broken.wait()
@@ -115,17 +115,17 @@ def test_a_job_for_another_release_than_the_installed_one_is_refused(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
     with pytest.raises(BadInput, match="has no TrainJob"):
-        starting.installed_trainer(Client(), Options(engine="trainjob"))
+        kubernetes_lifecycle.installed_trainer(Client(), Options(engine="trainjob"))
     operators.install(cluster, "trainjobs-v2.1.0")
     try:
         with pytest.raises(BadInput, match=r"trainer: '2\.1'"):
-            starting.installed_trainer(Client(), Options(engine="trainjob", trainer="2.3"))
+            kubernetes_lifecycle.installed_trainer(Client(), Options(engine="trainjob", trainer="2.3"))
     finally:
         operators.remove(cluster, "trainjobs-v2.1.0")
 
 
 def _known_as(options: Options, release: str) -> None:
-    assert starting.installed_trainer(Client(), options) == release
+    assert kubernetes_lifecycle.installed_trainer(Client(), options) == release
 
 
 def _taken_unchanged(cluster: Cluster, crd: str, body: dict[str, Any], look: Callable[[], None] = lambda: None) -> None:
@@ -138,12 +138,12 @@ def _taken_unchanged(cluster: Cluster, crd: str, body: dict[str, Any], look: Cal
     try:
         look()
         api = Client(access=_access(cluster))
-        from headway.targets.kubernetes import kinds
+        from headway.targets.kubernetes import client
 
-        made = kinds.create(api, wanted)
+        made = client.create(api, wanted)
         lost = list(_lost(wanted["spec"], made["spec"], "spec"))
         assert lost == []
-        kinds.delete(api, body["kind"], "default", "golden")
+        client.delete(api, body["kind"], "default", "golden")
     finally:
         operators.remove(cluster, crd)
 

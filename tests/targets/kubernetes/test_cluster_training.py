@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.launcher import Launched
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import plan
-from headway.runfolder import RunFolder
+from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Resources, TargetEntry
 from headway.storage import open_store
-from headway.targets.base import State
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.suite import eventually
 from tests.testbed.kubernetes.bucket import BUCKET, bucket
@@ -67,12 +67,12 @@ def job_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_run_that_was_taken_away_goes_on_by_itself_and_ends_with_the_same_bits(
     cluster: Cluster, job_of: Callable[..., Job], nodes: int, way: str
 ) -> None:
-    straight = launcher.launch(plan(job_of(nodes=nodes), on="bed"), name="straight")
+    straight = lifecycle.launch(plan(job_of(nodes=nodes), on="bed"), name="straight")
     assert straight.outcome().status.state is State.FINISHED, [line.text for line in straight.logs()][-20:]
     hosts = {line.text.split()[-1] for line in straight.logs() if line.text.startswith("step ")}
     assert hosts == {f"straight-{number}" for number in range(nodes)}, "each worker trained in a pod of its own"
 
-    broken = launcher.launch(plan(job_of(nodes=nodes, pause_s=0.3), on="bed"), name="broken", detach=True)
+    broken = lifecycle.launch(plan(job_of(nodes=nodes, pause_s=0.3), on="bed"), name="broken", detach=True)
     eventually(lambda: steps(broken) >= 7, "it trains", PATIENCE_S)
     if way == "a pod is deleted":
         cluster.kubectl("delete", "pod", f"broken-{nodes - 1}")
@@ -96,9 +96,9 @@ def test_a_run_that_was_taken_away_goes_on_by_itself_and_ends_with_the_same_bits
 KILLED_CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from headway import launcher
+from headway.launcher import lifecycle as launcher
 from headway.planning import Plan
-from headway.targets.kubernetes import kinds
+from headway.targets.kubernetes import client as kinds
 from headway.targets.kubernetes.target import KubernetesTarget
 
 plan, moment = Plan.from_json(Path(sys.argv[1]).read_bytes()), sys.argv[2]
@@ -131,7 +131,7 @@ def test_a_run_whose_client_was_killed_trains_ends_and_is_taken_down_without_any
     eventually(lambda: cluster.items("statefulset") == [], "the reaper deletes the set", PATIENCE_S)
     eventually(lambda: cluster.items("pod", "headway.part=worker") == [], "its pods go", PATIENCE_S)
     eventually(lambda: KubernetesTarget().found() == [], "all that the reaper owns goes with it", PATIENCE_S)
-    outcome = launcher.observe(url)
+    outcome = lifecycle.observe(url)
     assert outcome.status.state is State.FINISHED
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
@@ -144,10 +144,10 @@ def test_what_a_client_killed_half_way_has_made_is_found_and_removed(
     url = _killed(job_of(nodes=2), tmp_path, moment)
     (found,) = KubernetesTarget().found()
     assert found.url == url
-    hold = launcher.reach(url)
+    hold = lifecycle.reach(url)
     assert hold.down().left == ()
     assert KubernetesTarget().found() == []
-    again = launcher.resume(url)
+    again = lifecycle.resume(url)
     assert again.wait().status.state is State.FINISHED
 
 
@@ -161,10 +161,10 @@ def _killed(job: Job, tmp_path: Path, moment: str) -> str:
 
 
 def test_a_deleted_set_is_a_stopped_run_that_resumes(cluster: Cluster, job_of: Callable[..., Job]) -> None:
-    hold: Launched = launcher.launch(plan(job_of(nodes=2, pause_s=0.3), on="bed"), name="gone", detach=True)
+    hold: Launched = lifecycle.launch(plan(job_of(nodes=2, pause_s=0.3), on="bed"), name="gone", detach=True)
     eventually(lambda: steps(hold) >= 3, "it trains", PATIENCE_S)
     cluster.kubectl("delete", "statefulset", "gone")
     eventually(lambda: hold.target.status(hold.handle).state.ended, "it is seen to have ended", PATIENCE_S)
     assert hold.outcome().status.state is State.STOPPED
-    again = launcher.resume(hold.url)
+    again = lifecycle.resume(hold.url)
     assert again.wait().status.state is State.FINISHED

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.errors import BadInput
-from headway.explain.why import why
-from headway.launcher import Launched, launch
+from headway.core.errors import BadInput
+from headway.core.types import State
+from headway.diagnose.diagnosis import why
+from headway.launcher.lifecycle import Launched, launch
 from headway.planning import Plan
 from headway.spec import Accelerator, Image, Resources, Secret, TargetEntry
-from headway.targets.base import State
 from headway.targets.fake import Play
-from headway.targets.kubernetes.api import Refusal
+from headway.targets.kubernetes.client import Refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
@@ -175,14 +175,14 @@ def test_a_run_of_the_same_name_from_another_folder_is_not_touched(
 ) -> None:
     from dataclasses import replace
 
-    from headway import launcher
+    from headway.launcher import lifecycle
 
     hold = start()
     plan = hold.folder.plan()
     other = replace(plan, job={**plan.job, "outputs": f"{BUCKET}/elsewhere"})
     other = replace(other, requests=tuple(hold.target.render(other)))
     with pytest.raises(BadInput, match="another --name"):
-        launcher.launch(other, name="r1", detach=True)
+        lifecycle.launch(other, name="r1", detach=True)
     assert len(cluster.items("statefulset", "headway.run")) <= 1
     assert hold.target.status(hold.handle).state in (State.PENDING, State.RUNNING)
 

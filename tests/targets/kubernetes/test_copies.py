@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.targets.kubernetes import names, pytorchjob, seen, trainjob
+from headway.targets.kubernetes import options, status
+from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from headway.targets.kubernetes.options import Options
 from tests.targets.kubernetes.answering import Answering
 
@@ -23,16 +24,16 @@ def pod(*, labels: dict[str, str] | None = None, annotations: dict[str, str] | N
 
 
 def found(engine: str, item: dict[str, Any], url: str, *, of: str | None = ORIGINAL) -> list[str]:
-    job = {JOBS[engine]: {"metadata": {"name": "mine", "annotations": {names.URL_ANNOTATION: of}}}} if of else {}
+    job = {JOBS[engine]: {"metadata": {"name": "mine", "annotations": {options.URL_ANNOTATION: of}}}} if of else {}
     api = Answering(answers={"/api/v1/namespaces/default/pods": {"items": [item]}, **job})
-    return [each.name for each in seen.workers(api, Options(engine=engine), "mine", url)]  # type: ignore[arg-type]
+    return [each.name for each in status.workers(api, Options(engine=engine), "mine", url)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["trainjob", "pytorchjob"])
 def test_the_pods_of_the_original_are_not_a_copys(engine: str) -> None:
     bare = pod(labels={pytorchjob.POD_LABEL: "mine", trainjob.POD_LABEL: "mine"})
-    labelled = pod(labels={names.FOLDER_LABEL: names.folder_hash(ORIGINAL)})
-    annotated = pod(annotations={names.URL_ANNOTATION: ORIGINAL})
+    labelled = pod(labels={options.FOLDER_LABEL: options.folder_hash(ORIGINAL)})
+    annotated = pod(annotations={options.URL_ANNOTATION: ORIGINAL})
     for item in (bare, labelled, annotated):
         assert found(engine, item, ORIGINAL)
         assert not found(engine, item, COPY), item

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from headway.errors import BadInput, TargetError
+from headway.core.errors import BadInput, TargetError
 from headway.targets.kubernetes import kubeconfig
-from headway.targets.kubernetes.api import Client, Forbidden, Gone, Taken, Unreachable, refusal
+from headway.targets.kubernetes.client import Client, Forbidden, Gone, Taken, Unreachable, refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 

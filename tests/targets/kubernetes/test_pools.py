@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headway.targets.kubernetes.api import Forbidden
+from headway.targets.kubernetes.client import Forbidden
+from headway.targets.kubernetes.doctor import still_billed
 from headway.targets.kubernetes.options import Options
-from headway.targets.kubernetes.pools import still_billed
 
 HERE = Options(cluster="ml", location="us-east1-c", project="my-project")
 

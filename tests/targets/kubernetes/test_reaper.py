@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.runfolder import RunFolder
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from headway.targets import registry
-from headway.targets.base import State
 from headway.targets.fake import FakeTarget
 from headway.targets.kubernetes import reaper
 from headway.targets.kubernetes.reaper import Watched, guard
@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeTarget, st
     monkeypatch.setitem(registry.TARGETS, "fake", FAKE)
     target = FakeTarget()
     plan = plan_play(write_project(tmp_path / "project"), WAITS, on="fake", outputs=str(tmp_path / "runs"))
-    hold = launcher.launch(plan, name="r1", detach=True, target=target)
+    hold = lifecycle.launch(plan, name="r1", detach=True, target=target)
     return target, hold.url
 
 

@@ -12,10 +12,13 @@ from typing import Any, get_args
 
 import pytest
 
-from headway.errors import BadInput
-from headway.planning.model import RUN
+from headway.core.errors import BadInput
+from headway.core.plan import RUN
 from headway.spec.model import Budget, Image, Mount, Resources, Secret
-from headway.targets.kubernetes import fuse, lasting, manifests, names, rules, trainjob
+from headway.targets.kubernetes import admission, creation_guard, manifests
+from headway.targets.kubernetes import options as kubernetes_options
+from headway.targets.kubernetes import pod as kubernetes_pod
+from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Engine, Options, Trainer
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes import schemas
@@ -54,7 +57,7 @@ def test_the_objects_are_the_ones_that_were_reviewed(case: tuple[str, Options, d
 
 def made(options: Options, **changes: Any) -> list[dict[str, Any]]:
     """All objects, without the stroke that starts them."""
-    return [body for name, body in rendered(options, **changes).items() if name != fuse.START]
+    return [body for name, body in rendered(options, **changes).items() if name != creation_guard.START]
 
 
 @EVERY
@@ -98,13 +101,15 @@ def test_a_release_without_a_deadline_has_none_and_the_plan_says_so() -> None:
         options = Options(engine="trainjob", trainer=release)
         spec = rendered(options, **FULL)["trainjob.json"]["spec"]
         second = plan_of(options, **FULL).limits.second
-        assert ("activeDeadlineSeconds" in spec) == (release in lasting.WITH_DEADLINE) == ("32715" in second), second
+        assert ("activeDeadlineSeconds" in spec) == (release in kubernetes_pod.WITH_DEADLINE) == ("32715" in second), (
+            second
+        )
 
 
 @EVERY
 def test_our_own_rules_take_every_object(options: Options, changes: dict[str, Any]) -> None:
     for body in made(options, **changes):
-        assert rules.problems(body) == []
+        assert admission.problems(body) == []
 
 
 @EVERY
@@ -116,12 +121,12 @@ def test_everything_is_labelled_and_owned_by_what_starts_the_run_which_the_fuse_
         assert body["metadata"]["labels"]["headway.run"] == RUN
         assert body["metadata"]["annotations"]["headway.url"] == "gs://bucket/runs/{RUN}"
     (owner,) = first["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", lit["metadata"]["name"], names.FUSE_UID)
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", lit["metadata"]["name"], kubernetes_options.FUSE_UID)
     assert "ownerReferences" not in lit["metadata"]
     for body in others:
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == (first["kind"], first["metadata"]["name"])
-        assert owner["uid"] == names.OWNER_UID
+        assert owner["uid"] == kubernetes_options.OWNER_UID
 
 
 @EVERY
@@ -130,10 +135,10 @@ def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_
 ) -> None:
     *_, (name, stroke) = rendered(options, **changes).items()
     lit, first, *others = made(options, **changes)
-    assert name == fuse.START
+    assert name == creation_guard.START
     assert (stroke["kind"], stroke["metadata"]["name"]) == (first["kind"], first["metadata"]["name"])
     assert stroke["metadata"]["ownerReferences"] is None
-    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, fuse.BURNS_S)
+    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, creation_guard.BURNS_S)
     if first["kind"] == "PyTorchJob":
         assert first["spec"]["runPolicy"]["suspend"] is True
         assert stroke["spec"] == {"runPolicy": {"suspend": False}}
@@ -156,7 +161,7 @@ def test_pods_have_no_power_and_no_token(options: Options, changes: dict[str, An
     lit, *others = made(options, **changes)
     assert lit["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     for body in others:
-        for where, pod in rules.pods(body):
+        for where, pod in admission.pods(body):
             (container,) = pod["containers"]
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -305,25 +310,25 @@ def _another_role(body: dict[str, Any]) -> None:
 def test_what_the_operators_webhook_refuses_is_refused_here(spoil: Any, complaint: str) -> None:
     body = copy.deepcopy(rendered(Options(engine="pytorchjob"), **FULL)["pytorchjob.json"])
     spoil(body)
-    assert any(complaint in problem for problem in rules.problems(body))
+    assert any(complaint in problem for problem in admission.problems(body))
 
 
 def test_names_that_an_engine_cannot_carry_are_refused() -> None:
-    stateful = names.filled(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
-    assert any("52" in problem for problem in rules.problems(stateful))
-    job = names.filled(rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49})
-    assert any("characters" in problem for problem in rules.problems(job))
+    stateful = kubernetes_options.filled(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
+    assert any("52" in problem for problem in admission.problems(stateful))
+    job = kubernetes_options.filled(rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49})
+    assert any("characters" in problem for problem in admission.problems(job))
 
 
 def test_a_variable_that_kubeflow_trainer_sets_is_refused() -> None:
     body = rendered(Options(engine="trainjob"), env={"PET_NNODES": "3"})["trainjob.json"]
-    assert any("PET_NNODES" in problem for problem in rules.problems(body))
+    assert any("PET_NNODES" in problem for problem in admission.problems(body))
 
 
 def test_a_mount_over_another_is_refused() -> None:
     mounts = (Mount(pvc="a", at="/data"), Mount(pvc="b", at="/data"))
     body = rendered(Options(), mounts=mounts)["statefulset.json"]
-    assert any("mounted at /data" in problem for problem in rules.problems(body))
+    assert any("mounted at /data" in problem for problem in admission.problems(body))
 
 
 def test_a_secret_as_a_file_is_mounted_and_never_a_variable() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headway import lease
-from headway.runfolder import RunFolder
+from headway.rundir import lease
+from headway.rundir.layout import RunFolder
 from headway.spec import Budget
 from headway.storage import open_store
-from headway.targets.kubernetes import starting
-from headway.targets.kubernetes.api import Client, Gone, Object
+from headway.targets.kubernetes import lifecycle
+from headway.targets.kubernetes.client import Client, Gone, Object
 from headway.targets.kubernetes.options import Options
 from tests.targets.kubernetes.plans import plan_of
 
@@ -40,7 +40,7 @@ class Yes(Client):
 def deadline_s(folder: RunFolder, options: Options) -> float:
     api = Yes()
     plan = plan_of(options, budget=Budget(hours=1), max_wait=0.0, outputs=folder.url.rpartition("/")[0])
-    starting.submit(api, options, plan, folder.name, folder)
+    lifecycle.submit(api, options, plan, folder.name, folder)
     (found,) = [found for body in api.made for found in _deadlines(body)]
     return found
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headway.image.engine import Gone
-from headway.targets.vertex import cloud_logs, removal, starting, target
+from headway.packaging.engine import Gone
+from headway.targets.vertex import client, lifecycle, target
 from tests.servers import vertex_messages
 from tests.servers.gcs import GcsServer
 from tests.servers.google_auth import GoogleAuthServer
@@ -115,7 +115,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Google must not be asked as often as a test's own server may be."""
     monkeypatch.setattr(target, "LOOK_S", 0.2)
     monkeypatch.setattr(target, "ASK_S", 0.5)
-    monkeypatch.setattr(cloud_logs, "ASK_S", 0.4)
-    monkeypatch.setattr(cloud_logs, "LOOK_S", 0.2)
-    monkeypatch.setattr(removal, "LONGEST_LOOK_S", 0.3)
-    monkeypatch.setattr(starting, "LOOK_S", 0.1)
+    monkeypatch.setattr(client, "ASK_S", 0.4)
+    monkeypatch.setattr(client, "LOOK_S", 0.2)
+    monkeypatch.setattr(lifecycle, "LONGEST_LOOK_S", 0.3)
+    monkeypatch.setattr(lifecycle, "LOOK_S", 0.1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway import launcher
-from headway.launcher import Launched
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
 from headway.spec import Image
-from headway.spec.plain import from_plain
-from headway.targets.base import State
+from headway.spec.serialize import from_plain
 from headway.targets.fake import Play
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
@@ -54,7 +54,7 @@ class Lab:
 
     def start(self, play: Play, *, run: str | None = None, **more: Any) -> Launched:
         plan = self.plan(play, **more)
-        hold = launcher.launch(plan, name=run, detach=True, target=self.target(plan))
+        hold = lifecycle.launch(plan, name=run, detach=True, target=self.target(plan))
         self.holds.append(hold)
         return hold
 

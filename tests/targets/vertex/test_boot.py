@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
+from headway.core.types import State
 from headway.spec import Image, Secret
-from headway.targets.base import State
 from headway.targets.fake import Play
 from tests.targets.vertex.jobs import ready_image
 from tests.targets.vertex.lab import Lab

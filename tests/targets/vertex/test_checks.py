@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.errors import BadJob
+from headway.core.errors import BadJob
 from headway.planning import plan
 from headway.spec import Accelerator, Data, Export, Image, Job, Mount, Resources, Secret, Source, TargetEntry
 from tests.targets.vertex.jobs import entry, job

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.planning import Plan
-from headway.runfolder import RECEIPT, RunFolder
+from headway.rundir.layout import RECEIPT, RunFolder
 from headway.storage import join, open_store
 from headway.targets.fake import Play
 from tests.contract.client_kills import kill_at_each_request, nothing_stays

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headway import cli
-from headway.errors import BadJob
+from headway.core.errors import BadJob
 from headway.spec import Image, Notify
-from headway.spec.plain import undump
+from headway.spec.serialize import undump
 from headway.targets.fake import Play
 from tests.contract.suite import WAITS
 from tests.servers.vertex_machines import Image as There
@@ -89,7 +89,7 @@ def test_a_registry_that_may_not_be_read_keeps_nobody_from_launching(lab: Lab) -
 
 
 def test_links_lead_to_the_console_and_to_the_logs(lab: Lab, tmp_path: Path) -> None:
-    from headway.cli.links import links
+    from headway.cli.render import links
 
     lab.server.full.add("us-east1")
     hold = lab.start(WAITS, image=ready_image())

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from headway import cli, launcher
-from headway.launcher import Launched
+from headway import cli
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan, plan
 from headway.spec import Job
-from headway.targets.base import State
 from headway.targets.ssh.target import SshTarget
 from tests.data import layouts
 from tests.servers import vertex_messages, vertex_rules, wandb
@@ -113,7 +114,7 @@ def zipped(tmp_path: Path) -> Iterator[str]:
 def launched(lab: Lab, name: str, *changes: str) -> Launched:
     sets = ["outputs=gs://bucket/runs", *changes]
     made = plan(Job.load(EXAMPLES / f"{name}.yaml", set=sets), on="vertex")
-    hold = launcher.launch(made, detach=True, target=lab.target(made))
+    hold = lifecycle.launch(made, detach=True, target=lab.target(made))
     lab.holds.append(hold)
     return hold
 
@@ -216,7 +217,7 @@ def test_show_attend_and_tell_trains_on_a_machine_rented_for_it_and_gives_it_bac
     entry = type(job.targets["v100"])(kind="ssh", options=there)
     made = plan(replace(job, targets={"v100": entry}), on="v100")
     try:
-        hold = launcher.launch(made, detach=True)
+        hold = lifecycle.launch(made, detach=True)
         assert isinstance(hold.target, SshTarget)
         outcome = hold.wait()
         assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()]

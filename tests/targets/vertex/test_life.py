@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import BadInput
-from headway.planning.model import Limits
+from headway.core.errors import BadInput
+from headway.core.plan import Limits
+from headway.core.types import State
+from headway.launcher import lifecycle
 from headway.spec import Accelerator, Budget, Resources
-from headway.targets.base import State
 from headway.targets.fake import Play
-from headway.targets.vertex import jobs
+from headway.targets.vertex import lifecycle as vertex_lifecycle
 from tests.contract.suite import WAITS, eventually
 from tests.targets.test_slurm import CHAIN
 from tests.targets.vertex.jobs import ready_image
@@ -94,7 +94,7 @@ def test_a_resumed_run_is_given_only_what_is_left_of_its_budget(lab: Lab) -> Non
     hold = lab.prints(lab.start(WAITS, budget=Budget(hours=2)))
     hold.stop()
     first = json.loads(hold.folder.store.read("intent.json"))["details"]["job"]
-    again = launcher.resume(hold.url, target=hold.target)
+    again = lifecycle.resume(hold.url, target=hold.target)
     lab.holds.append(again)
     seconds = [
         float(lab.server.jobs[name]["jobSpec"]["scheduling"]["timeout"].removesuffix("s"))
@@ -150,7 +150,7 @@ def test_what_cloud_logging_does_not_let_us_read_is_said_and_stops_nothing(lab: 
     assert hold.outcome().status.state is State.FINISHED
 
 
-@pytest.mark.parametrize("state", jobs.WORDS)
+@pytest.mark.parametrize("state", vertex_lifecycle.WORDS)
 def test_every_state_of_vertex_ai_is_understood(lab: Lab, state: str) -> None:
     lab.server.full.add("us-east1")
     hold = lab.start(WAITS)
@@ -161,7 +161,7 @@ def test_every_state_of_vertex_ai_is_understood(lab: Lab, state: str) -> None:
     failed = {"JOB_STATE_FAILED", "JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED"}
     expected = State.STOPPED if state in stopped else State.FAILED if state in failed else State.PENDING
     assert found.state is expected, found
-    assert jobs.WORDS[state] in found.reason
+    assert vertex_lifecycle.WORDS[state] in found.reason
     job["state"] = "JOB_STATE_QUEUED"
 
 
@@ -169,7 +169,7 @@ def test_the_words_cover_googles_own_list_of_states() -> None:
     from tests.servers import vertex_messages
 
     states: Any = vertex_messages._types("job_state").JobState
-    assert {state.name for state in states} == set(jobs.WORDS)
+    assert {state.name for state in states} == set(vertex_lifecycle.WORDS)
 
 
 def test_a_state_that_a_later_vertex_invents_is_of_a_job_that_lives(lab: Lab) -> None:
@@ -187,7 +187,7 @@ def test_a_secret_named_at_launch_is_refused_before_anything_is_made(lab: Lab, m
     monkeypatch.setenv("WANDB_API_KEY", "x")
     plan = lab.plan(Play())
     with pytest.raises(BadInput, match="gcloud secrets create wandb-api-key"):
-        launcher.launch(plan, detach=True, target=lab.target(plan), secrets=["WANDB_API_KEY"])
+        lifecycle.launch(plan, detach=True, target=lab.target(plan), secrets=["WANDB_API_KEY"])
     assert lab.server.jobs == {}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.price.quote import shape
-from headway.price.table import MACHINE, load
+from headway.pricing.quote import shape
+from headway.pricing.table import MACHINE, load
 from headway.spec import Accelerator, Job, Resources
 from headway.spec.units import ACCELERATORS as NAMES
 from headway.targets.vertex import machines

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headway import launcher
-from headway.moving import Move
+from headway.core.types import State
+from headway.launcher import lifecycle
+from headway.launcher.migrate import Move
 from headway.planning import plan
 from headway.spec import Job
-from headway.targets.base import State
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
@@ -33,16 +33,16 @@ def test_from_here_to_vertex_and_back(cloud: Cloud, tmp_path: Path, copied: bool
         image=ready_image(),
         targets=entry(grace=10.0),
     )
-    hold = launcher.launch(plan(job), name="wanders", detach=True)
+    hold = lifecycle.launch(plan(job), name="wanders", detach=True)
     eventually(lambda: len(counted(hold)) >= 2, "it counts here")
     assert hold.stop().status.state is State.STOPPED
     here = len(counted(hold))
-    there = launcher.resume(hold.url, move=Move(on="vertex", copy_to="gs://bucket/runs" if copied else None))
+    there = lifecycle.resume(hold.url, move=Move(on="vertex", copy_to="gs://bucket/runs" if copied else None))
     assert there.url == "gs://bucket/runs/wanders"
     eventually(lambda: len(counted(there)) >= here + 2, "it counts there")
     assert there.stop().status.state is State.STOPPED
     assert there.target.found() == []
     assert len(counted(there)) < 17
-    back = launcher.resume(there.url, move=Move(on="local"))
+    back = lifecycle.resume(there.url, move=Move(on="local"))
     assert back.wait().status.state is State.FINISHED
     assert counted(back) == count_to(16)

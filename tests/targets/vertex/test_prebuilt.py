@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import BadJob
+from headway.core.errors import BadJob
 from headway.planning import plan
 from headway.spec import Image
-from headway.targets.vertex import prebuilt
+from headway.targets.vertex import package
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
 from tests.targets.vertex.jobs import job, planned, request
@@ -28,7 +28,7 @@ HOST = "us-docker.pkg.dev/vertex-ai/training"
     ],
 )
 def test_the_newest_image_comes_from_the_nearest_registry(region: str, accelerated: bool, uri: str) -> None:
-    assert prebuilt.default_uri(accelerated=accelerated, region=region) == uri
+    assert package.default_uri(accelerated=accelerated, region=region) == uri
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_the_plan_says_until_when_an_image_can_be_had_and_warns_once_that_is_ove
 
 def test_an_image_that_the_table_does_not_know_is_left_to_vertex_and_said(tmp_path: Path) -> None:
     said = notes_on(date(2026, 11, 16), tmp_path, Image(uri=f"{HOST}/pytorch-gpu.2-9.py312:latest"))
-    assert f"not in the table of {prebuilt.AS_OF}" in said
+    assert f"not in the table of {package.AS_OF}" in said

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway import cli
+from headway.cli.commands import VERBS
 from headway.cli.dispatch import parser_for
-from headway.cli.jobs import DEFAULT
-from headway.cli.verbs import VERBS
+from headway.cli.options import DEFAULT
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "projects").glob("*.md"))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.image.build import pushed
+from headway.packaging.build import pushed
 from headway.planning import plan
-from headway.secrets import parse
 from headway.spec import Accelerator, Budget, Image, Mount, Resources, Secret
-from headway.targets.vertex.rendering import folder_label
+from headway.storage.secrets import parse
+from headway.targets.vertex.render import folder_label
 from tests.servers import vertex_messages, vertex_rules
 from tests.targets.vertex.jobs import IMAGE, job, planned, ready_image, request
 
@@ -73,7 +73,7 @@ def test_an_image_that_was_not_pushed_yet_is_built_and_pushed_first(tmp_path: Pa
     made = plan(wanted, on="vertex")
     names = [each.name for each in made.requests]
     assert names == ["Dockerfile", "image.json", "custom-job.json", "job-spec.yaml"]
-    from headway.image.blueprint import of_plan
+    from headway.packaging.dockerfile import of_plan
 
     assert pushed(of_plan(made)) is None
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from headway import launcher
-from headway.errors import TargetError
+from headway.core.errors import TargetError
+from headway.core.types import Handle, State
+from headway.launcher import lifecycle
 from headway.spec import Accelerator, Image, Resources
-from headway.targets.base import Handle, State
 from headway.targets.fake import Play
-from headway.targets.vertex.api import Client, NoRoom, Refused, Unreachable
-from headway.targets.vertex.jobs import live
+from headway.targets.vertex.client import Client, NoRoom, Refused, Unreachable
+from headway.targets.vertex.lifecycle import live
 from tests.contract.suite import WAITS
 from tests.servers.loopback import Fault
 from tests.servers.vertex_machines import Image as There
@@ -35,7 +35,7 @@ def refusal(lab: Lab, kind: type[TargetError] = Refused, **more: Any) -> str:
     return str(error.value)
 
 
-def place(lab: Lab, hold: launcher.Launched) -> tuple[str, str]:
+def place(lab: Lab, hold: lifecycle.Launched) -> tuple[str, str]:
     name = str(hold.handle.details["job"])
     machine = lab.server.jobs[name]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return name.split("/")[3], machine
@@ -181,16 +181,16 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing_or_a_job_that_can_be_tak
     assert [found.url for found in target.found()] == ([url] if there else [])
     status = target.status(Handle(target="vertex", run="orphan", url=url))
     assert status.state is (State.PENDING if there else State.LOST)
-    assert launcher.reach(url, target=target).down().left == ()
+    assert lifecycle.reach(url, target=target).down().left == ()
     assert target.found() == []
 
 
 KILLED_CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from headway import launcher, intent
+from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
 from headway.planning import Plan
-from headway.targets.vertex import starting
+from headway.targets.vertex import lifecycle as starting
 
 def die(*args, **more):
     os.kill(os.getpid(), signal.SIGKILL)

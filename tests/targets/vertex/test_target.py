@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from headway.launcher import Launched
-from headway.naming import LONGEST
+from headway.core.types import State, Target
+from headway.launcher.lifecycle import Launched
 from headway.planning import Plan
+from headway.rundir.names import LONGEST
 from headway.spec import Image, Secret
-from headway.targets.base import State, Target
 from headway.targets.fake import Play
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget

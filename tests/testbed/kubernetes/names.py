@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headway.errors import HeadwayError
+from headway.core.errors import HeadwayError
 from headway.targets.kubernetes import kubeconfig
-from headway.targets.kubernetes.api import Client
+from headway.targets.kubernetes.client import Client
 
 _DOMAIN = "svc.cluster.local"
 _EVERY_S = 0.5

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headway.errors import HeadwayError
-from headway.targets.kubernetes import kinds, pytorchjob, trainjob
-from headway.targets.kubernetes.api import Client, Gone, Object, Taken
+from headway.core.errors import HeadwayError
+from headway.targets.kubernetes import client
+from headway.targets.kubernetes.client import Client, Gone, Object, Taken
+from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from tests.contract.suite import eventually
 from tests.targets.kubernetes import schemas
 from tests.testbed.kubernetes.cluster import Cluster
@@ -214,13 +215,13 @@ def _tend(api: Client, pods: dict[str, Object], name: str) -> int | None:
     """Make what is missing, make again what ended with 128 or more; the exit code of the one called `name`."""
     code = None
     for each, body in pods.items():
-        found = kinds.read(api, "Pod", NAMESPACE, each)
+        found = client.read(api, "Pod", NAMESPACE, each)
         if found is None:
             _create(api, body)
             continue
         ended = _exit_code(found)
         if ended is not None and ended >= 128:
-            kinds.delete(api, "Pod", NAMESPACE, each, grace_s=0)
+            client.delete(api, "Pod", NAMESPACE, each, grace_s=0)
         elif each == name and ended is not None:
             code = ended
     return code
@@ -229,9 +230,9 @@ def _tend(api: Client, pods: dict[str, Object], name: str) -> int | None:
 def _clean(api: Client, pods: dict[str, Object]) -> None:
     """cleanPodPolicy: Running."""
     for name in pods:
-        found = kinds.read(api, "Pod", NAMESPACE, name)
+        found = client.read(api, "Pod", NAMESPACE, name)
         if found is not None and _exit_code(found) is None:
-            kinds.delete(api, "Pod", NAMESPACE, name)
+            client.delete(api, "Pod", NAMESPACE, name)
 
 
 def _exit_code(pod: Object) -> int | None:
@@ -264,14 +265,14 @@ def _service(api: Client, job: Object, name: str, selector: dict[str, str]) -> N
 
 def _create(api: Client, body: Object) -> None:
     try:
-        kinds.create(api, body)
+        client.create(api, body)
     except Taken:
         pass
 
 
 def _items(api: Client, kind: str) -> list[Object]:
     try:
-        found: list[Object] = api("GET", kinds.path(kind, NAMESPACE)).get("items") or []
+        found: list[Object] = api("GET", client.path(kind, NAMESPACE)).get("items") or []
     except Gone:
         return []
     return found
@@ -284,7 +285,7 @@ def _ended(job: Object) -> bool:
 
 def _condition(api: Client, kind: str, job: Object, what: str, why: str) -> None:
     """As the operator leaves it, in the status subresource."""
-    found = kinds.read(api, kind, NAMESPACE, job["metadata"]["name"])
+    found = client.read(api, kind, NAMESPACE, job["metadata"]["name"])
     if found is None:
         return
     moment = "2026-01-01T00:00:00Z"
@@ -300,4 +301,4 @@ def _condition(api: Client, kind: str, job: Object, what: str, why: str) -> None
         found["status"] = {"conditions": [condition], "replicaStatuses": {}}
     else:
         found["status"] = {"conditions": [condition]}
-    api("PUT", f"{kinds.path(kind, NAMESPACE, job['metadata']['name'])}/status", body=found)
+    api("PUT", f"{client.path(kind, NAMESPACE, job['metadata']['name'])}/status", body=found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.launcher import Launched
+from headway.launcher.lifecycle import Launched
 
 SCRIPT = """
 import hashlib, os, time

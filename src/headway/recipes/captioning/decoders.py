@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -16,8 +18,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.words import PAD, UNKNOWN
-from headway.recipes.dropout import Dropout
+from headway.recipes.captioning.vocabulary import PAD, UNKNOWN
+from headway.recipes.common.layers import Dropout
 
 
 class State(Protocol):
@@ -235,3 +237,366 @@ def _narrow(given: int, between: int, out: int) -> nn.Module:
     if not between:
         return nn.Linear(given, out)
     return nn.Sequential(nn.Linear(given, between, bias=False), nn.Linear(between, out))
+
+
+# A linear map that is used word after word, and whose weights get their gradient once, for all words together.
+#
+# Autograd makes a small product for each word and adds each to a sum as large as the weights. Here it is one product.
+
+
+Map = Callable[[Tensor], Tensor]
+
+
+def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
+    """x ↦ x weightᵀ + bias. `rows`: how many each call will bring, where it is learnt from; None where it is not."""
+    if rows is None:
+        return partial(functional.linear, weight=weight, bias=bias)
+    given: list[Tensor] = []  # detached: a graph that leads back to itself would never be freed
+    biases = iter(_Late.apply(weight, bias, given, rows))  # type: ignore[no-untyped-call]
+    transposed = weight.detach().t()
+
+    def apply(x: Tensor) -> Tensor:
+        given.append(x.detach())
+        return torch.addmm(next(biases), x, transposed)
+
+    return apply
+
+
+class _Late(torch.autograd.Function):
+    """The bias for each call. What comes back for it is the gradient of the call's result: all that weights need."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, given: list[Tensor], rows: Sequence[int]) -> tuple[Tensor, ...]:
+        ctx.given = given
+        return tuple(bias.repeat(count, 1) for count in rows)
+
+    @staticmethod
+    def backward(ctx: Any, *parts: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        gradient = torch.cat(parts)
+        return gradient.t() @ torch.cat(ctx.given).to(gradient.dtype), gradient.sum(dim=0), None, None
+
+
+# Show, Attend and Tell (Xu et al., 2015): at each word, look at the picture anew, then say the next.
+#
+# Additive attention, a gate over what is seen, a deep output, and the doubly stochastic term. One word waits for the
+# one before it; what can be done for all words at once, the picture's projections and the scores, is done once.
+
+
+class Attending(NamedTuple):
+    """Of a picture: what is looked for and what is found, by cell. Of a row: each layer's numbers."""
+
+    keys: Tensor  # (pictures, 1, cells, attention)
+    values: Tensor  # (pictures, cells, width)
+    layers: tuple[tuple[Tensor, ...], ...]
+    looks: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Attending:
+        layers = tuple(tuple(part[rows] for part in layer) for layer in self.layers)
+        return Attending(self.keys, self.values, layers, None if self.looks is None else self.looks[rows])
+
+
+class Maps(NamedTuple):
+    """What every word goes through: where to look and how much to let in, then layer by layer."""
+
+    ask: Map  # from the top layer: what is looked for, and the gate
+    layers: tuple[tuple[Map, ...], ...]  # an LSTM: one, of what comes from below and what it knows; a GRU: one of each
+
+
+class AttentionDecoder(Decoder):
+    """`layers` LSTM or GRU cells of `hidden` numbers; the picture's features are brought to that width first."""
+
+    def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
+        super().__init__()
+        self.word_dropout, self.doubly, self.kind = cfg.word_dropout, cfg.doubly_stochastic, cfg.cell
+        width = cfg.hidden
+        self.embedding = WordEmbedding(words, cfg.embedding, small=cfg.tied)
+        self.look, self.look_norm = nn.Linear(channels, width), nn.LayerNorm(width)
+        self.key, self.query = nn.Linear(width, cfg.attention), nn.Linear(width, cfg.attention)
+        self.energy = nn.Linear(cfg.attention, 1, bias=False)
+        self.gate = nn.Linear(width, width)
+        states = 2 if cfg.cell == "lstm" else 1
+        self.first = nn.Linear(
+            width, states * cfg.layers * width
+        )  # the states to begin with, from the mean of the grid
+        make = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
+        self.cells = nn.ModuleList(
+            make(cfg.embedding + width if layer == 0 else width, width) for layer in range(cfg.layers)
+        )
+        for cell in self.cells:
+            if isinstance(cell, nn.LSTMCell):
+                remember_at_first(cell)
+        self.from_hidden, self.from_seen = nn.Linear(width, cfg.embedding), nn.Linear(width, cfg.embedding, bias=False)
+        self.score = word_scores(cfg, cfg.embedding, self.embedding)
+        self.dropout = Dropout(cfg.dropout)
+
+    def start(self, grid: Tensor, rows: int) -> Attending:
+        values = self.dropout(self.look_norm(self.look(grid)))
+        states = torch.tanh(self.first(values.mean(dim=1))).repeat_interleave(rows // len(grid), dim=0)
+        parts = states.chunk(len(self.cells) * (2 if self.kind == "lstm" else 1), dim=1)
+        by_layer = [parts[n :: len(self.cells)] for n in range(len(self.cells))]
+        return Attending(self.key(values)[:, None], values, tuple(by_layer))
+
+    def forward(self, words: Tensor, state: Attending) -> tuple[Tensor, Attending]:
+        scores, maps = [], self._maps(None)
+        for word in words.unbind(dim=1):
+            embedded = self.embedding(word)
+            hidden, seen, state = self._step(embedded, state, maps)
+            scores.append(self._scores(hidden, seen, embedded))
+        return torch.stack(scores, dim=1), state
+
+    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+        """Each picture's captions are sorted by length, so that at a late word only the long ones are computed."""
+        lengths = (captions[:, :, 1:] != PAD).sum(dim=2)
+        order = lengths.argsort(dim=1, descending=True, stable=True)
+        captions = captions.gather(1, order[:, :, None].expand_as(captions))
+        longest = lengths.gather(1, order).amax(dim=0).tolist()  # of the pictures' longest captions, second longest, …
+        given, targets = self._forgetful(captions[:, :, :-1]), captions[:, :, 1:]
+        pictures, each, _ = targets.shape
+        state = self.start(grid, rows=pictures * each)
+        whose = order + torch.arange(pictures, device=grid.device)[:, None] * each
+        kept: list[tuple[Tensor, ...]] = []
+        covered = grid.new_zeros(pictures, each, grid.shape[1])
+        guess: Tensor | None = None
+        still = [sum(length > step for length in longest) for step in range(int(longest[0]))]
+        maps = self._maps([pictures * going for going in still])
+        for step, going in enumerate(still):
+            state = self._first(state, pictures, going)
+            embedded = self.embedding(self._word(given[:, :going, step].flatten(), guess, going, pictures))
+            hidden, seen, state = self._step(embedded, state, maps)
+            now = targets[:, :going, step].flatten()
+            said = now != PAD
+            kept.append((hidden[said], seen[said], embedded[said], now[said], whose[:, :going].flatten()[said]))
+            assert state.looks is not None
+            looks = (state.looks * said[:, None]).view(pictures, going, -1)
+            covered = covered + torch.nn.functional.pad(looks, [0, 0, 0, each - going])
+            if self.training and self.own_words:
+                guess = self._scores(hidden, seen, embedded).detach().argmax(dim=1).view(pictures, going)
+        hidden, seen, embedded, targets, whose = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        extra = self.doubly * ((1 - covered) ** 2).sum() if self.doubly else None
+        return Lesson(self._scores(hidden, seen, embedded), targets, whose, extra)
+
+    def _word(self, said: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
+        """What was said, or, as often as the schedule has it, what it guessed itself."""
+        if guess is None:
+            return said
+        own = torch.rand(said.shape, device=said.device) < self.own_words
+        return torch.where(own & (said != PAD), guess[:, :going].reshape(-1), said)
+
+    def _first(self, state: Attending, pictures: int, going: int) -> Attending:
+        """The state of the first `going` captions of each picture."""
+        rows = len(state.layers[0][0])
+        if rows == pictures * going:
+            return state
+        layers = tuple(
+            tuple(part.view(pictures, rows // pictures, -1)[:, :going].flatten(0, 1) for part in layer)
+            for layer in state.layers
+        )
+        return state._replace(layers=layers)
+
+    def _maps(self, rows: Sequence[int] | None) -> Maps:
+        """`rows` at each word, where it is learnt from; None where it is not."""
+        ask = torch.cat([self.query.weight, self.gate.weight]), torch.cat([self.query.bias, self.gate.bias])
+        layers: list[tuple[Map, ...]] = []
+        for cell in self.cells:
+            assert isinstance(cell, nn.LSTMCell | nn.GRUCell)
+            below, own = (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)
+            if self.kind == "lstm":
+                layers.append((linear_map(torch.cat([below[0], own[0]], dim=1), below[1] + own[1], rows),))
+            else:
+                layers.append((linear_map(*below, rows), linear_map(*own, rows)))
+        return Maps(linear_map(*ask, rows), tuple(layers))
+
+    def _step(self, embedded: Tensor, state: Attending, maps: Maps) -> tuple[Tensor, Tensor, Attending]:
+        pictures, cells, _ = state.values.shape
+        top = state.layers[-1][0]
+        asked, gate = maps.ask(top).tensor_split([self.query.out_features], dim=1)
+        energy = self.energy(torch.tanh(state.keys + asked.reshape(pictures, len(top) // pictures, 1, -1))).squeeze(3)
+        looks = energy.softmax(dim=2)
+        seen = (looks @ state.values).flatten(0, 1) * torch.sigmoid(gate)
+        below, layers = torch.cat([embedded, seen], dim=1), []
+        advance = _lstm if self.kind == "lstm" else _gru
+        for own, before in zip(maps.layers, state.layers, strict=True):
+            after = advance(own, below, before)
+            layers.append(after)
+            below = self.dropout(after[0])
+        return layers[-1][0], seen, Attending(state.keys, state.values, tuple(layers), looks.view(len(top), cells))
+
+    def _scores(self, hidden: Tensor, seen: Tensor, embedded: Tensor) -> Tensor:
+        told: Tensor = self.score(self.dropout(embedded + self.from_hidden(hidden) + self.from_seen(seen)))
+        return told
+
+
+def _lstm(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    hidden, cell = before
+    let_in, keep, new, say = maps[0](torch.cat([below, hidden], dim=1)).chunk(4, dim=1)
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(say) * torch.tanh(cell), cell
+
+
+def _gru(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (hidden,) = before
+    reset, keep, new = maps[0](below).chunk(3, dim=1)
+    own_reset, own_keep, own_new = maps[1](hidden).chunk(3, dim=1)
+    new = torch.tanh(new + torch.sigmoid(reset + own_reset) * own_new)
+    return (new + torch.sigmoid(keep + own_keep) * (hidden - new),)
+
+
+# A small Transformer decoder. The captions of a picture are learnt as one row, so that hardly anything is padding.
+
+
+Pair = tuple[Tensor, Tensor]  # keys and values: (…, heads, places, size)
+
+
+class Cache(NamedTuple):
+    """Keys and values so far: `seen` of each picture, `said` of each row, layer by layer."""
+
+    seen: tuple[Pair, ...]
+    said: tuple[Pair, ...]
+    looks: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Cache:
+        said = tuple((keys[rows], values[rows]) for keys, values in self.said)
+        return Cache(self.seen, said, None if self.looks is None else self.looks[rows])
+
+
+class Row(NamedTuple):
+    """The words of a batch without padding, and where each lies in one row a picture."""
+
+    words: Tensor  # (words,)
+    targets: Tensor
+    captions: Tensor  # whose each word is
+    position: Tensor  # of each word in its caption
+    at: Tensor  # of each word in the rows, one behind the other
+    mask: Tensor  # (pictures, length, length): which places of its row each may attend to
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(words, width) to (pictures, length, width)."""
+        pictures, length, _ = self.mask.shape
+        return x.new_zeros(pictures * length, x.shape[1]).index_copy(0, self.at, x).view(pictures, length, -1)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """The way back."""
+        return x.flatten(0, 1)[self.at]
+
+
+def laid_out(words: Tensor, targets: Tensor) -> Row:
+    """Padding between the captions is squeezed out; what is left of it stands at the end of the rows."""
+    pictures, each, length = words.shape
+    said = (targets != PAD).flatten(1)
+    order = (~said).to(torch.int8).argsort(dim=1, stable=True)[:, : int(said.sum(dim=1).max())]
+    caption = torch.arange(each, device=words.device).repeat_interleave(length).expand(pictures, -1).gather(1, order)
+    position = torch.arange(length, device=words.device).repeat(each).expand(pictures, -1).gather(1, order)
+    same = caption[:, :, None] == caption[:, None, :]
+    mask = same & (position[:, :, None] >= position[:, None, :])
+    at = said.gather(1, order).flatten().nonzero()[:, 0]
+    given, wanted = (part.flatten(1).gather(1, order).flatten()[at] for part in (words, targets))
+    whose = caption + torch.arange(pictures, device=words.device)[:, None] * each
+    return Row(given, wanted, whose.flatten()[at], position.flatten()[at], at, mask)
+
+
+class Layer(nn.Module):
+    """Attention over the words before, attention over the picture, and a feed-forward layer; normalised before each."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        width, self.heads = cfg.embedding, cfg.heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.words, self.words_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.ask, self.picture, self.picture_out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
+        self.wide, self.narrow = nn.Linear(width, cfg.hidden), nn.Linear(cfg.hidden, width)
+        self.dropout = Dropout(cfg.dropout)
+
+    def see(self, grid: Tensor) -> Pair:
+        keys, values = self.picture(grid).chunk(2, dim=2)
+        return self._by_head(keys), self._by_head(values)
+
+    def forward(self, x: Tensor, seen: Pair, row: Row) -> Tensor:
+        """All words of all pictures at once: x (words, width). Padding is there in the two attentions alone."""
+        asked, keys, values = (self._by_head(part) for part in row.spread(self.words(self.norms[0](x))).chunk(3, dim=2))
+        found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=row.mask[:, None])
+        x = x + self.dropout(self.words_out(row.gathered(self._joined(found))))
+        asked = self._by_head(row.spread(self.ask(self.norms[1](x))))
+        found = functional.scaled_dot_product_attention(asked, *seen)
+        x = x + self.dropout(self.picture_out(row.gathered(self._joined(found))))
+        return self._think(x)
+
+    def next(self, x: Tensor, seen: Pair, said: Pair | None) -> tuple[Tensor, Pair, Tensor]:
+        """One more word a row: x (rows, 1, width). Also what is said by now, and where it looked (rows, cells)."""
+        asked, keys, values = (self._by_head(part) for part in self.words(self.norms[0](x)).chunk(3, dim=2))
+        if said is not None:
+            keys, values = torch.cat([said[0], keys], dim=2), torch.cat([said[1], values], dim=2)
+        found = functional.scaled_dot_product_attention(asked, keys, values)
+        x = x + self.words_out(self._joined(found))
+        pictures = len(seen[0])
+        asked = self._by_head(self.ask(self.norms[1](x)).view(pictures, len(x) // pictures, -1))
+        weights = (asked @ seen[0].transpose(2, 3) / asked.shape[3] ** 0.5).softmax(dim=3)
+        found = self._joined(weights @ seen[1]).view(len(x), 1, -1)
+        x = x + self.picture_out(found)
+        return self._think(x), (keys, values), weights.mean(dim=1).flatten(0, 1)
+
+    def _think(self, x: Tensor) -> Tensor:
+        thought: Tensor = x + self.dropout(self.narrow(self.dropout(functional.gelu(self.wide(self.norms[2](x))))))
+        return thought
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
+
+    @staticmethod
+    def _joined(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(2)
+
+
+class TransformerDecoder(Decoder):
+    """`layers` layers of width `embedding`, feed-forward `hidden`."""
+
+    def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
+        super().__init__()
+        self.word_dropout = cfg.word_dropout
+        width = cfg.embedding
+        self.embedding = WordEmbedding(words, width, small=True)
+        self.position = nn.Parameter(torch.randn(cfg.max_length + 1, width) * 0.02)
+        self.look, self.place = nn.Linear(channels, width), nn.Parameter(torch.randn(cells, width) * 0.02)
+        self.look_norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.layers))
+        self.norm = nn.LayerNorm(width)
+        self.score = word_scores(cfg, width, self.embedding)
+        self.dropout = Dropout(cfg.dropout)
+
+    def start(self, grid: Tensor, rows: int) -> Cache:
+        seen = self._see(grid)
+        return Cache(tuple(layer.see(seen) for layer in self._stack()), ())
+
+    def forward(self, words: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        scores = []
+        for word in words.unbind(dim=1):
+            told, state = self._next(word[:, None], state)
+            scores.append(told)
+        return torch.cat(scores, dim=1), state
+
+    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+        """The captions of each picture lie one behind the other; a word sees those of its own caption before it."""
+        row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
+        x, seen = self.dropout(self.embedding(row.words) + self.position[row.position]), self._see(grid)
+        for layer in self._stack():
+            x = layer(x, layer.see(seen), row)
+        return Lesson(self.score(self.dropout(self.norm(x))), row.targets, row.captions)
+
+    def _see(self, grid: Tensor) -> Tensor:
+        seen: Tensor = self.dropout(self.look_norm(self.look(grid) + self.place))
+        return seen
+
+    def _next(self, word: Tensor, state: Cache) -> tuple[Tensor, Cache]:
+        length = state.said[0][0].shape[2] if state.said else 0
+        x, said = self.embedding(word) + self.position[length], []
+        looks: Tensor | None = None
+        for number, layer in enumerate(self._stack()):
+            x, now, looks = layer.next(x, state.seen[number], state.said[number] if state.said else None)
+            said.append(now)
+        return self.score(self.norm(x)), Cache(state.seen, tuple(said), looks)
+
+    def _stack(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]

@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.augment import Augment
-from headway.data.loader import PictureFeed, Weighted
-from headway.data.manifest import NAME, Column, Manifest, ShardFile
-from headway.data.opening import open_sources
-from headway.data.rows import Rows
-from headway.data.shards import shard_bytes
-from headway.errors import BadInput, NotThere
-from headway.recipes.classification import leaves
+from headway.core.errors import BadInput, NotThere
+from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
+from headway.data.dataset.open import open_sources
+from headway.data.dataset.rows import Rows
+from headway.data.dataset.shards import shard_bytes
+from headway.data.loading.loader import PictureFeed, Weighted
+from headway.data.loading.transforms import Augment
+from headway.data.synthetic import leaves
 from headway.recipes.classification.config import Config
 from headway.spec.model import Cache, Data, Source
 from headway.storage import open_store
@@ -142,7 +142,7 @@ def _prepared(source: str, cfg: Config, cache: Cache | None) -> str:
     """The source itself where it is prepared data, else the shards made of it, by whichever process comes first."""
     if not source.startswith(("http://", "https://")) and _is_prepared(source):
         return source
-    from headway.data.prepare import Wishes, prepare
+    from headway.data.prepare.pipeline import Wishes, prepare
 
     rest = (1 - cfg.train_share) / 2
     splits = {"train": cfg.train_share, "val": rest, "test": rest}

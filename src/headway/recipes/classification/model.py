@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway import encoders
-from headway.errors import BadInput
+from headway import backbones
+from headway.core.errors import BadInput
 from headway.recipes.classification.config import Config
 
 # Channels of the five convolutions. With 61 classes: 134,557, 527,365 and 2,072,541 weights.
@@ -65,7 +65,7 @@ class Classifier(nn.Module):
             self.encoder = AlexNet(cfg.model_size)
         else:
             chosen = cfg.weights if published and cfg.weights != "none" else None
-            self.encoder = encoders.build(cfg.model, weights=chosen)
+            self.encoder = backbones.build(cfg.model, weights=chosen)
             self.encoder.freeze(cfg.freeze if cfg.weights != "none" else "nothing")
         self.dropout = nn.Dropout(cfg.dropout)
         self.head = nn.Linear(self.encoder.channels, len(classes))

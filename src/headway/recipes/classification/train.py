@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.recipes.best_scores import BestScores
+from headway.artifacts.best_scores import BestScores
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, augmentation, check_classes, load
+from headway.recipes.classification.evaluate import validate
+from headway.recipes.classification.inference import bundle
 from headway.recipes.classification.model import Classifier
-from headway.recipes.classification.predict import bundle
-from headway.recipes.classification.score import validate
-from headway.runtime import Run
-from headway.runtime.schedules import Schedule
+from headway.training import Run
+from headway.training.schedules import Schedule
 
 
 def train(run: Run, cfg: Config) -> None:

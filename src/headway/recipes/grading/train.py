@@ -8,17 +8,17 @@ from typing import Final
 
 import torch
 
-from headway.encoders.base import Freeze
-from headway.errors import BadInput
-from headway.recipes.best_scores import BestScores
+from headway.artifacts.best_scores import BestScores
+from headway.backbones import Freeze
+from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.data import augmentation, load, prepared
+from headway.recipes.grading.evaluate import validate
+from headway.recipes.grading.inference import bundle
 from headway.recipes.grading.model import Grader
-from headway.recipes.grading.predict import bundle
-from headway.recipes.grading.score import validate
-from headway.runtime import Run
-from headway.runtime.schedules import Schedule
 from headway.spec.model import Phase
+from headway.training import Run
+from headway.training.schedules import Schedule
 
 SAMPLERS: Final = {"balanced": True, "uniform": False}  # what a phase may call them: `use_sampler` for its epochs
 

@@ -11,15 +11,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.loader import Joined, Weighted
-from headway.data.manifest import NAME, Column, Manifest, ShardFile
-from headway.data.opening import open_sources
-from headway.data.rows import Rows
-from headway.data.sentences import SentenceFeed
-from headway.data.shards import shard_bytes
-from headway.data.text import BpeTokenizer
-from headway.errors import BadInput, NotThere
-from headway.recipes.translation import phrases
+from headway.core.errors import BadInput, NotThere
+from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
+from headway.data.dataset.open import open_sources
+from headway.data.dataset.rows import Rows
+from headway.data.dataset.shards import shard_bytes
+from headway.data.loading.loader import Joined, Weighted
+from headway.data.loading.text import SentenceFeed
+from headway.data.synthetic import phrases
+from headway.data.tokenizers import BpeTokenizer
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import tokenizer_from
 from headway.spec.model import Cache, Data, Source

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from headway.recipes.best_scores import BestScores
+from headway.artifacts.best_scores import BestScores
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import check_alike, load
+from headway.recipes.translation.evaluate import validate
+from headway.recipes.translation.inference import bundle
 from headway.recipes.translation.model import Translator
-from headway.recipes.translation.predict import bundle
-from headway.recipes.translation.score import validate
-from headway.runtime import Run
-from headway.runtime.schedules import Schedule
+from headway.training import Run
+from headway.training.schedules import Schedule
 
 
 def train(run: Run, cfg: Config) -> None:

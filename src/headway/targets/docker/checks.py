@@ -9,13 +9,13 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import Problem
-from headway.image import reference, requirements
-from headway.image.engine import Engine, Refusal, refusal
-from headway.secrets import parse
-from headway.spec.plain import dump
-from headway.targets.docker.calls import NVIDIA
+from headway.core.errors import Problem
+from headway.packaging import reference, requirements
+from headway.packaging.engine import Engine, Refusal, refusal
+from headway.spec.serialize import dump
+from headway.storage.secrets import parse
 from headway.targets.docker.options import Options
+from headway.targets.docker.render import NVIDIA
 
 if TYPE_CHECKING:
     from headway.spec import Job

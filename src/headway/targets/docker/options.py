@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from headway.image.blueprint import PLATFORM
+from headway.packaging.dockerfile import PLATFORM
 from headway.spec.model import Bytes
 
 

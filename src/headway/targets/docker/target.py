@@ -12,30 +12,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.errors import Problem, RunBusy, TargetError
-from headway.image import build
-from headway.image.blueprint import of_plan
-from headway.image.engine import Engine, Refusal, Taken
-from headway.image.engine import run as run_command
-from headway.image.ignore import left_out
-from headway.logtail import tail
-from headway.owner import owner
-from headway.planning.package import package
-from headway.runfolder import RunFolder
-from headway.runs import Evidence, Watch, evidence
-from headway.secrets import resolve
-from headway.spent import remainder, spent_s
+from headway.core.errors import Problem, RunBusy, TargetError
+from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
+from headway.packaging import build
+from headway.packaging.code import package
+from headway.packaging.dockerfile import of_plan
+from headway.packaging.engine import Engine, Refusal, Taken
+from headway.packaging.engine import run as run_command
+from headway.packaging.ignore import left_out
+from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.layout import RunFolder
+from headway.rundir.logs import tail
+from headway.rundir.owner import owner
+from headway.rundir.status import (
+    Evidence,
+    Watch,
+    about_key_files,
+    evidence,
+    folder_of,
+    place_of,
+    run_url,
+    said_farewell,
+    unwritable,
+)
 from headway.storage import join, local_path, open_store
-from headway.targets import spawn
-from headway.targets.base import Handle, LogLine, Receipt, Request, State, Status
-from headway.targets.docker import calls, checks, memory, removal, seen, volumes
+from headway.storage.secrets import resolve
+from headway.targets.docker import checks, render, secrets
+from headway.targets.docker import resources as docker_resources
 from headway.targets.docker.options import Options
-from headway.targets.docker.seen import Thing
-from headway.targets.docker.volumes import KIND
-from headway.targets.here import about_key_files, folder_of, place_of, run_url, said_farewell, unwritable
+from headway.targets.docker.render import KIND
+from headway.targets.docker.resources import Thing
+from headway.targets.local import spawn
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
     from headway.spec import Job
 
 DEFAULTS = Options()
@@ -60,7 +70,7 @@ class DockerTarget:
 
     def render(self, plan: Plan) -> list[Request]:
         """Every call that `submit` makes, in order. Values of secrets are never in it, only where they come from."""
-        return calls.requests(plan, self.options)
+        return render.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
         """Build or bring the image, then make and start all containers. What fails leaves only the image."""
@@ -72,11 +82,11 @@ class DockerTarget:
             self._bring_image(plan, outputs)
             try:
                 self._lay_ready(plan, run, place)
-                removal.remove(self.engine, self.options.command, url)  # what a killed client may have left
+                docker_resources.remove(self.engine, self.options.command, url)  # what a killed client may have left
                 made = self._start(plan, run, url)
             except BaseException:  # Ctrl-C too: half a gang cannot train
-                removal.remove(self.engine, self.options.command, url)
-                memory.clear(url)
+                docker_resources.remove(self.engine, self.options.command, url)
+                secrets.clear(url)
                 raise
         details = {
             "containers": [thing.id for thing in made],
@@ -101,17 +111,17 @@ class DockerTarget:
                 f"{handle.run} runs on {elsewhere}, and its containers cannot be seen from here",
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
-        receipt = removal.take_down(self.engine, self.options.command, handle)
+        receipt = docker_resources.take_down(self.engine, self.options.command, handle)
         if not receipt.left:
-            memory.clear(handle.url)
-            removal.free_the_lease(handle)
+            secrets.clear(handle.url)
+            docker_resources.free_the_lease(handle)
             if said_farewell(handle):
                 spawn.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
         command = self.options.command
-        things = [*seen.containers(self.engine, command), *seen.networks(self.engine, command)]
+        things = [*docker_resources.containers(self.engine, command), *docker_resources.networks(self.engine, command)]
         runs = {(thing.url, thing.owner): thing for thing in reversed(things)}
         return [Handle(target=KIND, run=runs[key].run, url=key[0], details=_label(runs[key])) for key in sorted(runs)]
 
@@ -120,14 +130,14 @@ class DockerTarget:
         url = run_url(str(plan.job["outputs"]), run)
         try:
             self._lay_ready(plan, run, place_of(url, KIND))
-            argv = calls.filled(calls.verb(plan, self.options, words), run, owner())
+            argv = render.filled(render.verb(plan, self.options, words), run, owner())
             return self.engine(argv, within_s=within_s)
         finally:  # also what was not done in time
-            removal.remove(self.engine, self.options.command, url)
-            memory.clear(url)
+            docker_resources.remove(self.engine, self.options.command, url)
+            secrets.clear(url)
 
     def _containers(self, url: str) -> list[Thing]:
-        return seen.containers(self.engine, self.options.command, url)
+        return docker_resources.containers(self.engine, self.options.command, url)
 
     def _bring_image(self, plan: Plan, outputs: str) -> None:
         image = of_plan(plan, platform=self.options.platform)
@@ -140,22 +150,22 @@ class DockerTarget:
     def _lay_ready(self, plan: Plan, run: str, place: Path) -> None:
         """All that is mounted and not there yet, as this user."""
         with spawn.translated(place):
-            for folder in volumes.folders(plan):
+            for folder in render.folders(plan):
                 Path(spawn.named(folder, run)).mkdir(parents=True, exist_ok=True)
             if plan.job.get("image", {}).get("uri"):
                 outputs = str(plan.job["outputs"])
                 spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
                 _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
-            memory.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
+            secrets.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
         # The label counts each start anew: it is given what is left of the budget.
-        limit = calls.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
+        limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
         us = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
-        for request in calls.gang(plan, self.options):
+        for request in render.gang(plan, self.options):
             try:
-                self.engine(calls.filled(request.body["argv"], run, us, expires))
+                self.engine(render.filled(request.body["argv"], run, us, expires))
             except Taken:
                 raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
@@ -207,7 +217,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     resources, cores = job.resources, len(os.sched_getaffinity(0))
     if ranks * resources.nodes > cores:
         yield f"{ranks * resources.nodes} ranks share {cores} cores"
-    if resources.accelerator and not calls.NVIDIA.exists():
+    if resources.accelerator and not render.NVIDIA.exists():
         yield f"no {resources.accelerator.kind} is here: this trains on the CPU"
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:

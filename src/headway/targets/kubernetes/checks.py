@@ -8,15 +8,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import Problem
-from headway.image import reference, requirements
-from headway.secrets import parse
-from headway.spec.plain import dump
+from headway.core.errors import Problem
+from headway.packaging import reference, requirements
+from headway.rundir.status import unwritable
+from headway.spec.serialize import dump
 from headway.storage import local_path
-from headway.targets.here import unwritable
-from headway.targets.kubernetes import gke, lasting, pod, rules, trainjob
-from headway.targets.kubernetes.names import SECRETS, WORK
-from headway.targets.kubernetes.options import Options
+from headway.storage.secrets import parse
+from headway.targets.kubernetes import admission, pod
+from headway.targets.kubernetes.engines import trainjob
+from headway.targets.kubernetes.options import SECRETS, WORK, Options
 
 if TYPE_CHECKING:
     from headway.spec import Job
@@ -43,7 +43,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     if job.budget.hours is not None and job.max_wait is None:
         yield "max_wait is not given: the cluster's own limit leaves a day for waiting"
     if options.engine == "trainjob":
-        release = options.trainer or lasting.NEWEST
+        release = options.trainer or pod.NEWEST
         unsaid = trainjob.unsaid(options, release)
         if unsaid:
             yield f"TrainJob {release} has no words for: {'; '.join(unsaid)}"
@@ -63,8 +63,8 @@ def _about_nodes(job: Job, options: Options) -> Iterator[str]:
     resources = job.resources
     if options.platform == "plain" and (resources.spot or resources.accelerator):
         yield "platform: plain chooses no nodes for accelerator or spot: say which with node_selector"
-    if resources.spot and options.platform == "gke" and options.grace > gke.SPOT_GRACE_S:
-        yield f"spot nodes give {gke.SPOT_GRACE_S:g} s from SIGTERM to SIGKILL, whatever grace says"
+    if resources.spot and options.platform == "gke" and options.grace > pod.SPOT_GRACE_S:
+        yield f"spot nodes give {pod.SPOT_GRACE_S:g} s from SIGTERM to SIGKILL, whatever grace says"
     if resources.nodes > 1:
         for mount in job.mounts:
             if mount.pvc:
@@ -115,38 +115,38 @@ def _mounts(job: Job) -> Iterator[Problem]:
             yield Problem(what=what, where="mounts", fix="mount it at another path, such as /data")
         elif ":" in mount.at:
             yield Problem(what=f"{mount.at} has a colon, which no path of a mount may have", where="mounts")
-        if mount.pvc and not rules.is_subdomain(mount.pvc):
+        if mount.pvc and not admission.is_subdomain(mount.pvc):
             yield Problem(what=f"{mount.pvc!r} cannot name a claim", where="mounts", fix="kubectl get pvc")
 
 
 def _secrets(job: Job) -> Iterator[Problem]:
     for name, secret in job.secrets.items():
         where = parse(secret.ref)
-        if where.kind == "k8s" and not rules.is_subdomain(where.name.partition("/")[0]):
+        if where.kind == "k8s" and not admission.is_subdomain(where.name.partition("/")[0]):
             yield Problem(what=f"{where} cannot name a Secret", where=f"secrets.{name}", fix="kubectl get secrets")
 
 
 def _accelerator(job: Job, options: Options) -> Iterator[Problem]:
     wanted = job.resources.accelerator
-    if wanted is None or options.platform != "gke" or wanted.kind == "GPU" or gke.accelerator(wanted.kind):
+    if wanted is None or options.platform != "gke" or wanted.kind == "GPU" or pod.accelerator(wanted.kind):
         return
-    close = get_close_matches(wanted.kind, gke.ACCELERATORS, n=1)
-    known = f"one of {', '.join(gke.ACCELERATORS)}"
+    close = get_close_matches(wanted.kind, pod.ACCELERATORS, n=1)
+    known = f"one of {', '.join(pod.ACCELERATORS)}"
     fix = f"{close[0] if close else known}; or platform: plain with a node_selector, on another cluster"
     yield Problem(what=f"GKE has no {wanted.kind}", where="resources.accelerator", fix=fix)
 
 
 def _entry(options: Options) -> Iterator[Problem]:
-    if not rules.is_name(options.namespace):
+    if not admission.is_name(options.namespace):
         what = f"{options.namespace!r} cannot be a namespace"
         yield Problem(what=what, where=ENTRY, fix="namespace: lower case letters, digits and dashes, at most 63")
     for key in ("service_account", "priority", "runtime"):
         value = getattr(options, key)
-        if value is not None and not rules.is_subdomain(value):
+        if value is not None and not admission.is_subdomain(value):
             yield Problem(what=f"{value!r} cannot be a {key}", where=ENTRY, fix=f"mend `{key}`")
     for key, mapping in (("labels", options.labels), ("node_selector", options.node_selector)):
         for name, value in mapping.items():
-            wrong = rules.label_problem(str(name), str(value))
+            wrong = admission.label_problem(str(name), str(value))
             if key == "labels" and str(name).startswith(_OURS):
                 wrong = f"{name} is set by Headway"
             if wrong:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import BadInput
-from headway.secrets import parse
-from headway.targets.findings import Finding
-from headway.targets.kubernetes import gke, kinds, links, starting
-from headway.targets.kubernetes.api import Api, Forbidden, Gone, Object, Refusal
+from headway.core.errors import BadInput
+from headway.core.types import Finding
+from headway.pricing.quote import region_of
+from headway.pricing.table import ACCELERATOR, MACHINE, Price, load
+from headway.storage.secrets import parse
+from headway.targets.kubernetes import client, lifecycle, pod, status
+from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Refusal
 from headway.targets.kubernetes.options import Options
 
 if TYPE_CHECKING:
     from headway.spec import Job
+
 
 __all__ = ["Finding", "findings"]
 DRIVER = (
@@ -31,7 +34,7 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
     try:
         version = api("GET", "/version")
     except Refusal as error:
-        yield Finding("bad", str(error.problem.what), error.problem.fix or links.get_credentials(options, context))
+        yield Finding("bad", str(error.problem.what), error.problem.fix or status.get_credentials(options, context))
         return
     named = f"context {context}" if context else "the cluster"
     yield Finding("ok", f"{named} answers: Kubernetes {version.get('gitVersion', '?')}")
@@ -58,10 +61,10 @@ def _namespace(api: Api, options: Options) -> bool:
 
 def _permissions(api: Api, options: Options) -> Iterator[Finding]:
     """Everything `run`, `status`, `logs` and `down` will ask for."""
-    wanted = [(kind, verb) for kind in kinds.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
+    wanted = [(kind, verb) for kind in client.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
     wanted += [("Pod", verb) for verb in ("get", "list", "delete")]
     wanted.append((_STARTED[options.engine], "patch"))
-    lacking = [f"{verb} {kinds.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
+    lacking = [f"{verb} {client.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
     lacking += [f"get {what}" for what in ("pods/log",) if not _may(api, options, "Pod", "get", subresource="log")]
     # Nobody may give the reaper a right that is not theirs.
     if options.engine == "statefulset" and not _may(api, options, "StatefulSet", "patch", subresource="scale"):
@@ -77,7 +80,7 @@ def _permissions(api: Api, options: Options) -> Iterator[Finding]:
 
 
 def _may(api: Api, options: Options, kind: str, verb: str, subresource: str = "") -> bool:
-    place, plural = kinds.PLACES[kind]
+    place, plural = client.PLACES[kind]
     group = place.split("/")[2] if place.startswith("/apis/") else ""
     asked: dict[str, Any] = {
         "namespace": options.namespace,
@@ -110,16 +113,16 @@ def _operator(api: Api, options: Options) -> Iterator[Finding]:
 
 def _trainer(api: Api, options: Options) -> Iterator[Finding]:
     try:
-        release = starting.installed_trainer(api, options)
+        release = lifecycle.installed_trainer(api, options)
     except BadInput as error:
         yield Finding("bad", error.problem.what, error.problem.fix)
         return
-    yield _running(api, "kubeflow-trainer", f"TrainJob of release {release} is installed", starting.INSTALL_TRAINER)
+    yield _running(api, "kubeflow-trainer", f"TrainJob of release {release} is installed", lifecycle.INSTALL_TRAINER)
     try:
         api("GET", f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{options.runtime}")
         yield Finding("ok", f"runtime {options.runtime}")
     except Gone:
-        fix = starting.INSTALL_TRAINER.partition(" && ")[2]
+        fix = lifecycle.INSTALL_TRAINER.partition(" && ")[2]
         yield Finding("bad", f"there is no ClusterTrainingRuntime {options.runtime}", fix)
     except Forbidden:
         yield Finding("note", f"may not look whether the runtime {options.runtime} is there")
@@ -163,13 +166,13 @@ def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
     wanted = job.resources.accelerator
     if wanted is None:
         return
-    label = gke.accelerator(wanted.kind) if options.platform == "gke" else None
-    fitting = [item for item in items if label is None or _label(item, gke.ACCELERATOR) == label]
-    shown = label or gke.GPU
+    label = pod.accelerator(wanted.kind) if options.platform == "gke" else None
+    fitting = [item for item in items if label is None or _label(item, pod.ACCELERATOR) == label]
+    shown = label or pod.GPU
     if label is not None and not fitting:
         yield Finding("bad", f"no node has {shown}", _node_pool(options, job, label))
         return
-    have = {item["metadata"]["name"]: int(_allocatable(item, gke.GPU)) for item in fitting}
+    have = {item["metadata"]["name"]: int(_allocatable(item, pod.GPU)) for item in fitting}
     bare = [name for name, count in have.items() if count == 0]
     if label is not None and bare:
         yield Finding("bad", f"{', '.join(bare)} has {shown} and 0 allocatable GPUs: the driver is missing", DRIVER)
@@ -216,7 +219,7 @@ def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
     name = options.service_account
     if name is None:
         return
-    found = kinds.read(api, "ServiceAccount", options.namespace, name)
+    found = client.read(api, "ServiceAccount", options.namespace, name)
     if found is None:
         fix = f"kubectl -n {options.namespace} create serviceaccount {name}"
         yield Finding("bad", f"there is no service account {name}", fix)
@@ -224,8 +227,8 @@ def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
     yield Finding("ok", f"service account {name}")
     if options.platform != "gke":
         return
-    project = links.of_gke(options, context)[0] or "PROJECT"
-    google = kinds.annotation(found, "iam.gke.io/gcp-service-account")
+    project = status.of_gke(options, context)[0] or "PROJECT"
+    google = client.annotation(found, "iam.gke.io/gcp-service-account")
     if google:
         member = f"serviceAccount:{project}.svc.id.goog[{options.namespace}/{name}]"
         bind = f"gcloud iam service-accounts add-iam-policy-binding {google} --role roles/iam.workloadIdentityUser"
@@ -247,7 +250,7 @@ def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         if reference.kind == "k8s":
             yield from _secret(api, options, name, *reference.name.split("/", 1))
     for name in options.pull_secrets:
-        if kinds.read(api, "Secret", options.namespace, name) is None:
+        if client.read(api, "Secret", options.namespace, name) is None:
             fix = f"kubectl -n {options.namespace} create secret docker-registry {name} --docker-server=…"
             yield Finding("bad", f"there is no pull secret {name}", fix)
     for claim in sorted({mount.pvc for mount in job.mounts if mount.pvc}):
@@ -267,7 +270,7 @@ def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
 
 def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:
     try:
-        found = kinds.read(api, "Secret", options.namespace, name)
+        found = client.read(api, "Secret", options.namespace, name)
     except Forbidden:
         yield Finding("note", f"secret {variable}: may not look whether {name} is there")
         return
@@ -276,3 +279,50 @@ def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> I
         yield Finding("bad", f"secret {variable}: there is no {name} with a key {key}", fix)
     else:
         yield Finding("ok", f"secret {variable} is there ({name}/{key})")
+
+
+# GPU nodes that are there now and cost money, whether or not anybody trains: by pool, and how to shrink it.
+
+
+POOL, ZONE = "cloud.google.com/gke-nodepool", "topology.kubernetes.io/zone"
+
+
+def still_billed(api: Api, options: Options) -> list[str]:
+    """One line for each pool of Google's that has GPU nodes. Nothing where the nodes may not be seen."""
+    if options.platform != "gke":
+        return []
+    try:
+        items = api("GET", "/api/v1/nodes").get("items") or []
+    except Forbidden:
+        return []
+    pools: dict[str, list[dict[str, Any]]] = {}
+    for item in items:
+        labels = item["metadata"].get("labels") or {}
+        if labels.get(pod.ACCELERATOR) and labels.get(POOL):
+            pools.setdefault(str(labels[POOL]), []).append(item)
+    return [_line(name, nodes, options) for name, nodes in sorted(pools.items())]
+
+
+def _line(pool: str, nodes: list[dict[str, Any]], options: Options) -> str:
+    prices = [_price(node) for node in nodes]
+    known = [price for price in prices if price is not None]
+    cost = f", ${sum(known):.2f}/h" if len(known) == len(prices) else ""
+    count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    where = f"--location {options.location or 'LOCATION'} --project {options.project or 'PROJECT'}"
+    shrink = f"gcloud container clusters resize {options.cluster or 'CLUSTER'} --node-pool {pool} --num-nodes 0 {where}"
+    return f"{count} with GPUs in pool {pool}{cost}; one that does not shrink by itself: {shrink}"
+
+
+def _price(node: dict[str, Any]) -> float | None:
+    """Dollars an hour of one node, by its labels."""
+    labels = node["metadata"].get("labels") or {}
+    kinds = {label: kind for kind, label in pod.ACCELERATORS.items()}
+    kind = kinds.get(str(labels.get(pod.ACCELERATOR)))
+    count = int(((node.get("status") or {}).get("capacity") or {}).get(pod.GPU, 0)) or 1
+    region, table = region_of({"zone": labels.get(ZONE)}), load()
+    body = table.price(MACHINE, str(labels.get(pod.MACHINE)), region)
+    extra = table.price(ACCELERATOR, kind, region, count) if kind else None
+    if body is None or extra is None:
+        return None
+    whole: Price = body + extra
+    return whole.spot_usd if labels.get(pod.SPOT) == "true" else whole.usd

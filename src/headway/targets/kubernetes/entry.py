@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
-from headway.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
+from headway.core.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
 
 PATIENCE_S = 300.0  # for a store that is out of reach when a pod starts
 CODE, WHEEL, SECRETS = "/headway/code", "/headway/wheel", "HEADWAY_SECRETS_DIR"
@@ -84,9 +84,9 @@ def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
 
 
 def _code(args: argparse.Namespace) -> None:
-    from headway.planning.package import unpack
+    from headway.packaging.code import unpack
     from headway.storage import open_store
-    from headway.targets.spawn import translated
+    from headway.targets.local.spawn import translated
 
     body = open_store(args.source).read(f"{args.code}.tar.gz")
     with translated(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
@@ -97,7 +97,7 @@ def _code(args: argparse.Namespace) -> None:
 
 def _wheel(args: argparse.Namespace) -> None:
     from headway.storage import open_store
-    from headway.targets.spawn import translated
+    from headway.targets.local.spawn import translated
 
     body = open_store(args.source).read(args.wheel)
     if hashlib.sha256(body).hexdigest() != args.wheel_sha256:

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from headway.errors import BadInput, TargetError
+from headway.core.errors import BadInput, TargetError
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PLUGIN_S = 120.0  # a credential plugin may open a browser

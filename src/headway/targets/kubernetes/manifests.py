@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.planning.model import RUN
-from headway.targets.base import Request
-from headway.targets.kubernetes import fuse, lasting, pod, pytorchjob, statefulset, trainjob
-from headway.targets.kubernetes.names import metadata, owned_by
-from headway.targets.kubernetes.options import Options, Trainer
+from headway.core.plan import RUN
+from headway.core.types import Request
+from headway.targets.kubernetes import creation_guard, pod
+from headway.targets.kubernetes.engines import pytorchjob, statefulset, trainjob
+from headway.targets.kubernetes.options import Options, Trainer, metadata, owned_by
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
 
 WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}
 _STARTS = {"statefulset": statefulset.START, "pytorchjob": pytorchjob.START, "trainjob": trainjob.START}
@@ -25,10 +25,10 @@ def requests(plan: Plan, options: Options, *, release: Trainer | None = None, sp
     elif options.engine == "pytorchjob":
         found = pytorchjob.requests(plan, options, spent_s)
     else:
-        chosen: Trainer = release or options.trainer or lasting.NEWEST
+        chosen: Trainer = release or options.trainer or pod.NEWEST
         found = trainjob.requests(plan, options, chosen, spent_s)
     first, *others = found
-    return fuse.laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
+    return creation_guard.laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
 
 
 def reference_mark(reference: str) -> str:

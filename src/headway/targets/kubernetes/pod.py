@@ -6,18 +6,112 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.image import build
-from headway.image.blueprint import of_plan
-from headway.planning.model import RUN
-from headway.secrets import parse
+from headway.core.plan import RUN, Limits
+from headway.packaging import build
+from headway.packaging.dockerfile import of_plan as dockerfile_of_plan
+from headway.rundir.status import FAREWELL_S
 from headway.storage import local_path
-from headway.targets.here import FAREWELL_S
-from headway.targets.kubernetes import gke
-from headway.targets.kubernetes.names import CODE, HOME, KIND, NODE, SECRETS, WHEEL, WORK, url_of
-from headway.targets.kubernetes.options import Options
+from headway.storage.secrets import parse
+from headway.targets.kubernetes.options import CODE, HOME, KIND, NODE, SECRETS, WHEEL, WORK, Options, Trainer, url_of
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
+    from headway.spec import Job
+
+
+# What Google's Kubernetes calls accelerators and spot machines. Of 2026; asks nobody.
+
+
+GPU = "nvidia.com/gpu"
+ACCELERATOR, SPOT, MACHINE = (
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-spot",
+    "node.kubernetes.io/instance-type",
+)
+SPOT_GRACE_S = 15.0  # for pods of users, whatever they ask
+
+ACCELERATORS = {
+    "T4": "nvidia-tesla-t4",
+    "V100": "nvidia-tesla-v100",
+    "P100": "nvidia-tesla-p100",
+    "P4": "nvidia-tesla-p4",
+    "A100": "nvidia-tesla-a100",
+    "A100-80GB": "nvidia-a100-80gb",
+    "L4": "nvidia-l4",
+    "H100": "nvidia-h100-80gb",
+    "H100-MEGA": "nvidia-h100-mega-80gb",
+    "H200": "nvidia-h200-141gb",
+    "B200": "nvidia-b200",
+}
+
+
+def nodes(resources: Mapping[str, Any], platform: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The labels that nodes must have, and the taints to put up with."""
+    selector: dict[str, str] = {}
+    tolerations: list[dict[str, Any]] = []
+    if resources.get("machine"):
+        selector[MACHINE] = str(resources["machine"])
+    if resources.get("accelerator"):
+        tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+        label = accelerator(str(resources["accelerator"]["kind"]))
+        if platform == "gke" and label is not None:
+            selector[ACCELERATOR] = label
+    if resources.get("spot") and platform == "gke":
+        selector[SPOT] = "true"
+        tolerations.append({"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+    return selector, tolerations
+
+
+def accelerator(kind: str) -> str | None:
+    """Google's label for it: of the short name, or the label itself."""
+    known = {**ACCELERATORS, **{label.upper(): label for label in ACCELERATORS.values()}}
+    return known.get(kind.upper().replace("_", "-"))
+
+
+# How long a run may last in a cluster, in seconds: what stands behind the budget, engine by engine. Pure.
+
+
+DEFAULT_WAIT_S = 24 * 3600.0  # in the queue, where the job does not say: the cluster's own limits count waiting
+MARGIN_S = 300.0  # for the farewell, and for clocks: the supervisor's own timer comes first
+NEWEST: Trainer = "2.3"
+WITH_DEADLINE = ("2.2", "2.3")  # releases of TrainJob that have one
+
+
+def lifetime_s(budget_s: float | None, max_wait_s: float | None, grace_s: float, spent_s: float = 0.0) -> int | None:
+    """From the first request to the last moment anything of the run may be there. None: no limit."""
+    if budget_s is None:
+        return None
+    left = max(0.0, budget_s - spent_s)
+    wait = DEFAULT_WAIT_S if max_wait_s is None else max_wait_s
+    return math.ceil(wait + left + grace_s + MARGIN_S)
+
+
+def of_plan(plan: Plan, spent_s: float = 0.0) -> int | None:
+    limits = plan.limits
+    return lifetime_s(limits.budget_s, limits.max_wait_s, limits.grace_s, spent_s)
+
+
+def limits(job: Job, options: Options) -> Limits:
+    """Durations as they hold in a cluster, and which limit stands behind the budget there."""
+    budget_s = None if job.budget.hours is None else job.budget.hours * 3600
+    spot = job.resources.spot and options.platform == "gke"
+    grace = min(options.grace, SPOT_GRACE_S) if spot else options.grace
+    seconds = lifetime_s(budget_s, job.max_wait, grace)
+    return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=grace, second=_second(options, seconds))
+
+
+def _second(options: Options, seconds: int | None) -> str:
+    if seconds is None:
+        return "none: without a budget nothing ends it but its own end"
+    if options.engine == "pytorchjob":
+        return f"the PyTorchJob's activeDeadlineSeconds of {seconds}, in which waiting counts"
+    if options.engine == "trainjob":
+        release = options.trainer or NEWEST
+        if release in WITH_DEADLINE:
+            return f"the TrainJob's activeDeadlineSeconds of {seconds}, in which waiting counts"
+        return f"none in the cluster: TrainJob {release} has no deadline, and the supervisor's timer stands alone"
+    return f"the reaper's timer of {seconds} s, and behind that its Job's activeDeadlineSeconds"
+
 
 Object = dict[str, Any]
 ENTRY = "headway.targets.kubernetes.entry"
@@ -58,7 +152,7 @@ def worker(plan: Plan, options: Options, name: str, env: Mapping[str, str]) -> O
 
 def image(plan: Plan) -> str:
     """The job's ready image, the digest that was pushed, or the name by content that a push will have."""
-    return build.reference(plan, of_plan(plan))
+    return build.reference(plan, dockerfile_of_plan(plan))
 
 
 def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]:
@@ -124,7 +218,7 @@ def resources(plan: Plan) -> Object:
     if wanted.get("disk"):
         requests["ephemeral-storage"] = str(wanted["disk"])
     if wanted.get("accelerator"):
-        requests[gke.GPU] = limits[gke.GPU] = str(wanted["accelerator"]["count"])
+        requests[GPU] = limits[GPU] = str(wanted["accelerator"]["count"])
     return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
 
 
@@ -149,7 +243,7 @@ def confined() -> Object:
 
 def placement(plan: Plan, options: Options) -> Object:
     """Who the pod is, and which nodes will do."""
-    selector, tolerations = gke.nodes(plan.job.get("resources", {}), options.platform)
+    selector, tolerations = nodes(plan.job.get("resources", {}), options.platform)
     chosen = {
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],

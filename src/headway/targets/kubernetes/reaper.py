@@ -18,14 +18,14 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from headway.errors import HeadwayError, UnknownRun
-from headway.targets.base import State
-from headway.targets.kubernetes import kinds, kubeconfig
-from headway.targets.kubernetes.api import Client, Forbidden, Object, Refusal
+from headway.core.errors import HeadwayError, UnknownRun
+from headway.core.types import State
+from headway.targets.kubernetes import client, kubeconfig
+from headway.targets.kubernetes.client import Client, Forbidden, Object, Refusal
 from headway.targets.kubernetes.entry import use_secrets
 
 if TYPE_CHECKING:
-    from headway.runfolder import RunFolder
+    from headway.rundir.layout import RunFolder
 
 LOOK_S = 10.0
 BIRTH_S = 600.0  # for a set or a right that is still on its way: after this there will be none (HEADWAY_BIRTH_S)
@@ -87,17 +87,17 @@ def _tend(watched: Watched, api: Client, found: Object, say: Callable[[str], Non
     why = reason(watched, _age_s(found, api), say)
     if why:
         say(f"deleting statefulset/{watched.name}: {why}")
-        kinds.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
+        client.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
     elif found["spec"]["replicas"] == 0 and found["metadata"]["generation"] == 1:
         say(f"calling {watched.workers} workers")
-        kinds.scale(api, "StatefulSet", watched.namespace, watched.name, watched.workers)
+        client.scale(api, "StatefulSet", watched.namespace, watched.name, watched.workers)
 
 
 def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
     """Why it must end now; empty where it may go on. A store that cannot be read ends nothing before its time."""
     if watched.lifetime_s is not None and age_s > watched.lifetime_s:
         return f"its time of {watched.lifetime_s:g} s is up"
-    from headway.runfolder import RunFolder
+    from headway.rundir.layout import RunFolder
     from headway.storage import open_store
 
     try:
@@ -110,8 +110,8 @@ def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
 
 
 def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
-    from headway.runfolder import STOP
-    from headway.runs import evidence
+    from headway.rundir.layout import STOP
+    from headway.rundir.status import evidence
 
     found = evidence(folder)
     if found.farewell is not None and found.farewell.state in FOR_GOOD:
@@ -125,7 +125,7 @@ def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
 
 def _set(watched: Watched, api: Client) -> Object | None:
     try:
-        return kinds.read(api, "StatefulSet", watched.namespace, watched.name)
+        return client.read(api, "StatefulSet", watched.namespace, watched.name)
     except Forbidden:
         return None  # our rights are made just before we are
 

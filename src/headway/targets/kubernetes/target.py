@@ -7,15 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headway import intent
-from headway.errors import HeadwayError, Problem
-from headway.logtail import tail
-from headway.planning.model import Limits
-from headway.runfolder import RECEIPT, SUPERVISOR, RunFolder
-from headway.runs import Evidence, Watch, evidence
-from headway.storage import open_store
-from headway.targets.afar import free_the_lease, over
-from headway.targets.base import (
+from headway.core.errors import HeadwayError, Problem
+from headway.core.plan import Limits
+from headway.core.types import (
     EXPIRES_LABEL,
     OWNER_LABEL,
     OWNER_NAME_LABEL,
@@ -26,18 +20,23 @@ from headway.targets.base import (
     Request,
     Status,
 )
-from headway.targets.here import folder_of
-from headway.targets.kubernetes import checks, kinds, lasting, links, manifests, removal, seen, standing, starting
-from headway.targets.kubernetes.api import Api, Client, Object, Refusal
+from headway.rundir import submission
+from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
+from headway.rundir.logs import tail
+from headway.rundir.status import Evidence, Watch, evidence, folder_of, free_the_lease, over
+from headway.storage import open_store
+from headway.targets.kubernetes import checks, client, lifecycle, manifests
+from headway.targets.kubernetes import pod as kubernetes_pod
+from headway.targets.kubernetes import status as kubernetes_status
+from headway.targets.kubernetes.client import Api, Client, Object, Refusal
 from headway.targets.kubernetes.kubeconfig import load
-from headway.targets.kubernetes.names import KIND, URL_ANNOTATION, url_of
-from headway.targets.kubernetes.options import Options
-from headway.targets.kubernetes.standing import Seen
+from headway.targets.kubernetes.options import KIND, URL_ANNOTATION, Options, url_of
+from headway.targets.kubernetes.status import Seen
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
+    from headway.core.types import Finding
     from headway.spec import Job
-    from headway.targets.kubernetes.doctor import Finding
 
 DEFAULTS = Options()
 LOOK_S = 1.0  # between looks into the folder while a log is followed …
@@ -59,7 +58,7 @@ class KubernetesTarget:
         return list(checks.notes(job, ranks, self.options))
 
     def limits(self, job: Job) -> Limits:
-        return lasting.limits(job, self.options)
+        return kubernetes_pod.limits(job, self.options)
 
     def cpus(self, job: Job, ranks: int) -> int:
         """On each node: what the ranks' threads have to share."""
@@ -71,20 +70,22 @@ class KubernetesTarget:
 
     def submit(self, plan: Plan, run: str) -> Handle:
         folder = RunFolder(open_store(url_of(plan, run)))
-        details = starting.submit(self._api(), self.options, plan, run, folder)
-        return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": intent.now()})
+        details = lifecycle.submit(self._api(), self.options, plan, run, folder)
+        return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.now()})
 
     def status(self, handle: Handle) -> Status:
         # The cluster is looked at before the folder: a pod that is gone has written all it will ever write.
         try:
-            looked: Seen | None = standing.look(self._api(), self.options, handle)
+            looked: Seen | None = kubernetes_status.look(self._api(), self.options, handle)
             trouble = ""
         except Refusal as error:
             looked, trouble = None, error.problem.what
         found = evidence(folder_of(handle))
         if looked is None:
             return found.farewell or _unasked(handle, trouble)
-        return standing.status(self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found))
+        return kubernetes_status.status(
+            self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found)
+        )
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         """The run folder has them all, pods or none. Where it has none, what the pods' containers said themselves."""
@@ -93,33 +94,35 @@ class KubernetesTarget:
             silent = False
             yield line
         if silent and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
-            for pod, moment, text in seen.own_words(self._api(), self.options, handle.run, handle.url):
+            for pod, moment, text in kubernetes_status.own_words(self._api(), self.options, handle.run, handle.url):
                 yield LogLine(rank=SUPERVISOR, time=moment, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
         """Delete what trains, wait for its checkpoint, delete the rest, look again. What is gone is success."""
-        receipt = removal.take_down(self._api(), self.options, handle)
+        receipt = lifecycle.take_down(self._api(), self.options, handle)
         if not receipt.left:
             free_the_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
-        needed = kinds.KINDS_OF[self.options.engine]
-        items = kinds.everything(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
-        runs = {(kinds.annotation(item, URL_ANNOTATION), kinds.label(item, OWNER_LABEL)): item for item in items[::-1]}
+        needed = client.KINDS_OF[self.options.engine]
+        items = client.everything(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
+        runs = {
+            (client.annotation(item, URL_ANNOTATION), client.label(item, OWNER_LABEL)): item for item in items[::-1]
+        }
         return [
-            Handle(target=KIND, run=kinds.label(runs[key], RUN_LABEL), url=key[0], details=_label(runs[key]))
+            Handle(target=KIND, run=client.label(runs[key], RUN_LABEL), url=key[0], details=_label(runs[key]))
             for key in sorted(runs)
             if key[0]
         ]
 
     def links(self, handle: Handle) -> dict[str, str]:
         """Where to look at it in a browser."""
-        return links.links(handle, self.options, self._context())
+        return kubernetes_status.links(handle, self.options, self._context())
 
     def evidence(self, handle: Handle) -> list[str]:
         """For `headway why`: the cluster's own words about the run, also about pods that are gone."""
-        return seen.own_account(self._api(), self.options, handle.run, handle.url)
+        return kubernetes_status.own_account(self._api(), self.options, handle.run, handle.url)
 
     def doctor(self, job: Job) -> Iterator[Finding]:
         """What is ready for this job in the cluster, and the exact command for what is missing."""
@@ -129,12 +132,12 @@ class KubernetesTarget:
 
     def still_billed(self) -> list[str]:
         """GPU nodes that are there, whether or not anybody trains, with what they cost and how to shrink them."""
-        from headway.targets.kubernetes import pools
+        from headway.targets.kubernetes import doctor as pools
 
         return pools.still_billed(self._api(), self.options)
 
     def _api(self) -> Api:
-        return self.api or Client(context=self.options.context, fix=links.get_credentials(self.options))
+        return self.api or Client(context=self.options.context, fix=kubernetes_status.get_credentials(self.options))
 
     def _context(self) -> str:
         if self.options.context:
@@ -150,9 +153,9 @@ class KubernetesTarget:
 
 def _label(item: Object) -> dict[str, str]:
     return {
-        "expires": kinds.label(item, EXPIRES_LABEL),
-        "owner": kinds.label(item, OWNER_LABEL),
-        "owner_name": kinds.annotation(item, OWNER_NAME_LABEL),
+        "expires": client.label(item, EXPIRES_LABEL),
+        "owner": client.label(item, OWNER_LABEL),
+        "owner_name": client.annotation(item, OWNER_NAME_LABEL),
     }
 
 
@@ -160,11 +163,11 @@ def _submitting(handle: Handle, found: Evidence) -> bool:
     """Whether a client has announced a start a moment ago and has not said yet that it was made."""
     if found.started:
         return False
-    starts = [entry for entry in intent.read(folder_of(handle))["attempts"] if not entry.get("failed")]
+    starts = [entry for entry in submission.read(folder_of(handle))["attempts"] if not entry.get("failed")]
     announced = str(starts[-1].get("at", "")) if starts else ""
     made = str(handle.details.get("submitted", ""))
     removed = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # somebody has taken it down since
-    return max(made, removed) < announced and abs(time.time() - intent.unix(announced)) < SUBMIT_S
+    return max(made, removed) < announced and abs(time.time() - submission.unix(announced)) < SUBMIT_S
 
 
 def _unasked(handle: Handle, trouble: str) -> Status:

@@ -8,17 +8,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.errors import Problem
-from headway.naming import LONGEST
-from headway.secrets import parse
-from headway.spec.plain import dump
+from headway.core.errors import Problem
+from headway.rundir.names import LONGEST
+from headway.rundir.status import about_key_files, place_of, run_url
 from headway.spec.ranks import processes
+from headway.spec.serialize import dump
 from headway.storage import local_path
-from headway.targets.here import about_key_files, place_of, run_url
-from headway.targets.slurm import script
-from headway.targets.slurm.commands import Ask, Refusal
+from headway.storage.secrets import parse
+from headway.targets.slurm import sbatch
+from headway.targets.slurm.client import Ask, Refusal, label
 from headway.targets.slurm.options import Options
-from headway.targets.slurm.queue import label
 
 if TYPE_CHECKING:
     from headway.spec import Job
@@ -59,7 +58,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield "of no use here: image (`python`, `setup` and `requirements` say what a node runs)"
     if resources.cpus is None:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
-    if job.max_wait is not None and (options.requeue or script.time_s(_budget_s(job), options) is None):
+    if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
     yield from about_key_files(job)
     yield from _sharing(job)
@@ -75,7 +74,7 @@ def _entry(job: Job, options: Options) -> Iterator[Problem]:
                 what=what, where=where, fix="take it out of `args`; `time` and `requeue` have keys of their own"
             )
     if options.time is not None and options.time < SHORTEST_TIME_S:
-        what = f"time: {options.time:g}s is too short: Slurm's warning comes {script.WARNING_S} s before it"
+        what = f"time: {options.time:g}s is too short: Slurm's warning comes {sbatch.WARNING_S} s before it"
         yield Problem(what=what, where=where, fix="time: 5m or more, or leave it out")
     for name in ("partition", "account", "qos", "constraint", "gres"):
         value = getattr(options, name)
@@ -118,8 +117,8 @@ def _cluster(options: Options, ask: Ask) -> list[Problem]:
 
 def _trial(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
     """Slurm's own verdict on these very options. Nothing is submitted."""
-    words = script.resources(dump(job), processes(job), options)
-    words += script.times(_budget_s(job), job.max_wait, options)
+    words = sbatch.resources(dump(job), processes(job), options)
+    words += sbatch.times(_budget_s(job), job.max_wait, options)
     try:
         ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
     except Refusal as error:
@@ -133,7 +132,7 @@ def _budget_s(job: Job) -> float | None:
 
 
 def _sharing(job: Job) -> Iterator[str]:
-    place = place_of(run_url(job.outputs, "run"), script.KIND)
+    place = place_of(run_url(job.outputs, "run"), sbatch.KIND)
     kind = _file_system(place)
     if kind.startswith(_SHARED):
         return

@@ -9,24 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.errors import Problem, RunBusy
-from headway.logtail import tail
-from headway.planning.model import RUN, Limits
-from headway.runs import Evidence, Watch, evidence
-from headway.spent import remainder, spent_s
+from headway.core.errors import Problem, RunBusy
+from headway.core.plan import RUN, Limits
+from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
+from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.logs import tail
+from headway.rundir.status import (
+    FOR_GOOD,
+    Evidence,
+    Watch,
+    evidence,
+    folder_of,
+    free_the_lease,
+    next_start,
+    over,
+    place_of,
+    run_url,
+    said_farewell,
+    unwritable,
+)
 from headway.storage import join, local_path
-from headway.targets import spawn
-from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
-from headway.targets.base import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
-from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
-from headway.targets.slurm import checks, commands, queue, removal, script, starting
-from headway.targets.slurm.commands import Ask, Refusal
+from headway.targets.local import spawn
+from headway.targets.slurm import checks, client, lifecycle, sbatch
+from headway.targets.slurm.client import ENDING, RUNNING, Ask, Job, Refusal
 from headway.targets.slurm.options import Options
-from headway.targets.slurm.queue import ENDING, RUNNING, Job
-from headway.targets.slurm.script import KIND, SCRIPT
+from headway.targets.slurm.sbatch import KIND, SCRIPT
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
     from headway.spec import Job as Wanted
 
 DEFAULTS = Options()
@@ -37,7 +47,7 @@ ASK_S = 10.0  # … and between questions to the controller, which serves everyb
 @dataclass(frozen=True, slots=True)
 class SlurmTarget:
     options: Options = DEFAULTS
-    ask: Ask = commands.run  # the one seam to a cluster
+    ask: Ask = client.run  # the one seam to a cluster
 
     def check(self, job: Wanted) -> list[Problem]:
         return [*checks.problems(job, self.options), *unwritable(job.outputs)]
@@ -57,9 +67,9 @@ class SlurmTarget:
         """Durations as they hold on a cluster. Behind the budget stands Slurm's own limit, for each start."""
         hours = job.budget.hours
         budget_s = None if hours is None else hours * 3600
-        limit = script.time_s(budget_s, self.options)
+        limit = sbatch.time_s(budget_s, self.options)
         second = (
-            "none but the partition's own" if limit is None else f"Slurm's --time={script.clock(limit)}, each start"
+            "none but the partition's own" if limit is None else f"Slurm's --time={sbatch.clock(limit)}, each start"
         )
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
@@ -85,13 +95,13 @@ class SlurmTarget:
         url = run_url(str(plan.job["outputs"]), run)
         place = place_of(url, KIND)
         with spawn.exclusively(place):
-            live = [job for job in queue.jobs_of(self.ask, url, starting.recorded(place), place=place) if job.live]
+            live = [job for job in client.jobs_of(self.ask, url, lifecycle.recorded(place), place=place) if job.live]
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
-            starting.lay_ready(plan, place)
+            lifecycle.lay_ready(plan, place)
             # Slurm's own limit counts each start anew: it is given what is left of the budget.
             left = remainder(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
-            number = starting.submit(plan, run, place, self._script(left), self.options, self.ask)
+            number = lifecycle.submit(plan, run, place, self._script(left), self.options, self.ask)
         return Handle(target=plan.target, run=run, url=url, details={"dir": str(place), "job": number})
 
     def status(self, handle: Handle) -> Status:
@@ -121,38 +131,38 @@ class SlurmTarget:
         """SIGTERM and the plan's grace period, then scancel, and a second look. What is gone already is success."""
         place = place_of(handle.url, KIND)
         number, ended = self._number(handle), said_farewell(handle)
-        receipt = removal.take_down(self.ask, handle, known=number, place=place, ended=ended)
+        receipt = lifecycle.take_down(self.ask, handle, known=number, place=place, ended=ended)
         if not receipt.left:
-            starting.clear_secrets(place)
+            lifecycle.clear_secrets(place)
             free_the_lease(handle)
             if said_farewell(handle):
                 _clear(place, handle)
         return receipt
 
     def found(self) -> list[Handle]:
-        live = {(job.url, job.owner): job for job in queue.jobs(self.ask) if job.live}
+        live = {(job.url, job.owner): job for job in client.jobs(self.ask) if job.live}
         return [Handle(target=KIND, run=job.run, url=job.url, details=_label(job)) for _, job in sorted(live.items())]
 
     def _script(self, plan: Plan) -> str:
-        return script.sbatch_script(plan, self.options, self.options.python or sys.executable)
+        return sbatch.sbatch_script(plan, self.options, self.options.python or sys.executable)
 
     def _number(self, handle: Handle) -> str:
         """The newest job's: what was written beside it is younger than what the launcher has kept. A copy has none."""
         if handle.details.get(ORIGIN):
             return ""
-        return starting.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
+        return lifecycle.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
 
     def _jobs(self, handle: Handle) -> list[Job]:
-        return queue.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
+        return client.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
 
     def _without_a_farewell(self, handle: Handle, seen: Evidence) -> Status:
         """No job lives, and the run has not said how it ended: Slurm's word, the script's, or none."""
         number, place = self._number(handle), place_of(handle.url, KIND)
         if not number:
             return Status(state=State.LOST, reason="was never submitted")
-        ended, code = queue.ending(self.ask, number), starting.said_at_exit(place, number)
+        ended, code = client.ending(self.ask, number), lifecycle.said_at_exit(place, number)
         what = f"Slurm job {number}: {ended or 'gone, and Slurm has forgotten it'}"
-        last = starting.last_line(place, number)
+        last = lifecycle.last_line(place, number)
         said = f"; it last said: {last}" if last else f"; it printed nothing: does every node see {place}?"
         if not seen.started and ended is not None and ended.state in ("CANCELLED", "DEADLINE", "PREEMPTED"):
             return Status(state=State.STOPPED, reason=f"{what} before its first attempt")
@@ -168,7 +178,7 @@ class SlurmTarget:
             self.status,
             look_s=LOOK_S,
             ask_s=ASK_S,
-            hint=lambda: starting.said_at_exit(place, self._number(handle)) is not None,
+            hint=lambda: lifecycle.said_at_exit(place, self._number(handle)) is not None,
         )
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway import processes
-from headway.errors import TargetError
+from headway.core import processes
+from headway.core.errors import TargetError
 from headway.targets.ssh import shell
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import ASKED, UP, Records, Rental, bare_ids, fill, printed

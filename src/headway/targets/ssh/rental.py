@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.home import home
+from headway.core.paths import home
 from headway.storage import open_store
-from headway.targets.ssh.openssh import Machine, alias
+from headway.targets.ssh.connection import Machine, alias
 
 _FIELDS = re.compile(r"(?:^|\s)(host|hostkey|id|user|port)=")
 ASKED, UP, STARTED = "asked", "up", "started"

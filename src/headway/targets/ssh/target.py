@@ -2,39 +2,99 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headway import intent
-from headway.errors import HeadwayError, Problem, RunBusy, TargetError
-from headway.logtail import tail
-from headway.owner import owner
-from headway.planning.model import RUN, Limits
-from headway.runs import Watch, evidence
-from headway.spent import remainder, spent_s
-from headway.targets import labelled, spawn
-from headway.targets.afar import free_the_lease
-from headway.targets.base import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
-from headway.targets.here import folder_of, place_of, run_url, said_farewell, unwritable
-from headway.targets.ssh import bootstrap, checks, doctor, ending, guardian, openssh, removal, rental, script, starting
-from headway.targets.ssh.host import Host
-from headway.targets.ssh.layout import KIND, SCRIPT, layout, to_bring
-from headway.targets.ssh.link import Link, locked, machines_of, named
-from headway.targets.ssh.openssh import Machine, Refusal
-from headway.targets.ssh.options import Options
+from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
+from headway.core.plan import RUN, Limits
+from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.rundir import submission
+from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.logs import tail
+from headway.rundir.owner import owner
+from headway.rundir.status import (
+    Evidence,
+    Watch,
+    evidence,
+    folder_of,
+    free_the_lease,
+    place_of,
+    run_url,
+    said_farewell,
+    unwritable,
+)
+from headway.storage import open_store
+from headway.targets.local import processes, spawn
+from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
+from headway.targets.ssh.connection import Host, Machine, Refusal
+from headway.targets.ssh.hosts import Link, locked, machines_of, named
+from headway.targets.ssh.options import KIND, SCRIPT, Options, layout, to_bring
 from headway.targets.ssh.provider import Provider, Returned
 from headway.targets.ssh.rental import Records, Rental
+from headway.targets.ssh.sync import fetch_file
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
+    from headway.core.types import Finding
     from headway.spec import Job
-    from headway.targets.findings import Finding
+
+
+# How a run ended that never said so itself: by its watchdog's word, kept here when its place there is removed.
+
+
+ENDING = "ending.json"
+
+
+def without_a_farewell(seen: Evidence, states: Sequence[Mapping[str, Any]]) -> Status:
+    """Nothing runs, and the run has not said how it ended: the watchdog's word, or none."""
+    ended = next((state["exit"] for state in states if state["exit"]), None)
+    last = str(states[0]["last"])
+    said = f"; it last said: {last}" if last else ""
+    if not isinstance(ended, dict):
+        what = "the machine was restarted, or everything there was killed" if seen.started else "was never started"
+        return Status(state=State.LOST, reason=what + said)
+    code, why = int(ended["code"]), str(ended["why"])
+    if not seen.started and code != 143:
+        reason = f"ended with {code} before its first attempt{said}"
+        return Status(state=State.FAILED, reason=reason, exit_code=code)
+    state = State.LOST if seen.started else State.STOPPED
+    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{said}")
+
+
+def keep(handle: Handle, link: Link, states: Sequence[Mapping[str, Any]]) -> None:
+    """Before everything there is removed: what its script printed, and how it ended if the folder does not know."""
+    where = link.where
+    for node, host in enumerate(link.hosts):
+        if states[node]["there"]:
+            fetch_file(host, f"{where.place(node)}/start.log", link.here / f"start-{node}.log")
+    try:
+        seen = evidence(folder_of(handle))
+        after = submission.awaited_after(submission.read(folder_of(handle)))
+    except HeadwayError:  # no folder, or no way to it: nobody will ask
+        return
+    if seen.farewell is None and any(state["there"] for state in states):
+        status = without_a_farewell(seen, states)
+        plain = {"state": status.state.value, "reason": status.reason, "exit_code": status.exit_code, "after": after}
+        open_store(str(link.here)).write(ENDING, json.dumps(plain).encode())
+
+
+def kept(handle: Handle) -> Status | None:
+    """What was kept of the last start; None where it is not about that one."""
+    try:
+        known = json.loads((place_of(handle.url, KIND) / ENDING).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if known["after"] != submission.awaited_after(submission.read(folder_of(handle))):
+        return None
+    return Status(state=State(known["state"]), reason=known["reason"], exit_code=known["exit_code"])
+
 
 DEFAULTS = Options()
 LOOK_S = 1.0  # between looks at the hosts while a log is followed
@@ -61,7 +121,7 @@ class SshTarget:
 
     def doctor(self, job: Job) -> Iterator[Finding]:
         """What works on the machines and what does not. Changes nothing but for our own program there."""
-        return doctor.findings(self.options, job)
+        return checks.findings(self.options, job)
 
     def online_notes(self, job: Job) -> list[str]:
         """For `plan --online`: what the machines themselves say."""
@@ -85,7 +145,7 @@ class SshTarget:
     def render(self, plan: Plan) -> list[Request]:
         """The script, what is sent, and the commands. Values of secrets are never in it, only where they come from."""
         where = layout(self.options, str(plan.job["outputs"]), RUN)
-        text = script.start_script(plan, self.options, starting.needed_by(plan))
+        text = script.start_script(plan, self.options, lifecycle.needed_by(plan))
         sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": to_bring(plan.job, self.options)}
         body = {
             "machines": list(map(str, named(self.options))) or ["as `up` names them"],
@@ -94,8 +154,8 @@ class SshTarget:
             "mirrored": where.mirrored,
             "sends": sent,
             "labels": {RUN_LABEL: RUN},
-            "limit_s": starting.lifetime_s(plan),
-            "secrets": starting.references(plan.job),
+            "limit_s": lifecycle.lifetime_s(plan),
+            "secrets": lifecycle.references(plan.job),
             "self_down": self.options.self_down,
         }
         rented = {name: getattr(self.options, name) for name in ("up", "list", "down")}
@@ -122,12 +182,12 @@ class SshTarget:
             if self.options.up:
                 self._mark_started(url)
             elif layout(self.options, str(plan.job["outputs"]), run).mirrored:
-                guardian.begin(url)
+                watcher.begin(url)
         return replace(handle, details=details)
 
     def status(self, handle: Handle) -> Status:
         seen = evidence(folder_of(handle))
-        known = seen.farewell or ending.kept(handle)
+        known = seen.farewell or kept(handle)
         if known is not None:
             return known
         with Link(self.options, handle, self._machines(handle)) as link:
@@ -155,7 +215,7 @@ class SshTarget:
             back = self._give_back(handle) if self.options.up else Returned()
             if not left and not back.left:
                 free_the_lease(handle)
-                guardian.dismiss(handle.url)
+                watcher.dismiss(handle.url)
                 Records().forget(handle.url, back.rental)
                 if fresh:  # a start that left nothing leaves no folder either
                     shutil.rmtree(place, ignore_errors=True)
@@ -180,8 +240,8 @@ class SshTarget:
             with Host(machine, self.options) as host:
                 for label in host.ask("found", dir=host.facts["dir"])["runs"]:
                     if label.get("HEADWAY_CLIENT", "") in ("", _this_client()):
-                        url, whose = label["HEADWAY_CLIENT_URL"], label.get(labelled.OWNER, "")
-                        runs[url, whose] = Handle(target=KIND, run=label[labelled.RUN], url=url, details=_owner(label))
+                        url, whose = label["HEADWAY_CLIENT_URL"], label.get(processes.OWNER, "")
+                        runs[url, whose] = Handle(target=KIND, run=label[processes.RUN], url=url, details=_owner(label))
         return [runs[key] for key in sorted(runs)]
 
     # ── starting ──
@@ -190,7 +250,7 @@ class SshTarget:
         records, provider = Records(), Provider(self.options, Records(), self.say)
         options = dict(plan.options)
         known = records.begin(Rental(run=run, url=url, target=plan.target, since=time.time(), options=options))
-        guardian.begin(url)
+        watcher.begin(url)
         rental = provider.prove(provider.rent(known, plan.nodes))
         for machine in rental.machines:
             self._await(machine)
@@ -201,9 +261,9 @@ class SshTarget:
         limit = time.monotonic() + self.options.ready
         while True:
             try:
-                openssh.run(machine, self.options, "true", within_s=60.0)
+                connection.run(machine, self.options, "true", within_s=60.0)
                 break
-            except openssh.Untrusted:
+            except connection.Untrusted:
                 raise
             except Refusal as error:
                 if time.monotonic() > limit:
@@ -218,7 +278,7 @@ class SshTarget:
     def _start(self, plan: Plan, handle: Handle, hosts: list[Host]) -> dict[str, object]:
         if self.options.bootstrap:
             for host in hosts:
-                bootstrap.ready(host, plan, self.options, self.say)
+                lifecycle.ready(host, plan, self.options, self.say)
         folders = {str(host.facts["dir"]) for host in hosts}
         if len(folders) > 1:
             what = f"`dir` is another folder on each host: {', '.join(sorted(folders))}"
@@ -230,11 +290,11 @@ class SshTarget:
         place = place_of(handle.url, KIND)
         self._require_share(hosts)
         Records().untouched(handle.url).unlink(missing_ok=True)
-        (place / ending.ENDING).unlink(missing_ok=True)
+        (place / ENDING).unlink(missing_ok=True)
         # The watchdog and the label count each start anew: they are given what is left of the budget.
         left = remainder(plan, spent_s(folder_of(handle)))
-        starting.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
-        starting.start(left, hosts, where, self.options)
+        lifecycle.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
+        lifecycle.start(left, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
         rented = Records().read(handle.url)
         shown = {name: getattr(rented, name) for name in ("since", "listed", "listed_by")} if rented else {}
@@ -311,7 +371,7 @@ class SshTarget:
             return Status(state=state, reason=f"on {', '.join(live)}{doing}")
         if starting_now:
             return Status(state=State.PENDING, reason="is being started")
-        return ending.without_a_farewell(seen, states)
+        return without_a_farewell(seen, states)
 
     def _over(self, handle: Handle, link: Link) -> Callable[[], bool]:
         """Whether the run has ended. Every look also brings over what is new."""
@@ -347,19 +407,19 @@ class SshTarget:
     def _end_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
         with Link(self.options, handle, machines) as link:
             where = link.where
-            seen, stayed = removal.end(link.hosts, where, handle, ended=said_farewell(handle))
+            seen, stayed = lifecycle.end(link.hosts, where, handle, ended=said_farewell(handle))
             recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in link.hosts]
             created = seen or recorded
             states = link.refresh()
             if stayed:
                 return created, stayed
-            ending.keep(handle, link, states)
+            keep(handle, link, states)
             left: list[str] = []
             for node, host in enumerate(link.hosts):
                 if not self.options.self_down:
-                    left += removal.clear(host, where, node)
+                    left += lifecycle.clear(host, where, node)
                 elif not self.options.up:
-                    removal.release(host, where, node)
+                    lifecycle.release(host, where, node)
             return created, left
 
     def _nothing_to_fetch(self, handle: Handle) -> bool:
@@ -405,7 +465,7 @@ class SshTarget:
 def _nothing_of_its_own(handle: Handle) -> Receipt:
     """Of a copy, whose original's machines stay. Where the original cannot be seen, nobody knows what is billed."""
     origin = str(handle.details[ORIGIN])
-    if not intent.is_run(origin):
+    if not submission.is_run(origin):
         what = f"the machines of {handle.run} were rented when its folder was {origin}, which cannot be seen from here"
         raise TargetError(what, where=handle.url, fix=f"where that folder is: headway down {origin}; or headway gc")
     return Receipt(run=handle.run)
@@ -414,8 +474,8 @@ def _nothing_of_its_own(handle: Handle) -> Receipt:
 def _owner(label: Mapping[str, str]) -> dict[str, str]:
     return {
         "expires": label.get("HEADWAY_EXPIRES", ""),
-        "owner": label.get(labelled.OWNER, ""),
-        "owner_name": label.get(labelled.OWNER_NAME, ""),
+        "owner": label.get(processes.OWNER, ""),
+        "owner_name": label.get(processes.OWNER_NAME, ""),
     }
 
 

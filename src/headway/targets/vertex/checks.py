@@ -8,17 +8,20 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.errors import Problem
-from headway.image import reference, requirements
-from headway.secrets import Reference, parse
-from headway.spec.plain import dump
-from headway.targets.vertex import machines, prebuilt
+from headway.core.errors import Problem
+from headway.packaging import reference, requirements
+from headway.spec.serialize import dump
+from headway.storage.secrets import Reference, parse
+from headway.targets.vertex import machines, package
+from headway.targets.vertex.client import Gone, Refused
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.places import Place, places, regions
-from headway.targets.vertex.rendering import ENDING_S, NFS
+from headway.targets.vertex.regions import Place, places, regions
+from headway.targets.vertex.render import ENDING_S, NFS
 
 if TYPE_CHECKING:
     from headway.spec import Job
+    from headway.targets.vertex.client import Client
+
 
 _PROJECT = re.compile(r"(?:[a-z][a-z0-9.-]*:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
@@ -48,8 +51,8 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
     if others:
         yield f"then, in turn: {'; '.join(map(str, others))}"
     if options.mode == "package":
-        uri = job.image.uri or prebuilt.default_uri(accelerated=first.accelerator is not None, region=first.region)
-        yield from prebuilt.notes(uri, today)
+        uri = job.image.uri or package.default_uri(accelerated=first.accelerator is not None, region=first.region)
+        yield from package.notes(uri, today)
     for place in (first, *others):
         if machines.unknown(place.machine):
             yield f"{place.machine} is not in the table of {machines.AS_OF}: Vertex AI says whether it has it"
@@ -196,7 +199,7 @@ def _image(job: Job, options: Options) -> Iterator[Problem]:
         yield from requirements.problems(Path(job.root), job.requirements)
     if options.mode == "package":
         if job.image.uri:
-            yield from prebuilt.problems(job.image.uri)
+            yield from package.problems(job.image.uri)
         if job.image.base or job.image.repository:
             what = "a package runs in one of Google's images: none is built"
             yield Problem(what=what, where="image", fix="mode: container, or remove image.base and image.repository")
@@ -210,7 +213,7 @@ def _image(job: Job, options: Options) -> Iterator[Problem]:
 def _other_torch(job: Job) -> Iterator[Problem]:
     """A torch that the image does not have, asked for in the requirements: it is found out now, not on the machine."""
     path = Path(job.root) / (job.requirements or "")
-    image = prebuilt.of_uri(job.image.uri) if job.image.uri else prebuilt.IMAGES[prebuilt.NEWEST["gpu"]]
+    image = package.of_uri(job.image.uri) if job.image.uri else package.IMAGES[package.NEWEST["gpu"]]
     if not job.requirements or not path.is_file() or image is None or image.torch is None:
         return
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
@@ -223,3 +226,30 @@ def _other_torch(job: Job) -> Iterator[Problem]:
             what = f"{line.strip()} is not in {image.name}, and a package never replaces the image's torch"
             fix = f"torch>={has[0]}.{has[1]}, or no torch at all; or mode: container"
             yield Problem(what=what, where=f"{job.requirements}:{number}", fix=fix)
+
+
+# Whether an image is where the job says, as Artifact Registry tells it. Other registries are not asked.
+
+
+_IMAGE = re.compile(
+    r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<name>[^:@]+)"
+    r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+GOOGLES_OWN = "vertex-ai"  # the project of the prebuilt images, whose list nobody else may read
+
+
+def missing(client: Client, uri: str) -> Problem | None:
+    """What is wrong with a ready image that is not there. Where we may not look, Vertex AI has the last word."""
+    named = _IMAGE.fullmatch(uri)
+    if named is None or named["project"] == GOOGLES_OWN:
+        return None
+    version = ("versions", named["digest"]) if named["digest"] else ("tags", named["tag"] or "latest")
+    try:
+        client.image(named["project"], named["location"], named["repository"], named["name"], *version)
+        return None
+    except Gone:
+        folder = f"{named['location']}-docker.pkg.dev/{named['project']}/{named['repository']}"
+        fix = f"headway image --push; or one of: gcloud artifacts docker images list {folder} --include-tags"
+        return Problem(what=f"there is no image {uri}", where="image.uri", fix=fix)
+    except Refused:
+        return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.errors import HeadwayError, Problem
-from headway.targets.findings import Finding
-from headway.targets.vertex import checks, jobs
-from headway.targets.vertex.api import Client, Refused
+from headway.core.errors import HeadwayError, Problem
+from headway.core.types import Finding
+from headway.targets.vertex import checks, lifecycle
+from headway.targets.vertex.client import Client, Refused
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.places import places, regions
+from headway.targets.vertex.regions import places, regions
 
 if TYPE_CHECKING:
     from headway.spec import Job
@@ -33,7 +33,7 @@ def findings(client: Client, options: Options, job: Job) -> Iterator[Finding]:
     for region in regions(options):
         try:
             client.one(region)
-            running = jobs.live(client, [region])
+            running = lifecycle.live(client, [region])
             yield Finding("ok", f"Vertex AI answers for {client.project} in {region}; {len(running)} live runs there")
         except Refused as error:
             yield Finding("bad", f"{region}: {error.problem.what}", error.problem.fix)

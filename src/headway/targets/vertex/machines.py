@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from headway.errors import Problem
-from headway.price.machines import machine_for, machine_with
+from headway.core.errors import Problem
+from headway.pricing.machines import machine_for, machine_with
 from headway.spec.model import Accelerator, Resources
 
 AS_OF = "2026-11"  # collected by hand; T4, L4, A100 and H100 are surest, P4, P100 and V100 on N1 the least

@@ -8,38 +8,36 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
-from headway.errors import BadInput, HeadwayError, Problem, RunBusy
-from headway.image.engine import Engine
-from headway.image.engine import run as run_command
-from headway.logtail import tail
-from headway.planning.model import Limits
-from headway.runs import Evidence, Watch, evidence
-from headway.spent import remainder, spent_s
-from headway.targets.afar import FOR_GOOD, free_the_lease, next_start, over
-from headway.targets.base import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
-from headway.targets.here import folder_of, run_url
-from headway.targets.vertex import (
-    checks,
-    cloud_logs,
-    doctor,
-    images,
-    jobs,
-    machines,
-    prices,
-    removal,
-    rendering,
-    starting,
+from headway.core.errors import BadInput, HeadwayError, Problem, RunBusy
+from headway.core.plan import Limits
+from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
+from headway.packaging.engine import Engine
+from headway.packaging.engine import run as run_command
+from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.logs import tail
+from headway.rundir.status import (
+    FOR_GOOD,
+    Evidence,
+    Watch,
+    evidence,
+    folder_of,
+    free_the_lease,
+    next_start,
+    over,
+    run_url,
 )
-from headway.targets.vertex.api import Client, Refused
-from headway.targets.vertex.jobs import UNDER_WAY, Job
+from headway.targets.vertex import checks, client, doctor, lifecycle, machines, regions, render
+from headway.targets.vertex.client import Client, Refused
+from headway.targets.vertex.lifecycle import UNDER_WAY, Job
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.places import places, regions
-from headway.targets.vertex.rendering import KIND
+from headway.targets.vertex.regions import places
+from headway.targets.vertex.regions import regions as regions_regions
+from headway.targets.vertex.render import KIND
 
 if TYPE_CHECKING:
-    from headway.planning.model import Plan
+    from headway.core.plan import Plan
+    from headway.core.types import Finding
     from headway.spec import Job as Wanted
-    from headway.targets.findings import Finding
 
 DEFAULTS = Options()
 LOOK_S = 2.0  # between looks into the folder while a log is followed …
@@ -59,12 +57,12 @@ class VertexTarget:
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
         """What does not stop a job here, but a reader of its plan should know."""
-        return [*checks.notes(job, self.options, self.today()), *prices.notes(job, self.options)]
+        return [*checks.notes(job, self.options, self.today()), *regions.notes(job, self.options)]
 
     def online(self, job: Wanted) -> list[Problem]:
         """What only Google can say: whether we may, in every region that a run may go to, and have the image."""
-        refused = list(doctor.refusals(self._client(), regions(self.options)))
-        absent = images.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
+        refused = list(doctor.refusals(self._client(), regions_regions(self.options)))
+        absent = checks.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
         return refused if absent is None else [absent]
 
     def doctor(self, job: Wanted) -> Iterator[Finding]:
@@ -75,20 +73,24 @@ class VertexTarget:
         """Where a run can be looked at. Asks nobody."""
         name = "" if handle.details.get(ORIGIN) else str(handle.details.get("job", ""))
         project = self.options.project or ""
-        return {"console": jobs.console_link(name, project), "logs": jobs.logs_link(name, project)} if name else {}
+        return (
+            {"console": lifecycle.console_link(name, project), "logs": lifecycle.logs_link(name, project)}
+            if name
+            else {}
+        )
 
     def evidence(self, handle: Handle) -> list[str]:
         """For `headway why`: how Vertex AI says that its job ended, and what the machines printed last."""
         job = self._newest(handle)
         if job is None:
             return []
-        return [line for line in (cloud_logs.last_words(self._client(), job.id), job.error) if line]
+        return [line for line in (client.last_words(self._client(), job.id), job.error) if line]
 
     def limits(self, job: Wanted) -> Limits:
         """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""
-        hours = prices.hours(job, self.options)
+        hours = regions.hours(job, self.options)
         budget_s = None if hours is None else hours * 3600
-        limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + rendering.ENDING_S
+        limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + render.ENDING_S
         second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
@@ -98,21 +100,21 @@ class VertexTarget:
 
     def render(self, plan: Plan) -> list[Request]:
         """The package or image, and the custom job for each place it may go to. Nothing secret is in them."""
-        return rendering.requests(plan, self.options)
+        return render.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
         """Send what the machines will fetch, then create one job. What fails leaves none."""
-        starting.refuse_secrets(plan, self.options)
+        lifecycle.refuse_secrets(plan, self.options)
         url = run_url(str(plan.job["outputs"]), run)
         handle = Handle(target=plan.target, run=run, url=url)
         live = [job for job in self._jobs(handle) if job.live]
         if live:
             raise RunBusy(f"{run}: {live[-1]} is {live[-1].words}", fix=f"headway stop {run}")
-        starting.lay_ready(plan, self.options, self.engine)
+        lifecycle.lay_ready(plan, self.options, self.engine)
         try:
             # Vertex AI's own limit counts each submission anew: it is given what is left of the budget.
             left = remainder(plan, spent_s(folder_of(handle)))
-            job, place = starting.create(self._client(), left, self.options, run, self.sleep)
+            job, place = lifecycle.create(self._client(), left, self.options, run, self.sleep)
         except BaseException:  # Ctrl-C too: a job in the queue would run one day
             self._take_back(handle)
             raise
@@ -140,13 +142,13 @@ class VertexTarget:
 
     def down(self, handle: Handle) -> Receipt:
         """A stop through the folder, the plan's grace period, then a cancel, and a second look."""
-        receipt = removal.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
+        receipt = lifecycle.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
         if not receipt.left:
             free_the_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
-        live = {(job.url, job.owner): job for job in jobs.live(self._client(), regions(self.options))}
+        live = {(job.url, job.owner): job for job in lifecycle.live(self._client(), regions_regions(self.options))}
         return [Handle(target=KIND, run=job.run, url=job.url, details=_label(job)) for _, job in sorted(live.items())]
 
     def _client(self) -> Client:
@@ -158,16 +160,16 @@ class VertexTarget:
 
     def _jobs(self, handle: Handle) -> list[Job]:
         """By label, wherever they are; and the one that was recorded, should a label ever be lost."""
-        found = jobs.of_run(self._client(), regions(self.options), handle.url)
+        found = lifecycle.of_run(self._client(), regions_regions(self.options), handle.url)
         known = str(handle.details.get("job", ""))
         if known and known not in {job.name for job in found}:
-            recorded = jobs.recorded(self._client(), known, handle.url)
+            recorded = lifecycle.recorded(self._client(), known, handle.url)
             found = [recorded, *found] if recorded is not None else found
         return found
 
     def _newest(self, handle: Handle) -> Job | None:
         known = str(handle.details.get("job", ""))
-        recorded = jobs.recorded(self._client(), known, handle.url)
+        recorded = lifecycle.recorded(self._client(), known, handle.url)
         if recorded is not None and recorded.live:
             return recorded
         found = self._jobs(handle)
@@ -199,9 +201,9 @@ class VertexTarget:
             return Status(state=State.LOST, reason=why)
         if job.state in ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED"):
             return Status(state=State.STOPPED, reason=f"{why} before its first attempt")
-        said = cloud_logs.last_words(self._client(), job.id)
+        said = client.last_words(self._client(), job.id)
         last = f"; it last said: {said}" if said else ""
-        link = jobs.console_link(job.name, self._client().project)
+        link = lifecycle.console_link(job.name, self._client().project)
         return Status(state=State.FAILED, reason=f"{why}, before the supervisor started{last} ({link})", exit_code=1)
 
     def _before(self, handle: Handle, over: Callable[[], bool] | None) -> Iterator[LogLine]:
@@ -214,11 +216,11 @@ class VertexTarget:
             return  # the folder is still to be read
         if job is None:
             return
-        preamble = cloud_logs.Preamble(self._client(), job.id)
+        preamble = client.Preamble(self._client(), job.id)
         if over is None:
             yield from preamble.fresh()
         else:
-            yield from cloud_logs.followed(
+            yield from client.followed(
                 preamble, lambda: over() or evidence(folder_of(handle)).started, sleep=self.sleep
             )
 

@@ -1,0 +1,143 @@
+"""A recipe's model as a checkpoint of a run holds it: what `eval` and `export` work on. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.artifacts.best_scores import scores_in
+from headway.core.errors import BadInput, NoCheckpoint, NotThere
+from headway.plugins import RECIPES, Recipe
+from headway.rundir.layout import RunFolder
+from headway.spec import Job, undump
+from headway.spec.serialize import from_plain
+from headway.storage import open_store
+from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.serialization import Damaged, read_record
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from headway.bundle.format import BundleParts
+    from headway.storage.base import Store
+    from headway.training.checkpoint.index import Kept
+
+BEST, LAST = "best", "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    recipe: Recipe
+    job: Job
+    config: Any
+    model: nn.Module
+    checkpoint: str  # the name it was found by
+    step: int
+    scores: Mapping[str, float]  # the run's own validation of these weights, where it was done
+    environment: Mapping[str, Any]  # what they were trained with: versions, threads, device
+
+    def bundle(self) -> BundleParts:
+        """Ready to be exported."""
+        made: BundleParts = self.recipe.load("bundle")(self.model, self.config, self.job, self.scores)
+        return made
+
+
+def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
+    """The model of a run, by a checkpoint's name or step. `best` is the newest one where none was scored."""
+    store = open_store(run_url)
+    folder = RunFolder(store)
+    plan = folder.plan()
+    job = undump(plan.job, where=run_url)
+    recipe = recipe_of(job)
+    config = from_plain(job.config, recipe.load_config(), where=run_url)
+    step, found_as = _step(store, checkpoint)
+    try:
+        loaded = Archive(store).load(step)
+    except Damaged as damage:
+        raise NoCheckpoint(
+            f"the checkpoint of step {step} cannot be used: {damage}",
+            where=run_url,
+            fix="choose another: --checkpoint NAME",
+        ) from None
+    return Trained(
+        recipe=recipe,
+        job=job,
+        config=config,
+        model=_rebuilt(recipe, config, _weights(loaded.state), by=plan.headway, where=f"{run_url}, step {step}"),
+        checkpoint=found_as,
+        step=step,
+        scores=scores_at(folder, step),
+        environment=loaded.environment,
+    )
+
+
+def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str, where: str) -> nn.Module:
+    """The model that took these weights to itself. A run of an older Headway may be of a model that is no more."""
+    try:
+        model: nn.Module = recipe.load("rebuild")(config, weights)
+    except (RuntimeError, KeyError) as error:
+        lines = str(error).strip().splitlines()
+        raise NoCheckpoint(
+            f"its weights do not fit {recipe.name} as it is now: {lines[min(1, len(lines) - 1)].strip()}",
+            where=where,
+            fix=f"use the Headway that trained it ({by}), or train again",
+        ) from None
+    return model
+
+
+def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's state. Where a run keeps an average of its weights, that is what it scores and exports."""
+    averaged = state.get("average_1", {}).get("weights", {})
+    return {**state["model"], **averaged}
+
+
+def recipe_of(job: Job) -> Recipe:
+    if job.recipe is None:
+        raise BadInput(
+            f"{job.name} runs a script of its own, and only recipes know how to score or rebuild their model",
+            fix="do it in the script: run.score(…), run.finish(bundle)",
+        )
+    if job.recipe not in RECIPES:
+        raise BadInput(f"this Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}")
+    return RECIPES[job.recipe]
+
+
+def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
+    """What the run itself measured at a step, without what it logs at every step."""
+    records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
+    return scores_in(records[-1]) if records else {}
+
+
+def _best_of_phases(kept: Sequence[Kept]) -> tuple[int, str] | None:
+    """A run in phases has a best of each: that of the newest counts."""
+    found = [(one.step, name) for one in kept for name in one.names if name.endswith(f"_{BEST}")]
+    return max(found, default=None)
+
+
+def _step(store: Store, checkpoint: str) -> tuple[int, str]:
+    """Which step a name stands for."""
+    kept = Archive(store).recorded()
+    if not kept:
+        raise NoCheckpoint("this run has no checkpoint yet", where=store.url, fix="headway resume RUN")
+    steps = [one.step for one in kept]
+    if checkpoint == LAST:
+        return steps[-1], LAST
+    try:
+        return int(read_record(store, f"checkpoints/{checkpoint}.json")["step"]), checkpoint
+    except NotThere:
+        pass
+    except (Damaged, KeyError, TypeError, ValueError):
+        raise NoCheckpoint(
+            f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="name a step instead"
+        ) from None
+    if checkpoint == BEST:
+        return _best_of_phases(kept) or (steps[-1], LAST)
+    if checkpoint.isdigit() and int(checkpoint) in steps:
+        return int(checkpoint), checkpoint
+    names = sorted({name for one in kept for name in one.names} | {LAST})
+    raise BadInput(
+        f"this run has no checkpoint {checkpoint!r}",
+        where=store.url,
+        fix=f"choose one of {', '.join([*names, *map(str, steps)])}",
+    )

@@ -1,0 +1,254 @@
+"""Runs side by side: what they scored and how sure that is, what was set differently, how they learnt."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from string import Template
+from typing import Any, Final
+
+from headway._version import __version__
+from headway.artifacts.best_scores import scores_in
+from headway.artifacts.svg_chart import Line, chart, thinned
+from headway.core.errors import BadInput
+from headway.rundir.layout import REPORT, RunFolder
+from headway.storage import open_store
+
+# One run as it enters a comparison, read from its folder alone. Nothing heavy is imported.
+
+
+SAMPLES: Final = "report_samples.json"
+_NOT_CURVES: Final = ("step", "epoch", "time")
+_OUTCOME: Final = ("outputs", "export", "name")  # where a run lies, not how it was trained
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    name: str
+    url: str
+    recipe: str
+    measured: str  # on what: "test of builtin:cards, 1,000 inputs", or "its own validation"
+    metrics: Mapping[str, float]
+    samples: Mapping[str, Any]  # by metric, what each input adds to it; none for a run that was not evaluated
+    settings: Mapping[str, Any]  # dotted keys
+    curves: Mapping[str, Points]
+    steps: int
+    seconds: float | None
+
+
+def read_run(url: str) -> Contender:
+    """Its report where it was evaluated, and the last scores of its own validation where not."""
+    folder = RunFolder(open_store(url))
+    job = folder.plan().job
+    report = folder.read_json(REPORT)
+    history = folder.metrics()
+    return Contender(
+        name=folder.name,
+        url=url,
+        recipe=str(job.get("recipe") or job.get("script") or ""),
+        measured=_measured(report),
+        metrics=dict(report["metrics"]) if report else _validated(folder),
+        samples=_samples(folder, report),
+        settings=flat({key: value for key, value in job.items() if key not in _OUTCOME}),
+        curves=_curves(history),
+        steps=max((int(record["step"]) for record in history), default=0),
+        seconds=float(report["training"]["seconds"]) if report else None,
+    )
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"config": {"lr": 1}} as {"config.lr": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def _measured(report: Mapping[str, Any] | None) -> str:
+    if report is None:
+        return "its own validation"
+    return f"{report['split']} of {report['data']}, {report['count']:,} inputs"
+
+
+def _validated(folder: RunFolder) -> dict[str, float]:
+    """The newest scores that the run measured itself."""
+    scored = [event for event in folder.events() if event["kind"] == "score"]
+    return scores_in(scored[-1]) if scored else {}
+
+
+def _samples(folder: RunFolder, report: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Only those of the very evaluation that the report is of."""
+    kept = folder.read_json(SAMPLES) if report else None
+    if report is None or kept is None:
+        return {}
+    same = all(kept.get(name) == report.get(name) for name in ("data", "split", "count", "step"))
+    found: Mapping[str, Any] = kept["samples"] if same else {}
+    return found
+
+
+def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    curves: dict[str, Points] = {}
+    for record in history:
+        for name, value in record.items():
+            if name not in _NOT_CURVES and isinstance(value, int | float):
+                curves.setdefault(name, []).append((float(record["step"]), float(value)))
+    return curves
+
+
+# From contenders to one plain record: metrics with intervals, differences to the first run, settings, curves.
+#
+# Intervals are percentiles of a bootstrap over inputs (seeded). Where two runs were measured on the same inputs, the
+# difference is drawn on the same inputs each time, which sees differences that lie within both intervals. What an
+# interval does not see is the seed of the training: for that, train again.
+
+
+_POINTS: Final = 60  # of a curve
+_ABSENT: Final = "–"
+
+
+def compare(contenders: Sequence[Contender], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
+    """All that can be said of two or more runs. The first one is what the others are compared with."""
+    if len(contenders) < 2:
+        raise BadInput("one run cannot be compared", fix="headway compare RUN RUN…")
+    return {
+        "runs": [_about(contender) for contender in contenders],
+        "metrics": {
+            name: [_value(contender, contenders[0], name, resamples, level) for contender in contenders]
+            for name in _shared([contender.metrics for contender in contenders])
+        },
+        "settings": settings(contenders),
+        "curves": {
+            name: [_thin(contender.curves.get(name, [])) for contender in contenders]
+            for name in _shared([contender.curves for contender in contenders])
+        },
+        "notes": _notes(contenders),
+    }
+
+
+def settings(contenders: Sequence[Contender]) -> dict[str, list[Any]]:
+    """What was not set alike, by dotted key."""
+    keys = sorted({key for contender in contenders for key in contender.settings})
+    rows = {key: [contender.settings.get(key, _ABSENT) for contender in contenders] for key in keys}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _about(contender: Contender) -> dict[str, Any]:
+    names = ("name", "url", "recipe", "measured", "steps", "seconds")
+    return {name: getattr(contender, name) for name in names}
+
+
+def _shared(each: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names that any has, in the order in which they first come."""
+    return list(dict.fromkeys(name for names in each for name in names))
+
+
+def _value(contender: Contender, first: Contender, name: str, resamples: int, level: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"value": contender.metrics.get(name)}
+    mine, theirs = contender.samples.get(name), first.samples.get(name)
+    if mine is None:
+        return found
+    from headway.metrics.bootstrap import difference, interval
+    from headway.metrics.samples import size, statistic
+
+    own = interval(statistic(mine), size(mine), resamples=resamples, level=level)
+    found |= {"low": own.low, "high": own.high, "level": level}
+    if contender is not first and theirs is not None and paired(contender, first) and size(mine) == size(theirs):
+        gap = difference(statistic(theirs), statistic(mine), size(mine), resamples=resamples, level=level)
+        found["difference"] = asdict(gap)
+    return found
+
+
+def paired(one: Contender, other: Contender) -> bool:
+    """Whether both were measured on the very same inputs."""
+    return one.measured == other.measured and bool(one.samples) and bool(other.samples)
+
+
+def _thin(points: Sequence[tuple[float, float]]) -> list[list[float]]:
+    return [[round(x, 2), float(f"{y:.6g}")] for x, y in thinned(points, _POINTS)]
+
+
+def _notes(contenders: Sequence[Contender]) -> list[str]:
+    notes = [
+        f"{contender.name} has no intervals: headway eval {contender.name}"
+        for contender in contenders
+        if not contender.samples
+    ]
+    if len({contender.measured for contender in contenders}) > 1:
+        notes.append("not all were measured on the same inputs: differences are not paired, and may be the data's")
+    if len({contender.recipe for contender in contenders}) > 1:
+        notes.append("they are of different recipes: metrics of one name may not mean the same")
+    return notes
+
+
+__all__ = ["Contender", "compare", "read_run"]
+
+
+# A comparison as a page: tables, and every curve with one line a run. Read without a network.
+
+
+_NOISY = ("grad_norm", "loss")
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The whole page as text."""
+    assets = files("headway.artifacts") / "report_assets"
+    names = [run["name"] for run in found["runs"]]
+    body = [
+        _table(["", *names], [[name, *map(shown, values)] for name, values in found["metrics"].items()], "Metrics"),
+        "".join(f"<p>{_text(note)}</p>" for note in found["notes"]),
+        _table(["", *names], [[key, *values] for key, values in found["settings"].items()], "Set differently"),
+        f'<h2>Curves</h2><div class="charts">{"".join(_curve(found, name) for name in found["curves"])}</div>',
+    ]
+    return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
+        title=_text(" against ".join(names)),
+        style=(assets / "style.css").read_text(encoding="utf-8"),
+        subtitle=_text("; ".join(f"{run['name']}: {run['measured']}" for run in found["runs"])),
+        body="\n".join(body),
+        footer=_text(f"Written by Headway {__version__}. This file needs nothing else."),
+    )
+
+
+def shown(entry: Mapping[str, Any]) -> str:
+    """0.912 [0.901, 0.923], and where it is known, by how much it differs from the first run."""
+    if entry.get("value") is None:
+        return ""
+    text = f"{entry['value']:.4f}"
+    if "low" in entry:
+        text += f" [{entry['low']:.4f}, {entry['high']:.4f}]"
+    if "difference" in entry:
+        gap = entry["difference"]
+        text += f"  {gap['value']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]{' *' if differs(entry) else ''}"
+    return text
+
+
+def differs(entry: Mapping[str, Any]) -> bool:
+    """Whether the interval of the difference leaves out 0."""
+    gap = entry.get("difference")
+    return gap is not None and (gap["low"] > 0 or gap["high"] < 0)
+
+
+def _curve(found: Mapping[str, Any], name: str) -> str:
+    runs = zip(found["runs"], found["curves"][name], strict=True)
+    lines = [Line(run["name"], [(x, y) for x, y in points], noisy=name in _NOISY) for run, points in runs if points]
+    return f"<figure><figcaption>{_text(name)}</figcaption>{chart(name, lines)}</figure>"
+
+
+def _table(head: Sequence[object], rows: Sequence[Sequence[object]], title: str) -> str:
+    if not rows:
+        return ""
+    lines = ["".join(f"<th>{_text(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
+    cells = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<h2>{_text(title)}</h2><div class="scroll"><table>{cells}</table></div>'
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,156 @@
+"""Export a run's bundle: the one it has, or one made from a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from headway.artifacts.checkpoint_model import Trained, open_trained
+from headway.artifacts.torch_files import as_pth
+from headway.bundle.format import RECORD, Bundle, to_json
+from headway.bundle.publish import publish
+from headway.core.errors import BadInput, NotThere
+from headway.plugins import RECIPES, Recipe
+from headway.storage import join, local_path, open_store
+from headway.training.checkpoint.reader import Archive
+
+
+def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = None) -> str:
+    """Make or find the run's bundle, publish it at `to` if given, and return where it is.
+
+    Without a checkpoint's name the bundle that the run exported is used; a run that has none gets that of its best one.
+    """
+    inside = join(run_url, "export")
+    if checkpoint is None and _has_bundle(inside):
+        if to is None:
+            return inside
+        with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
+            return publish(_unpacked(Bundle.open(inside), Path(name)), to)
+    from headway.artifacts.checkpoint_model import open_trained
+
+    with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
+        open_trained(run_url, checkpoint or "best").bundle().write(Path(name))
+        return publish(Path(name), to or inside)
+
+
+def _has_bundle(url: str) -> bool:
+    try:
+        open_store(url).stat(RECORD)
+    except NotThere:
+        return False
+    return True
+
+
+def _unpacked(bundle: Bundle, folder: Path) -> Path:
+    """A checked bundle's files under their own names, with a record that says so."""
+    for name in bundle.record.files:
+        shutil.copyfile(bundle.folder / name, folder / name)
+    files = {name: replace(entry, at=None) for name, entry in bundle.record.files.items()}
+    (folder / RECORD).write_bytes(to_json(replace(bundle.record, files=files, replaces=()).as_json()))
+    return folder
+
+
+# A run's model, or a bundle's, as files for other programs: `.pth` state dicts, ONNX, torch.export. Needs torch.
+
+
+FORMATS: Final = ("onnx", "pt2", "pth")
+_EPOCH: Final = "epoch_"
+
+
+def write_pth(run_url: str, to: str) -> list[str]:
+    """Every named checkpoint, and the best weights with their settings; returns the files' names.
+
+    phase1_best.pth, checkpoint_epoch_5.pth …: {"model_state_dict", "step", "epoch", "scores"}
+    NAME_state_dict.pth, NAME_config.json: the best weights alone, and the settings they need
+    """
+    return _put(_pth_files(run_url), to)
+
+
+def _pth_files(run_url: str) -> Iterator[tuple[str, bytes]]:
+    for kept in Archive(open_store(run_url)).recorded():
+        for name in kept.names:
+            trained = open_trained(run_url, name)
+            body = {
+                "model_state_dict": _weights(trained.model.state_dict()),
+                "step": kept.step,
+                "epoch": kept.epoch,
+                "scores": dict(trained.scores),
+            }
+            yield _file_name(name), as_pth(body)
+    best = open_trained(run_url)
+    yield from _best_files(best.bundle(), _weights(best.model.state_dict()))
+
+
+def _file_name(checkpoint: str) -> str:
+    return f"checkpoint_{checkpoint}.pth" if checkpoint.startswith(_EPOCH) else f"{checkpoint}.pth"
+
+
+def _best_files(parts: Any, weights: dict[str, Tensor]) -> Iterator[tuple[str, bytes]]:
+    yield f"{parts.name}_state_dict.pth", as_pth(weights)
+    settings = f"{parts.name}_config.json"
+    yield settings, parts.files.get(settings) or to_json(dict(parts.config))
+    for name, body in parts.files.items():
+        if name not in (settings, f"{parts.name}_state_dict.pth"):
+            yield name, body  # a vocabulary, a tokenizer: weights are worth nothing without them
+
+
+def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> dict[str, Any]:
+    """The model as `onnx` or `pt2` files with a record of what goes in and out, each checked against the model."""
+    from headway.artifacts.onnx import WRITERS
+
+    recipe, name, model, config, files = _opened(ref, checkpoint)
+    if not recipe.graphs:
+        raise BadInput(
+            f"{recipe.name} cannot be written as {kind} yet", where=ref, fix="use its bundle, or its weights: --as pth"
+        )
+    with tempfile.TemporaryDirectory(prefix="headway-graphs-") as folder:
+        made = [WRITERS[kind](graph, Path(folder)) for graph in recipe.load("graphs")(model, config)]
+        record = {"name": name, "recipe": recipe.name, "format": kind, "graphs": made}
+        bodies = [(path.name, path.read_bytes()) for path in sorted(Path(folder).iterdir())]
+        _put(iter([*bodies, *files.items(), (f"{name}_{kind}.json", to_json(record))]), to)
+    return {**record, "to": to}
+
+
+def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str, bytes]]:
+    """What a graph is made of, from a run or a bundle."""
+    from headway.artifacts.evaluate import is_bundle
+
+    if is_bundle(ref):
+        bundle = Bundle.open(ref)
+        if bundle.recipe not in RECIPES:
+            raise BadInput(f"this Headway has no recipe {bundle.recipe!r}", where=ref)
+        predictor = RECIPES[bundle.recipe].load("predictor")(bundle)
+        files = {name: bundle.read(name) for name in bundle.record.files if _belongs(name)}
+        return RECIPES[bundle.recipe], bundle.name, predictor.model, predictor.config, files
+    trained: Trained = open_trained(ref, checkpoint)
+    parts = trained.bundle()
+    files = {name: body for name, body in parts.files.items() if _belongs(name)}
+    return trained.recipe, parts.name, trained.model, trained.config, files
+
+
+def _belongs(name: str) -> bool:
+    """What a program needs beside the graph: vocabularies and settings, not the weights once more."""
+    return name.endswith(".json") and name not in ("bundle.json", "config.json")
+
+
+def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _put(files: Iterator[tuple[str, bytes]], to: str) -> list[str]:
+    """Into a folder or an object store, replacing files of the same names and no others."""
+    folder = local_path(to)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file", fix="choose a folder")
+    store = open_store(to)
+    names = []
+    for name, body in files:
+        store.write(name, body)
+        names.append(name)
+    return names

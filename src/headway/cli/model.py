@@ -1,0 +1,332 @@
+"""`headway score`: captions, grades, classes or translations in files, scored without a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.options import add_json, add_run, locate
+from headway.cli.render import working
+from headway.core.errors import BadInput
+from headway.core.extras import needs
+from headway.core.format import as_json, duration, paint, size, table
+
+if TYPE_CHECKING:
+    from headway.artifacts.predict import Answer
+
+
+# `headway compare`: runs side by side, with confidence intervals, what was set differently, and curves.
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 24  # letters of a curve
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names, folders or URLs; the first is compared with")
+    parser.add_argument("--page", metavar="FILE", help="write it as a page with charts")
+    add_json(parser)
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    with needs("train", "compare"):
+        from headway.artifacts.compare import compare, page, read_run
+
+        found = compare([read_run(locate(text)) for text in args.runs])
+    if args.page:
+        Path(args.page).write_text(page(found), encoding="utf-8")
+    if args.json:
+        print(as_json(found))
+        return 0
+    for line in _told(found):
+        print(line)
+    if args.page:
+        print(f"\npage: {args.page}")
+    return 0
+
+
+def _told(found: Mapping[str, Any]) -> list[str]:
+    from headway.artifacts.compare import differs, shown
+
+    names = [run["name"] for run in found["runs"]]
+    metrics = [[name, *map(shown, values)] for name, values in found["metrics"].items()]
+    lines = [table(["metric", *names], metrics)] if metrics else []
+    if any(differs(entry) for values in found["metrics"].values() for entry in values):
+        lines.append(paint("* the difference to the first run is beyond chance (95 % of resamples)", "dim"))
+    about = [
+        ["measured on", *(run["measured"] for run in found["runs"])],
+        ["steps", *(f"{run['steps']:,}" for run in found["runs"])],
+        ["training", *("" if run["seconds"] is None else duration(run["seconds"]) for run in found["runs"])],
+    ]
+    lines += ["", table(["", *names], about)]
+    if found["settings"]:
+        rows = [[key, *(_short(value) for value in values)] for key, values in found["settings"].items()]
+        lines += ["", table(["set differently", *names], rows)]
+    curves = [
+        [name, *(spark([y for _, y in points]) for points in each)]
+        for name, each in found["curves"].items()
+        if name == "loss" or name in found["metrics"]
+    ]
+    if curves:
+        lines += ["", table(["curve", *names], curves)]
+    return [*lines, *(f"note: {note}" for note in found["notes"])]
+
+
+def spark(values: Sequence[float]) -> str:
+    """A curve in letters, from its first value to its last: 0.41 ▁▃▅▆▇█ 0.93."""
+    if not values:
+        return ""
+    step = max(1.0, len(values) / _WIDE)
+    some = [values[min(len(values) - 1, int(n * step))] for n in range(min(_WIDE, len(values)))]
+    low, high = min(some), max(some)
+    scale = (len(_BARS) - 1) / ((high - low) or 1.0)
+    return f"{values[0]:.3g} {''.join(_BARS[round((value - low) * scale)] for value in some)} {values[-1]:.3g}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+# `headway eval`: score a run's model, or a bundle's, on held-out data; a run's report goes into its folder.
+
+
+def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+    parser.add_argument("--checkpoint", default="best", metavar="NAME",
+                        help="best, last, a name such as phase2_best, or a step (default: best)")  # fmt: skip
+    parser.add_argument("--data", metavar="DATA", help="other data: what `data prepare` made, or a splits.json")
+    parser.add_argument("--root", metavar="DIR|URL", help="where the pictures of that splits.json are")
+    parser.add_argument("--split", default="test", help="default: test")
+
+
+def eval_command(args: argparse.Namespace) -> int:
+    url = locate(args.run, bundles=True)
+    with needs("train", "eval"):
+        import headway  # noqa: F401  which is loaded late, when no good word is left
+        from headway.artifacts.evaluate import evaluate
+    with working(f"measuring {args.run}"):
+        report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
+    if args.json:
+        print(as_json(report))
+        return 0
+    own = report.get("validation", {})
+    rows = [(name, number(value), number(own.get(name))) for name, value in report["metrics"].items()]
+    print(table(("metric", args.split, "validation"), rows))
+    for name in report:
+        if name.startswith("per_") and report[name]:
+            print(f"\n{_detail(report[name])}")
+    print(f"\n{report['count']:,} inputs of {report['data']}")
+    if "run" in report:
+        print(f"report: {url}/report.html")
+    return 0
+
+
+def _detail(records: list[Mapping[str, Any]]) -> str:
+    """A row for each class or grade."""
+    head = list(records[0])
+    return table(head, [[number(record[name]) for name in head] for record in records])
+
+
+def number(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+# `headway export`: a run's model as a bundle, in its folder or published; or as ONNX, torch.export or `.pth` files.
+
+
+BUNDLE = "bundle"
+FORMATS = (BUNDLE, "onnx", "pt2", "pth")
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+    parser.add_argument("--as", dest="form", choices=FORMATS, default=BUNDLE,
+                        help="bundle: all that Headway needs; onnx and pt2: graphs for other runtimes, checked against "
+                        "the model; pth: state dicts (default: bundle)")  # fmt: skip
+    parser.add_argument("--checkpoint", metavar="NAME", help="best, last, or a name (default: what the run exported)")
+    parser.add_argument("--to", metavar="URL",
+                        help="a bundle: publish it here too, atomically; else where the files go")  # fmt: skip
+
+
+def export_command(args: argparse.Namespace) -> int:
+    url = locate(args.run, bundles=args.form != BUNDLE)
+    if args.form != BUNDLE:
+        return _files(args, url)
+    with needs("train", "export"):
+        import headway  # noqa: F401  which is loaded late, when no good word is left
+        from headway.artifacts.export import export_run
+    with working(f"exporting {args.run}"):
+        bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)
+    print(as_json({"bundle": bundle}) if args.json else f"bundle: {bundle}\nnext: headway predict {bundle} INPUT…")
+    return 0
+
+
+def _files(args: argparse.Namespace, url: str) -> int:
+    with needs("train", f"export --as {args.form}"):
+        from headway.artifacts.export import write_graphs, write_pth
+    to = args.to or f"{url.rstrip('/').rsplit('/', 1)[-1]}-{args.form}"
+    if args.form == "pth":
+        if args.checkpoint:
+            raise BadInput("--as pth writes every named checkpoint", fix="leave out --checkpoint")
+        with working(f"writing {to}"):
+            files = write_pth(url, to)
+        return told({"to": to, "files": files}, args.json)
+    with working(f"exporting and checking {args.form}"):
+        made = write_graphs(url, args.form, to, checkpoint=args.checkpoint or "best")
+    if args.json:
+        print(as_json(made))
+        return 0
+    for graph in made["graphs"]:
+        inputs = ", ".join(f"{name}: {shape}" for name, shape in graph["inputs"].items())
+        print(f"{to}/{graph['file']}  {size(graph['bytes'])}")
+        print(f"  {inputs} -> {', '.join(graph['outputs'])}")
+        print(f"  checked: differs from the model by at most {graph['largest_difference']:.1g} of its largest value")
+    return 0
+
+
+def told(made: dict[str, Any], json: bool) -> int:
+    print(as_json(made) if json else "\n".join(f"{made['to']}/{name}" for name in made["files"]))
+    return 0
+
+
+# `headway predict`: try a model on your own inputs. Without any, what is typed or piped in is asked line by line.
+
+
+_AT_ONCE = 64  # lines of a pipe that are asked together
+
+
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("inputs", nargs="*", metavar="INPUT", help="picture files, or texts (default: what is typed)")
+    add_json(parser)
+
+
+def predict_command(args: argparse.Namespace) -> int:
+    url = locate(args.run, bundles=True)
+    with needs("train", "predict"):
+        from headway.artifacts.predict import open_predictor
+
+        recipe, answer = open_predictor(url)
+    if args.inputs:
+        _show(answer, args.inputs, json=args.json)
+    elif recipe.takes != "text":
+        raise BadInput(f"{recipe.name} is asked about picture files", fix=f"headway predict {args.run} picture.png")
+    elif sys.stdin.isatty() and not args.json:
+        _converse(answer)
+    else:
+        _piped(answer, sys.stdin, json=args.json)
+    return 0
+
+
+def _show(answer: Answer, inputs: list[str], *, json: bool) -> None:
+    answers = answer(inputs)
+    if json:
+        print(as_json(answers))
+        return
+    for given, said in zip(inputs, answers, strict=True):
+        print(f"{paint(given, 'dim')}  {said['text']}")
+
+
+def _converse(answer: Answer) -> None:
+    """One line, one answer, until an empty line or the end of the input."""
+    print(paint("Type a text and press Enter; an empty line ends.", "dim"))
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not text:
+            return
+        try:
+            print(answer([text])[0]["text"])
+        except BadInput as error:  # of this line alone: the next one may be better
+            print(error)
+
+
+def _piped(answer: Answer, lines: Iterable[str], *, json: bool) -> None:
+    """A line out for each line in, so that the two files stay aligned; all together as JSON."""
+    texts = [line.rstrip("\n") for line in lines]
+    if json:
+        print(as_json(answer(texts)))
+        return
+    for first in range(0, len(texts), _AT_ONCE):
+        for said in answer(texts[first : first + _AT_ONCE]):
+            print(said["text"], flush=True)
+
+
+FILES = {  # what -> how its two files are called
+    "captions": "RESULTS.json REFERENCES.json",
+    "classification": "PREDICTIONS [LABELS]",
+    "ordinal": "PREDICTIONS [LABELS]",
+    "translation": "HYPOTHESES REFERENCES…",
+}
+
+
+def score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=sorted(FILES))
+    parser.add_argument("files", nargs="+", metavar="FILE", help="; ".join(f"{k}: {v}" for k, v in FILES.items()))
+    parser.add_argument("--tokenized", action="store_true", help="captions: words are separated by spaces already")
+    parser.add_argument("--per-image", action="store_true", help="captions: the scores of each picture too")
+    parser.add_argument("--allow-missing", action="store_true", help="score what is in both files")
+    parser.add_argument("--allow-empty", action="store_true", help="score empty captions and lines as they are")
+    add_json(parser)
+
+
+def score_command(args: argparse.Namespace) -> int:
+    with needs("train", f"score {args.what}"):
+        found = _score(args)
+    if args.json:
+        print(as_json(found))
+        return 0
+    rows = [(name, f"{value:.4f}" if isinstance(value, float) else str(value)) for name, value in found.items()
+            if isinstance(value, (int, float, str))]  # fmt: skip
+    print(table(("score", args.what), rows))
+    for note in found.get("notes", []):
+        print(f"note: {note}")
+    return 0
+
+
+def _score(args: argparse.Namespace) -> dict[str, Any]:
+    from headway.metrics import files
+
+    given = args.files
+    most = {"captions": 2, "translation": len(given)}.get(args.what, 2)
+    least = 2 if args.what in ("captions", "translation") else 1
+    if not least <= len(given) <= most:
+        raise BadInput(
+            f"score {args.what} takes {FILES[args.what]}", fix=f"headway score {args.what} {FILES[args.what]}"
+        )
+    _refuse_foreign_options(args)
+    if args.what == "captions":
+        return files.score_captions(
+            *given,
+            tokenized=args.tokenized,
+            per_image=args.per_image,
+            allow_missing=args.allow_missing,
+            allow_empty=args.allow_empty,
+        )
+    if args.what == "translation":
+        return files.score_translation(given[0], given[1:], allow_empty=args.allow_empty)
+    judge = files.score_ordinal if args.what == "ordinal" else files.score_classification
+    return judge(*given, allow_missing=args.allow_missing)
+
+
+def _refuse_foreign_options(args: argparse.Namespace) -> None:
+    """An option that would be ignored is an error."""
+    belongs = {
+        "tokenized": ("captions",),
+        "per_image": ("captions",),
+        "allow_missing": ("captions", "ordinal", "classification"),
+        "allow_empty": ("captions", "translation"),
+    }
+    for name, whats in belongs.items():
+        if getattr(args, name) and args.what not in whats:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option} is for {' and '.join(whats)}", fix=f"headway score {args.what} without {option}")

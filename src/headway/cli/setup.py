@@ -1,0 +1,401 @@
+"""`headway image`: the container image of a job, as a Dockerfile to read, or built, pushed, or with a shell in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.options import DEFAULT, add_json, add_run, load_job, locate
+from headway.cli.render import working
+from headway.core.errors import BadInput, BadJob
+from headway.core.format import as_json, table, usd
+
+if TYPE_CHECKING:
+    from headway.packaging.dockerfile import Blueprint
+    from headway.pricing.quote import Quote
+    from headway.spec import Job
+    from headway.targets.docker.options import Options
+
+
+# `headway ci github|gitlab`: write the pipeline that trains on `!train!`; and the steps that it calls.
+
+
+WORKFLOWS = {"github": ".github/workflows/headway.yml", "gitlab": ".gitlab-ci.yml"}
+
+
+def ci_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="github|gitlab|…")
+    for name, path in WORKFLOWS.items():
+        own = verbs.add_parser(name, help=f"write {path}, and Headway's wheel beside it")
+        own.add_argument("--on", default="vertex", metavar="TARGET", help="where to train (default: vertex)")
+        own.add_argument("--force", action="store_true", help="overwrite what is there")
+        if name == "github":
+            own.add_argument("--branch", default="main", metavar="B", help="whose commits train (default: main)")
+    verbs.add_parser("trigger", help="which jobs $HEADWAY_MESSAGE asks for")
+    verbs.add_parser("identity", help="Google's credentials of a GitLab pipeline, without a key")
+    comment = verbs.add_parser("comment", help="put a file on GitLab's merge request")
+    comment.add_argument("file", metavar="FILE")
+    train = verbs.add_parser("train", help="train every job that $CI_COMMIT_MESSAGE asks for")
+    train.add_argument("--on", default="vertex", metavar="TARGET")
+    train.add_argument("--name", required=True, metavar="N", help="of the run; later ones add a number")
+    add_run(verbs.add_parser("summary", help="how a run went, in Markdown"))
+
+
+def ci_command(args: argparse.Namespace) -> int:
+    from headway.ci import trigger
+    from headway.tools import ci
+
+    if args.what in WORKFLOWS:
+        return _write_pipeline(args)
+    if args.what == "trigger":
+        return trigger.main()
+    if args.what == "identity":
+        print(ci.identity(os.environ))
+    elif args.what == "comment":
+        print(ci.comment(args.file, os.environ))
+    elif args.what == "train":
+        return _train(args)
+    else:
+        from headway.launcher.lifecycle import reach
+
+        print(ci.summary(reach(locate(args.run))))
+    return 0
+
+
+def _write_pipeline(args: argparse.Namespace) -> int:
+    from headway.packaging.code import own_wheel, wheel_path
+    from headway.tools import ci
+
+    _pipeline_json(args.on, "target")
+    path = Path(WORKFLOWS[args.what])
+    if path.exists() and not args.force:
+        raise BadInput(f"{path} is there already", fix=f"headway ci {args.what} --force")
+    name, _ = own_wheel()
+    if args.what == "github":
+        text = ci.github(wheel=name, on=args.on, branch=_pipeline_json(args.branch, "branch"))
+    else:
+        text = ci.gitlab(wheel=name, on=args.on)
+    folder = Path(ci.FOLDER)
+    folder.mkdir(exist_ok=True)
+    for former in folder.glob("headway-*.whl"):
+        former.unlink()
+    (folder / name).write_bytes(wheel_path(name).read_bytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(f"wrote {path} and {folder / name}\nnext: git add {path} {folder} && git commit")
+    return 0
+
+
+def _pipeline_json(text: str, what: str) -> str:
+    """It goes into a file that a pipeline runs."""
+    import re
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}", text):
+        raise BadInput(f"{text!r} cannot name a {what} here", fix="letters, digits, dots, slashes and dashes")
+    return text
+
+
+def _train(args: argparse.Namespace) -> int:
+    """One after the other: the exit code is that of the first that does not end well."""
+    from headway.ci.trigger import job_files
+    from headway.cli.dispatch import dispatch
+
+    worst = 0
+    files = job_files(os.environ.get("CI_COMMIT_MESSAGE", ""), Path.cwd())
+    if not files:
+        print("the commit's message asks for no training")
+    for number, file in enumerate(files):
+        name = args.name if number == 0 else f"{args.name}-{number + 1}"
+        code = dispatch(["run", "-f", file, "--on", args.on, "--name", name, "--yes", "--no-rehearse"])
+        worst = worst or code
+    return worst
+
+
+DOCKER = "docker"
+
+
+def image_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                        help="change a key for this once: --set image.base=python:3.12-slim")  # fmt: skip
+    parser.add_argument("--on", default=DOCKER, metavar="TARGET",
+                        help="a docker target of the job file: its command and platform (default: docker)")  # fmt: skip
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--build", action="store_true", help="build it, unless it is there")
+    what.add_argument("--push", action="store_true", help="build it and push it to image.repository")
+    what.add_argument("--shell", action="store_true", help="build it and open a shell in it")
+    what.add_argument("--out", metavar="DIR", help="write the folder it is built from, to build it elsewhere")
+    add_json(parser)
+    parser.set_defaults(env=[], secret=[])
+
+
+def image_command(args: argparse.Namespace) -> int:
+    job = load_job(args)
+    options, image = _options(job, args.on), None
+    if not job.image.uri:
+        image = blueprint(job, options.platform)
+    elif not args.shell:
+        fix = "remove image.uri, or write it as image.base to build upon it"
+        raise BadInput(f"the job names a ready image, so there is none to build: {job.image.uri}", fix=fix)
+    if args.shell:
+        return _shell(job, options, image)
+    assert image is not None
+    if args.out:
+        return _write_dockerfile(job, image, Path(args.out))
+    if args.build or args.push:
+        return _make(job, options, image, push=args.push, json=args.json)
+    print(as_json({"name": image.name, "dockerfile": image.dockerfile()}) if args.json else image.dockerfile(), end="")
+    return 0
+
+
+def blueprint(job: Job, platform: str) -> Blueprint:
+    """What would be built for this job, by this Headway and this Python. Asks no daemon."""
+    from headway._version import __version__
+    from headway.packaging import reference, requirements
+    from headway.packaging.code import own_wheel, package
+    from headway.packaging.dockerfile import of_parts
+    from headway.spec import dump
+
+    problems = reference.problems(dump(job)["image"], job.name)
+    if job.requirements:
+        problems += requirements.problems(Path(job.root), job.requirements)
+    if problems:
+        raise BadJob(problems)
+    python = ".".join(map(str, sys.version_info[:3]))
+    sha256 = package(job).sha256
+    return of_parts(dump(job), sha256, own_wheel(), headway=__version__, python=python, platform=platform)
+
+
+def _options(job: Job, on: str) -> Options:
+    from headway.spec.serialize import from_plain
+    from headway.targets import registry
+    from headway.targets.docker.options import Options
+
+    entry = registry.entry(job, on)
+    if entry.kind != DOCKER:
+        raise BadInput(f"{on} is a target of kind {entry.kind}", fix="--on a target of kind docker, or leave it out")
+    return from_plain(entry.options, Options, where=f"options of {on}")
+
+
+def _make(job: Job, options: Options, image: Blueprint, *, push: bool, json: bool) -> int:
+    from headway.packaging import build
+    from headway.packaging.engine import run
+
+    with working(f"{'pushing' if push else 'building'} {image.name}"):
+        make = build.push if push else build.build
+        uri = make(run, options.command, image, job.outputs)
+    if push:
+        next_step = "plans of this very job and code name it by this digest from now on\nnext: headway plan"
+    else:
+        next_step = "next: headway run --on docker"
+    print(as_json({"uri": uri}) if json else f"{uri}\n{next_step}")
+    return 0
+
+
+def _write_dockerfile(job: Job, image: Blueprint, folder: Path) -> int:
+    from headway.packaging import context
+
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"{folder} is not empty", fix="--out a new folder")
+    context.write(image, job.outputs, folder)
+    print(f"{folder} is ready\nnext: docker build --platform {image.platform} --tag {image.name} {folder}")
+    return 0
+
+
+def _shell(job: Job, options: Options, image: Blueprint | None) -> int:
+    from headway.packaging import build
+    from headway.packaging.engine import not_installed, run
+
+    if image is not None:
+        name = build.build(run, options.command, image, job.outputs)
+    else:
+        name = str(job.image.uri)
+        build.pull(run, options.command, name, options.platform)
+    terminal = ["--tty"] if sys.stdin.isatty() else []
+    best = "command -v bash >/dev/null && exec bash; exec sh"
+    who = ["--user", f"{os.getuid()}:{os.getgid()}"]
+    words = [options.command, "run", "--rm", "--interactive", *terminal, *who, "--entrypoint", "sh", name, "-c", best]
+    try:
+        return subprocess.call(words)
+    except FileNotFoundError:
+        raise not_installed(options.command) from None
+
+
+# `headway infra gcp`: print the Terraform that sets up a cloud project for Headway. Nothing is applied.
+
+
+def infra_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cloud", choices=["gcp"], help="which cloud")
+    parser.add_argument("--project", required=True, metavar="P", help="the project that is billed")
+    parser.add_argument(
+        "--zone", default="us-central1-a", metavar="Z", help="where machines run (default: us-central1-a)"
+    )
+    parser.add_argument("--name", default="headway", metavar="N", help="of what is made (default: headway)")
+    parser.add_argument("--bucket", default="", metavar="B", help="for runs (default: PROJECT-NAME)")
+    parser.add_argument("--namespace", default="default", metavar="NS", help="of Kubernetes, where jobs run")
+    parser.add_argument("--secret", action="append", default=[], metavar="S", help="an entry of Secret Manager")
+    parser.add_argument("--accelerator", default="T4:1", metavar="A:N", help="of the GPU machines (default: T4:1)")
+    parser.add_argument("--machine", metavar="M", help="of the GPU machines (default: the usual one)")
+    parser.add_argument("--max-nodes", type=int, default=2, metavar="N", help="GPU machines at once (default: 2)")
+    parser.add_argument("--spot", action="store_true", help="cheaper GPU machines that may be taken away")
+    parser.add_argument("--billing-account", default="", metavar="ID", help="for a budget alert")
+    parser.add_argument(
+        "--budget", type=float, default=50.0, metavar="USD", help="a month, for that alert (default: 50)"
+    )
+    parser.add_argument("--no-cluster", action="store_true", help="without a Kubernetes cluster: Vertex AI only")
+    parser.add_argument("--workbench", action="store_true", help="with a notebook instance")
+    parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")
+
+
+def infra_command(args: argparse.Namespace) -> int:
+    from headway.tools.terraform_gcp import Wanted, terraform
+
+    kind, gpus, machine = _gpu(args)
+    text = terraform(
+        Wanted(
+            project=args.project,
+            zone=args.zone,
+            name=args.name,
+            bucket=args.bucket,
+            namespace=args.namespace,
+            secrets=tuple(dict.fromkeys(args.secret)),
+            accelerator=kind,
+            gpus=gpus,
+            machine=machine,
+            most_nodes=max(1, args.max_nodes),
+            spot=args.spot,
+            billing_account=args.billing_account,
+            budget_usd=args.budget,
+            cluster=not args.no_cluster,
+            workbench=args.workbench,
+        )
+    )
+    if args.out:
+        Path(args.out).write_text(text)
+        print(f"next: terraform init && terraform plan   (in the folder of {args.out})")
+    else:
+        print(text, end="")
+    return 0
+
+
+def _gpu(args: argparse.Namespace) -> tuple[str, int, str]:
+    """Google's word for the accelerator, how many, and the machine."""
+    from headway.pricing.machines import machine_for
+    from headway.spec.units import BadUnit, accelerator
+
+    try:
+        asked = accelerator(args.accelerator)
+    except BadUnit as error:
+        raise BadInput(f"--accelerator: {error}", fix="--accelerator T4:1") from None
+    usual = machine_for(asked.kind, asked.count)
+    if usual is None and not args.machine:
+        raise BadInput(f"Google sells no machine with {args.accelerator}", fix="headway prices lists what is sold")
+    word = {"A100-80GB": "nvidia-a100-80gb", "H100": "nvidia-h100-80gb", "H100-MEGA": "nvidia-h100-mega-80gb",
+            "H200": "nvidia-h200-141gb", "L4": "nvidia-l4", "B200": "nvidia-b200"}  # fmt: skip
+    return word.get(asked.kind, f"nvidia-tesla-{asked.kind.lower()}"), asked.count, args.machine or usual or ""
+
+
+# `headway prices T4`: what an accelerator and its machine cost an hour, in every region. Needs no credentials.
+
+
+def prices_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("accelerator", nargs="?", metavar="KIND[:N]", help="T4, L4:2, A100:8, …; left out: all of them")
+    parser.add_argument("--region", metavar="R", help="only this region, or those that begin like it: us, europe-west4")
+    parser.add_argument("--machine", metavar="M", help="with this machine (default: the usual one for it)")
+    parser.add_argument("--vertex", action="store_true", help="with Vertex AI's management fee")
+    parser.add_argument("--factor", type=float, metavar="F", help="that fee as a factor (default: 1.15)")
+    parser.add_argument("--update", metavar="FILE", help="take a newer table from a file, for all later plans")
+    add_json(parser)
+
+
+def prices_command(args: argparse.Namespace) -> int:
+    from headway.pricing.table import load, update
+
+    if args.update:
+        kept = update(Path(args.update))
+        print(f"prices of {kept.dated} ({kept.source}) are used from now on")
+        if not args.accelerator:
+            return 0
+    prices = load()
+    rows = _rows(args)
+    if args.json:
+        print(as_json({"dated": prices.dated, "source": prices.source, "factor": _factor(args), "prices": rows}))
+        return 0
+    cells = [(*_names(row), usd(row["usd_per_hour"]), usd(row["spot_usd_per_hour"])) for row in rows]
+    print(table(("ACCELERATOR", "MACHINE", "REGION", "ON DEMAND/h", "SPOT/h"), cells))
+    fee = f", × {_factor(args):g} for Vertex's management" if _factor(args) != 1 else ""
+    print(
+        f"{prices.source}, {prices.dated}: machine and accelerator together{fee}. Disks, storage and traffic are extra."
+    )
+    return 0
+
+
+def _names(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["accelerator"], row["machine"], row["region"]
+
+
+def _factor(args: argparse.Namespace) -> float:
+    from headway.pricing.quote import VERTEX_FACTOR
+
+    if args.factor is not None:
+        if args.factor <= 0:
+            raise BadInput(f"a factor of {args.factor:g} makes no price", fix="--factor 1.15")
+        return float(args.factor)
+    return VERTEX_FACTOR if args.vertex else 1.0
+
+
+def _rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from headway.pricing.quote import compare_regions
+
+    if args.accelerator is None:
+        found = _cheapest(args)
+    else:
+        kind, count = _asked(args.accelerator)
+        found = compare_regions(kind, count, args.machine)
+    found = [quote for quote in found if quote.region.startswith(args.region or "")]
+    if not found:
+        where = f" in {args.region}" if args.region else ""
+        machine = f" with {args.machine}" if args.machine else ""
+        raise BadInput(f"no price for {args.accelerator or 'anything'}{machine}{where}", fix="headway prices T4")
+    factor = _factor(args)
+    return [_price_json(quote, factor) for quote in found]
+
+
+def _cheapest(args: argparse.Namespace) -> list[Quote]:
+    """One of each kind, where it is cheapest."""
+    from headway.pricing.quote import compare_regions
+    from headway.pricing.table import ACCELERATOR, load
+
+    prices = load()
+    found = []
+    for kind in prices.names(ACCELERATOR):
+        fewest = min(row.count for row in prices.rows(ACCELERATOR, kind))
+        quotes = [q for q in compare_regions(kind, fewest, args.machine) if q.region.startswith(args.region or "")]
+        found += quotes[:1]
+    return sorted(found, key=lambda quote: quote.price.usd)
+
+
+def _asked(text: str) -> tuple[str, int]:
+    from headway.spec.units import BadUnit, accelerator
+
+    try:
+        asked = accelerator(text.upper())
+    except BadUnit as error:
+        raise BadInput(f"{text!r} is no accelerator: {error}", fix="headway prices lists them") from None
+    return asked.kind, asked.count
+
+
+def _price_json(quote: Quote, factor: float) -> dict[str, Any]:
+    kind, count = quote.accelerator or ("", 0)
+    price = quote.price.times(factor)
+    return {
+        "accelerator": f"{kind}:{count}",
+        "machine": quote.machine,
+        "region": quote.region,
+        "usd_per_hour": round(price.usd, 5),
+        "spot_usd_per_hour": round(price.spot_usd, 5),
+    }

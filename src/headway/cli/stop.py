@@ -1,0 +1,230 @@
+"""`headway gc`: what runs left behind, everywhere, listed and removed. Live runs are listed and left alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.cli.options import DEFAULT, add_json, add_run, locate
+from headway.cli.render import working
+from headway.core.errors import FINISHED, LEFT_BEHIND, HeadwayError
+from headway.core.format import as_json, paint, table
+
+if TYPE_CHECKING:
+    from headway.core.types import Receipt, Target
+    from headway.launcher.gc import Found, Place
+    from headway.spec import Job
+
+
+# `headway stop` and `headway down`: end a run. Stopped, it can go on; taken down, only its folder is left.
+
+
+def stop_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+
+
+def stop_command(args: argparse.Namespace) -> int:
+    return _stop(args) if args.verb == "stop" else _down(args)
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from headway.cli.follow import first_of_all, how, recorded_kind, say
+    from headway.launcher.lifecycle import reach
+
+    hold = reach(locate(args.run), say=say)
+    kind = recorded_kind(hold.folder)
+    with working(f"stopping {hold.run}{first_of_all(kind)}"):
+        outcome = hold.stop()
+    left = outcome.receipt.left if outcome.receipt else ()
+    state = outcome.status.state
+    if args.json:
+        print(as_json({"run": outcome.run, "state": state.value, "left": list(left), "resume": kind}))
+    else:
+        following = f"headway resume {outcome.run}" if state.resumable else f"headway status {outcome.run}"
+        print("\n".join([f"{outcome.run} {state.value}", *how(kind, state), f"next: {following}"]))
+    return LEFT_BEHIND if left else FINISHED
+
+
+def _down(args: argparse.Namespace) -> int:
+    from headway.cli.follow import say
+    from headway.launcher.lifecycle import reach
+
+    hold = reach(locate(args.run), say=say)
+    with working(f"taking {hold.run} down"):
+        receipt = hold.down()
+    if args.json:
+        print(as_json(asdict(receipt)))
+    else:
+        print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing: it was gone already'}")
+        print(_looked_again(receipt))
+        for line in still_billed(hold.target):
+            print(f"still billed: {line}")
+    return LEFT_BEHIND if receipt.left else FINISHED
+
+
+def _looked_again(receipt: Receipt) -> str:
+    if receipt.left:
+        return f"LEFT BEHIND: {', '.join(receipt.left)}"
+    if receipt.unverified:
+        return f"nobody could be asked afterwards whether it is gone: {', '.join(receipt.unverified)}"
+    return "looked again: nothing is left running"
+
+
+def still_billed(target: Target) -> list[str]:
+    """What goes on costing though no run is there, by the target's own word: a pool that does not shrink."""
+    from headway.core.errors import HeadwayError
+
+    ask = getattr(target, "still_billed", None)
+    try:
+        return list(ask()) if ask is not None else []
+    except HeadwayError as error:  # the run is down: this is said besides
+        return [f"could not be looked up: {error.problem.what}"]
+
+
+COLOURS = {"orphan": "red", "live": "green", "unknown": "yellow", "not yours": "dim"}
+
+
+def gc_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", metavar="FILE", help=f"the job file (default: {DEFAULT}, if there)")
+    parser.add_argument("--on", metavar="TARGET", help="look only there (default: everywhere that is known)")
+    parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_json(parser)
+
+
+def gc_command(args: argparse.Namespace) -> int:
+    """0 when nothing of ours is left behind; 5 while something is, or may be. Other people's things do not count."""
+    from headway.launcher.gc import NOT_YOURS, ORPHAN, UNKNOWN, places
+
+    where = places(_job(args.file), on=args.on)
+    found, missed = _look(where, explicit=args.on is not None)
+    unseen = _unseen(found) if args.on is None else []
+    orphans = [each for each in found if each.verdict == ORPHAN]
+    unknown = [each.handle.run for each in found if each.verdict == UNKNOWN]
+    if not args.json:
+        _list(found, missed)
+    removed, left = (
+        _remove(orphans) if orphans and _go(args, len(orphans)) else ([], [str(o.handle.run) for o in orphans])
+    )
+    left += unseen
+    if args.json:
+        print(
+            as_json(
+                {
+                    "found": [_plain(each) for each in found],
+                    "removed": removed,
+                    "left": left,
+                    "unknown": unknown,
+                    "not_asked": missed,
+                }
+            )
+        )
+    else:
+        _conclude(removed, left, unknown, missed, on=args.on)
+        if any(each.verdict == NOT_YOURS for each in found):
+            print("what is not yours is left to its owners, and does not count")
+    return LEFT_BEHIND if left or unknown else FINISHED
+
+
+def _job(file: str | None) -> Job | None:
+    if file is None and not Path(DEFAULT).exists():
+        return None
+    from headway.spec import Job
+
+    return Job.load(Path(file or DEFAULT))
+
+
+def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
+    """All that was found, and the targets that could not be asked, with the reason."""
+    from headway.cli.follow import say
+    from headway.launcher.gc import look, once
+
+    found: list[Found] = []
+    missed: dict[str, str] = {}
+    for place in where:
+        try:
+            found += look(place, say=say)
+        except HeadwayError as error:
+            if explicit:
+                raise
+            missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
+    return once(found), missed
+
+
+def _unseen(found: list[Found]) -> list[str]:
+    from headway.cli.follow import say
+    from headway.launcher.gc import unseen_rentals
+
+    unseen = unseen_rentals(found)
+    for each in unseen:
+        say(f"a rented machine is on record, and its target could not be asked: {each}\n"
+            "    fix: headway gc -f FILE, with the job file that names its target")  # fmt: skip
+    return unseen
+
+
+def _list(found: list[Found], missed: dict[str, str]) -> None:
+    if found:
+        rows = [(each.handle.run, each.place.name, each.verdict, each.why, each.handle.url) for each in found]
+        text = table(("RUN", "ON", "", "WHY", "FOLDER"), rows)
+        for verdict, colour in COLOURS.items():
+            text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
+        print(text)
+    for name, reason in missed.items():
+        print(paint(f"{name} was not asked: {reason}", "yellow"))
+
+
+def _go(args: argparse.Namespace, count: int) -> bool:
+    if args.dry_run:
+        return False
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        print("nothing was removed: headway gc -y removes them", file=sys.stderr)
+        return False
+    print(f"remove {count} of them? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower().startswith("y")
+
+
+def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
+    from headway.cli.follow import say
+    from headway.launcher.gc import remove
+
+    removed: list[str] = []
+    left: list[str] = []
+    for each in orphans:
+        try:
+            receipt = remove(each, say=say)
+        except HeadwayError as error:
+            say(f"{each.handle.run} could not be removed: {error}")
+            left.append(each.handle.run)
+            continue
+        removed += [f"{name} (nobody could be asked afterwards)" if name in receipt.unverified else name
+                    for name in receipt.removed]  # fmt: skip
+        left += receipt.left
+    return removed, left
+
+
+def _conclude(
+    removed: list[str], left: list[str], unknown: list[str], missed: dict[str, str], *, on: str | None
+) -> None:
+    if removed:
+        print(f"removed {', '.join(removed)}")
+    if left:
+        print(f"LEFT BEHIND: {', '.join(left)}")
+    if unknown:
+        print(f"MAY BE LEFT BEHIND, and was not touched: {', '.join(unknown)}")
+    if not left and not unknown:
+        where = f" on {on}" if on is not None else ""
+        where += f", except on {', '.join(missed)}, which was not asked" if missed else ""
+        print(f"looked again: nothing is left behind{where}")
+
+
+def _plain(each: Found) -> dict[str, Any]:
+    handle = each.handle
+    whose = str(handle.details.get("owner_name", ""))
+    found = {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}
+    return {**found, "owner": whose}

@@ -1,0 +1,223 @@
+"""`headway doctor`: what works here and what does not, each with what to type. Spends nothing, changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from headway.cli.options import DEFAULT, add_json, load_job
+from headway.core.errors import BAD_INPUT, FAILED, FINISHED, HeadwayError
+from headway.core.extras import install_command
+from headway.core.format import as_json, paint, size
+from headway.core.types import Finding
+
+if TYPE_CHECKING:
+    from headway.tools.verify_resume import Proof
+
+
+MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
+NEEDS = {"train": ("numpy", "PIL", "safetensors", "torch"), "data": ("dask", "pyarrow", "simplejpeg")}
+TIGHT_DISK = 5e9  # a run keeps a handful of checkpoints
+
+
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", metavar="FILE", help=f"check this job file too (default: {DEFAULT}, if there)")
+    parser.add_argument("--on", metavar="TARGET", help="look at a target of the job file, or a kind of target, too")
+    add_json(parser)
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    findings = [*_machine(), *_extras(), *_index(), *_job(args.file), *_target(args.file, args.on)]
+    if args.json:
+        print(as_json([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            text, colour = MARKS[finding.mark]
+            print(f"{paint(text, colour)} {finding.what}" + (f"\n       fix: {finding.fix}" if finding.fix else ""))
+    return BAD_INPUT if any(finding.mark == "bad" for finding in findings) else 0
+
+
+def _machine() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok", f"Python {version} at {sys.executable}")
+    free = shutil.disk_usage(Path.cwd()).free
+    mark = "ok" if free > TIGHT_DISK else "note"
+    yield Finding(mark, f"{size(free)} free here, {os.cpu_count()} CPUs")
+    gpus = shutil.which("nvidia-smi")
+    yield Finding("ok", "an NVIDIA driver is here") if gpus else Finding("note", "no GPU: training runs on the CPU")
+
+
+def _extras() -> Iterator[Finding]:
+    from importlib.util import find_spec
+
+    for extra, modules in NEEDS.items():
+        lacking = [name for name in modules if find_spec(name) is None]
+        if lacking:
+            yield Finding(
+                "note", f"extra [{extra}] is incomplete: {', '.join(lacking)} missing", install_command(extra)
+            )
+        else:
+            yield Finding("ok", f"extra [{extra}]")
+
+
+def _index() -> Iterator[Finding]:
+    from headway.rundir.index import Ledger
+
+    said: list[str] = []
+    count = len(list(Ledger(say=said.append).rows(limit=100_000)))
+    yield Finding("note", said[0]) if said else Finding("ok", f"{count} runs in this machine's index")
+
+
+def _job(file: str | None) -> Iterator[Finding]:
+    if file is None and not Path(DEFAULT).exists():
+        return
+    from headway.spec import Job
+
+    try:
+        job = Job.load(Path(file or DEFAULT))
+    except HeadwayError as error:
+        yield Finding("bad", str(error))
+        return
+    yield Finding("ok", f"{file or DEFAULT}: job {job.name}")
+    yield from _outputs(str(Path(job.root) / job.outputs) if "://" not in job.outputs else job.outputs)
+    yield from (_secret(name, secret.ref) for name, secret in job.secrets.items())
+
+
+def _target(file: str | None, on: str | None) -> Iterator[Finding]:
+    """What the target itself has to say: its `doctor`, or what would stop the job there."""
+    if on is None:
+        return
+    from headway.cli.stop import still_billed
+    from headway.spec import Job
+    from headway.targets import registry
+
+    try:
+        job = Job.load(Path(file or DEFAULT)) if file or Path(DEFAULT).exists() else Job(name="job", script="none.py")
+        target = registry.make(job, on)
+        own = getattr(target, "doctor", None)
+        if file or Path(DEFAULT).exists():
+            yield from (
+                Finding("bad", f"{problem.where}: {problem.what}", problem.fix) for problem in target.check(job)
+            )
+        yield from own(job) if own is not None else ()
+        yield from (Finding("note", f"still billed: {line}") for line in still_billed(target))
+    except HeadwayError as error:
+        yield Finding("bad", error.problem.what, error.problem.fix)
+
+
+def _outputs(url: str) -> Iterator[Finding]:
+    from headway.storage import open_store, require_conditional_put
+
+    try:
+        require_conditional_put(open_store(url))
+        yield Finding("ok", f"outputs: {url} can be written, and keeps its word on conditional writes")
+    except HeadwayError as error:
+        yield Finding("bad", f"outputs: {error.problem.what}", error.problem.fix)
+
+
+def _secret(name: str, ref: str) -> Finding:
+    from headway.storage.secrets import resolve
+
+    try:
+        resolve(ref)
+        return Finding("ok", f"secret {name} resolves ({ref})")
+    except HeadwayError as error:
+        return Finding("bad", f"secret {name}: {error.problem.what}", error.problem.fix)
+
+
+# `headway verify-resume`: train a few steps twice, once killed and resumed, and say whether the weights agree.
+
+
+STEPS = 30
+SHOWN = 5  # suspicious lines, and parts that differ
+
+
+def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                        help="change a key for this once: --set config.batch=8")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"how many (default: {STEPS})")
+    add_json(parser)
+    parser.set_defaults(env=[], secret=[])
+
+
+def verify_resume_command(args: argparse.Namespace) -> int:
+    """0 only when every bit is the same."""
+    from headway.cli.follow import say
+    from headway.core.extras import needs
+    from headway.tools.verify_resume import prove
+
+    signal.signal(signal.SIGTERM, _interrupted)
+    with needs("train", "verify-resume"):
+        proof = prove(load_job(args), steps=args.steps, say=say)
+    print(as_json(proof.to_dict()) if args.json else describe(proof))
+    return FINISHED if proof.exact else FAILED
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """As for Ctrl-C: what was started is taken down on the way out."""
+    raise KeyboardInterrupt
+
+
+def describe(proof: Proof) -> str:
+    compared = proof.compared
+    ranks = "its rank" if proof.ranks == 1 else f"all {proof.ranks} ranks"
+    identical = not compared.differing
+    amount = (
+        "0, bit-identical"
+        if identical
+        else f"{compared.largest:.3g}" + (f" in {compared.where}" if compared.where else "")
+    )
+    rows = [
+        f"{proof.steps} steps; {ranks} killed after step {proof.killed_after}, resumed from step {proof.resumed_from}",
+        f"weights and other tensors ({compared.tensors}), largest difference: {amount}",
+        _metrics(proof),
+    ]
+    if proof.exact:
+        return "\n".join([paint("exact: killed and resumed is the same as never killed", "green"), *_indented(rows)])
+    return "\n".join([paint("NOT exact", "red"), *_indented([*rows, *_first(proof), *_why(proof)])])
+
+
+def _metrics(proof: Proof) -> str:
+    found = proof.histories
+    aside = f" (but for {', '.join(found.clocks)}, which differs in any two runs)" if found.clocks else ""
+    if not found.records:
+        return "metrics: none were logged"
+    if found.first_step is None:
+        return f"metrics of {found.records} steps: equal{aside}"
+    one, other = found.values
+    return f"metrics: {found.names[0]} differs from step {found.first_step} on: {one} ≠ {other}{aside}"
+
+
+def _first(proof: Proof) -> list[str]:
+    first, compared = proof.compared.first, proof.compared
+    if first is None:
+        return []
+    size = first.words if first.amount is None else f"by {first.amount:.3g}"
+    looked = ", ".join(map(str, compared.steps))
+    more = len(compared.differing) - SHOWN
+    parts = ", ".join(compared.differing[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return [
+        f"differs first: {first.part}, {size}, at step {first.step} (looked at {looked})",
+        f"differ at the end: {parts}",
+    ]
+
+
+def _why(proof: Proof) -> list[str]:
+    cause = proof.cause
+    if cause is None:
+        return []
+    lines = [f"  {suspect.where}: {suspect.code}" for suspect in cause.look_at[:SHOWN]]
+    return [f"likely cause: {cause.words}", *lines, f"fix: {cause.fix}"]
+
+
+def _indented(rows: list[str]) -> list[str]:
+    return [f"  {row}" for row in rows]

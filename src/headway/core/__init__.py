@@ -1,0 +1,1 @@
+"""Values and helpers that every package may import. Nothing but the standard library."""

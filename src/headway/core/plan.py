@@ -1,0 +1,93 @@
+"""A plan: a job resolved for one target, as plain values. The same inputs give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from headway.core.errors import BadPlan
+from headway.core.safe_json import json_of
+from headway.core.types import Request
+
+SCHEMA = 1
+RUN = "{RUN}"  # stands where the run's name will be until launch
+UNRESOLVED = "unresolved"  # a remote fingerprint that nobody could look up yet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """What is sent: a content-named archive, and Headway's own wheel beside it."""
+
+    sha256: str
+    files: int
+    bytes: int
+    biggest: tuple[tuple[str, int], ...]
+    wheel: str
+    wheel_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Durations, never times of day: clocks may jump. None means no limit."""
+
+    budget_s: float | None
+    max_wait_s: float | None
+    grace_s: float
+    second: str  # the limit that stands behind the budget on this target, in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    schema: int = SCHEMA
+    headway: str
+    job: Mapping[str, Any]  # the job file as understood, defaults filled in; secrets are references
+    target: str
+    kind: str
+    options: Mapping[str, Any]
+    code: Code
+    data: Mapping[str, str]  # source -> fingerprint, or UNRESOLVED
+    nodes: int
+    processes: int  # ranks on each node
+    limits: Limits
+    environment: Mapping[str, str]  # versions and thread counts that exactness depends on
+    price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: what is known of them
+    resume: str = ""  # how it resumes: headway.core.resume_kind; empty in plans of a Headway that did not look
+    notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
+    requests: tuple[Request, ...] = field(default=())
+
+    def to_json(self) -> str:
+        plain = asdict(self)
+        if not self.resume:  # an older plan keeps its bytes, and with them its hash
+            del plain["resume"]
+        return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @property
+    def hash(self) -> str:
+        """Of what would be done. What it is believed to cost is left out: beliefs change as runs are seen."""
+        return hashlib.sha256(replace(self, price={}).to_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:
+        """The plan that `to_json` wrote. Anything else is a BadPlan that says what is wrong."""
+        try:
+            raw = json_of(text)
+            if raw["schema"] != SCHEMA:
+                raise BadPlan(
+                    f"this plan has schema {raw['schema']}, this Headway reads {SCHEMA}",
+                    where=where,
+                    fix="headway plan --out plan.json",
+                )
+            code = raw.pop("code")
+            code["biggest"] = tuple((str(name), int(size)) for name, size in code["biggest"])
+            requests = tuple(Request(**request) for request in raw.pop("requests"))
+            limits, notes = Limits(**raw.pop("limits")), tuple(raw.pop("notes"))
+            return cls(code=Code(**code), limits=limits, notes=notes, requests=requests, **raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadPlan(
+                f"not a plan: {type(error).__name__}: {error}",
+                where=where,
+                fix="headway plan --out plan.json",
+            ) from None

@@ -1,0 +1,232 @@
+"""The dashboard's routes. Reads run folders; the two requests that act need a page of this very server to make them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
+from headway.artifacts.predictor import Refusal, bad_request
+from headway.core.errors import HeadwayError, UnknownRun
+from headway.dashboard.runs import Board
+from headway.storage import local_path
+
+log = logging.getLogger("headway.dashboard")
+
+STATIC: Final = Path(__file__).parent / "static"
+COOKIE: Final = "headway-ui"
+ACTS: Final = "x-headway-ui"  # a header that a form or picture of another site cannot send
+_NEAR_S, _FAR_S = 1.0, 5.0  # between looks at a run in a folder here, and in a bucket
+_PAGE: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+_SHOWN: Final = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp",
+                 "gif": "image/gif", "txt": "text/plain", "json": "text/plain", "md": "text/plain"}  # fmt: skip
+
+Handler = Callable[[Request], Awaitable[Response]]
+Act = Callable[[str], str]  # a run's URL -> the state it is in afterwards
+
+
+class Site:
+    """Who may ask, and what is answered. `hosts` are the names this server goes by: any other is somebody's trick."""
+
+    def __init__(self, board: Board, *, stop: Act, resume: Act, hosts: frozenset[str], token: str | None) -> None:
+        self._board, self._acts = board, {"stop": stop, "resume": resume}
+        self._hosts, self._token = hosts, token
+
+    def application(self) -> Starlette:
+        def route(path: str, handler: Handler, *methods: str) -> Route:
+            return Route(path, self._guarded(handler), methods=list(methods or ("GET",)))
+
+        return Starlette(
+            routes=[
+                route("/", self.index),
+                route("/api/runs", self.runs),
+                route("/api/compare", self.compare),
+                route("/api/runs/{id}", self.run),
+                route("/api/runs/{id}/metrics", self.metrics),
+                route("/api/runs/{id}/logs", self.logs),
+                route("/api/runs/{id}/samples", self.samples),
+                route("/api/runs/{id}/samples/{name:path}", self.sample),
+                route("/api/runs/{id}/report", self.report),
+                route("/api/runs/{id}/checkpoints/{step:int}/verify", self.verify),
+                route("/api/runs/{id}/live", self.live),
+                route("/api/runs/{id}/{act}", self.act, "POST"),
+                Mount("/static", StaticFiles(directory=STATIC)),
+            ]
+        )
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                welcome = self._let_in(request)
+                return welcome if welcome is not None else await handler(request)
+            except Refusal as refusal:
+                return _problem(refusal)
+            except UnknownRun as error:
+                return _problem(Refusal(404, str(error)))
+            except HeadwayError as error:
+                return _problem(Refusal(502, str(error)))
+
+        return guarded
+
+    def _let_in(self, request: Request) -> Response | None:
+        """A name of ours, and the token where there is one: in the first address, in a cookie from then on."""
+        if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
+            raise Refusal(421, "this server does not go by that name")
+        if self._token is None:
+            return None
+        given = request.query_params.get("token", "")
+        if hmac.compare_digest(given.encode(), self._token.encode()):
+            answer = RedirectResponse("/", status_code=303)
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return answer
+        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
+            raise Refusal(401, "open the address that `headway ui` printed: it holds the token")
+        return None
+
+    async def index(self, _: Request) -> Response:
+        return Response((STATIC / "index.html").read_bytes(), media_type="text/html", headers=_PAGE)
+
+    async def runs(self, request: Request) -> Response:
+        offset, limit = _number(request, "offset", 0, 10**9), _number(request, "limit", 100, 500)
+        query = request.query_params.get("q", "")
+        return await _answer(lambda: self._board.runs(query=query, offset=offset, limit=limit))
+
+    async def run(self, request: Request) -> Response:
+        return await _answer(lambda: self._board.details(_id(request)))
+
+    async def metrics(self, request: Request) -> Response:
+        names = request.query_params.getlist("name")
+        points = _number(request, "points", 1000, 5000)
+        low, high = (_step(request, name) for name in ("low", "high"))
+
+        def read() -> Any:
+            found = self._board.metrics(_id(request))
+            return {name: found.curve(name, points=points, low=low, high=high) for name in names or found.names}
+
+        return await _answer(read)
+
+    async def logs(self, request: Request) -> Response:
+        rank = _number(request, "rank", 0, 10**6, least=-1) if "rank" in request.query_params else None
+        query, last = request.query_params.get("q", ""), _number(request, "last", 500, 10_000)
+        return await _answer(lambda: self._board.logs(_id(request), rank=rank, query=query, last=last))
+
+    async def compare(self, request: Request) -> Response:
+        ids = request.query_params.getlist("run")
+        return await _answer(lambda: self._board.configs(ids[:20]))
+
+    async def samples(self, request: Request) -> Response:
+        def listed() -> Any:
+            return [entry.key.partition("/")[2] for entry in self._board.folder(_id(request)).store.list("samples/")]
+
+        return await _answer(listed)
+
+    async def sample(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        kind = _SHOWN.get(name.rpartition(".")[2].lower())
+        if kind is None or ".." in name.split("/"):
+            raise Refusal(404, "no such picture")
+        body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read(f"samples/{name}"))
+        return Response(body, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
+
+    async def report(self, request: Request) -> Response:
+        """The run's own page, which may come from anywhere: it is shown without scripts and apart from this site."""
+        body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read("report.html"))
+        alone = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'"}
+        return Response(body, media_type="text/html", headers=alone)
+
+    async def verify(self, request: Request) -> Response:
+        return await _answer(lambda: self._board.verified(_id(request), int(request.path_params["step"])))
+
+    async def live(self, request: Request) -> Response:
+        """What changes, as it changes, until the run has ended or nobody listens any more."""
+        id_ = _id(request)
+        pause_s = _FAR_S if local_path(self._board.url(id_)) is None else _NEAR_S
+
+        async def events() -> AsyncIterator[str]:
+            before = ""
+            while not await request.is_disconnected():
+                told = await asyncio.to_thread(self._told, id_)
+                if (text := json.dumps(_plain(told))) != before:
+                    before = text
+                    yield f"data: {text}\n\n"
+                else:
+                    yield ": still here\n\n"
+                await asyncio.sleep(pause_s)
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    def _told(self, id_: str) -> dict[str, Any]:
+        found = self._board.details(id_)
+        last = self._board.metrics(id_).last()
+        kept = ("state", "progress", "spent", "checkpoints", "receipt", "metrics")
+        return {**{key: found[key] for key in kept}, "last": {k: v for k, v in last.items() if v == v}}
+
+    async def act(self, request: Request) -> Response:
+        """Stop or resume. Only a page of ours can ask: it sends a header that needs our own origin."""
+        name = request.path_params["act"]
+        if name not in self._acts:
+            raise Refusal(404, "nothing is here")
+        origin = request.headers.get("origin")
+        if request.headers.get(ACTS) != "1" or (origin and urlsplit(origin).netloc != request.headers.get("host")):
+            raise Refusal(403, "only the dashboard's own pages may do this")
+        url = self._board.url(_id(request))
+        state = await asyncio.to_thread(self._acts[name], url)
+        return JSONResponse({"state": state})
+
+
+async def _answer(work: Callable[[], Any]) -> Response:
+    """In a thread: folders may be far away."""
+    return JSONResponse(_plain(await asyncio.to_thread(work)))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a number that is not finite, such as the loss of a run that diverged, is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _problem(refusal: Refusal) -> Response:
+    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers, media_type=PROBLEM)
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _number(request: Request, name: str, default: int, most: int, least: int = 0) -> int:
+    try:
+        value = int(request.query_params.get(name, default))
+    except ValueError:
+        raise bad_request(f"{name} is no number") from None
+    return max(least, min(most, value))
+
+
+def _step(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise bad_request(f"{name} is no number") from None

@@ -1,0 +1,289 @@
+"""The near end of `headway notebook`: Jupyter on a run's machine, under an address of this one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from headway.core.errors import BadInput, TargetError
+from headway.dashboard.notebook import remote_jupyter
+from headway.rundir import submission
+from headway.storage import local_path
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import Launched
+
+
+# How a run's machine is reached: for each kind of target, the command whose streams are those of a Python there.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where Jupyter is to run. `words` are complete but for what that Python shall do."""
+
+    where: str  # in a message
+    words: tuple[str, ...]
+    url: str  # the run's folder, as it is called there
+    python: str | None = None  # the interpreter that trains, where no live run tells
+    quoted: bool = False  # what follows `words` is read by a shell
+    here: bool = False  # its ports are ours
+    install: Callable[[str], str] = "{} -m pip install jupyterlab".format  # what to type, given the interpreter
+
+    def call(self, *more: str) -> list[str]:
+        if not self.quoted:
+            return [*self.words, *more]
+        return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
+
+
+def place(launched: Launched) -> Place:
+    """BadInput for a target whose machines take no visitors."""
+    known = submission.read(launched.folder)
+    found = _PLACES.get(str(known["kind"]))
+    if found is None:
+        what = f"notebooks open on local, docker, ssh and kubernetes targets; {launched.run} is on {known['kind']}"
+        raise BadInput(what, fix=f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own")
+    return found(launched)
+
+
+def _local(launched: Launched) -> Place:
+    target: Any = launched.target
+    python = target.options.python or sys.executable
+    return Place(where="this machine", words=(python,), url=launched.url, python=python, here=True)
+
+
+def _ssh(launched: Launched) -> Place:
+    from headway.targets.ssh import connection
+    from headway.targets.ssh.hosts import machines_of
+    from headway.targets.ssh.options import layout
+    from headway.targets.ssh.rental import Records
+
+    target: Any = launched.target
+    options, handle = target.options, launched.handle
+    machines = machines_of(options, handle, Records())
+    if not machines:
+        raise _gone(launched, "machine")
+    there = layout(options, handle.url.rpartition("/")[0], handle.run, dir=str(handle.details.get("dir", options.dir)))
+    python = options.python or "python3"
+    engine = f"{options.engine} exec --interactive headway-{handle.run}-0 " if options.engine else ""
+    call = f"exec {engine}{shlex.quote(python)}"
+    return Place(
+        where=str(machines[0]),
+        words=tuple(connection.words(machines[0], options, call)),
+        url=there.folder,
+        python=python,
+        quoted=True,
+        install=lambda found: f"ssh {machines[0]} {engine}{found} -m pip install jupyterlab",
+    )
+
+
+def _docker(launched: Launched) -> Place:
+    from headway.targets.docker import resources
+
+    target: Any = launched.target
+    options = target.options
+    live = [thing for thing in resources.containers(target.engine, options.command, launched.url) if thing.live]
+    if not live:
+        raise _gone(launched, "container")
+    inside = (options.command, "exec", "--interactive", live[0].name, options.python)
+    return Place(
+        where=f"container {live[0].name}",
+        words=inside,
+        url=launched.url,
+        python=options.python,
+        install=_in_an_image,
+    )
+
+
+def _kubernetes(launched: Launched) -> Place:
+    from shutil import which
+
+    from headway.targets.kubernetes import status
+
+    target: Any = launched.target
+    options = target.options
+    if which("kubectl") is None:
+        raise BadInput("kubectl is not installed on this machine", fix="https://kubernetes.io/docs/tasks/tools")
+    live = [pod for pod in status.workers(target._api(), options, launched.run, launched.url) if pod.running]
+    if not live:
+        raise _gone(launched, "pod")
+    context = ("--context", options.context) if options.context else ()
+    inside = ("exec", "--stdin", "--quiet", live[0].name, "--", options.python)
+    return Place(
+        where=f"pod {live[0].name}",
+        words=("kubectl", *context, "--namespace", options.namespace, *inside),
+        url=launched.url,
+        python=options.python,
+        install=_in_an_image,
+    )
+
+
+def _in_an_image(_: str) -> str:
+    return "add jupyterlab to the job's requirements, or to its image, and run it again"
+
+
+def _gone(launched: Launched, what: str) -> TargetError:
+    fix = f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own"
+    return TargetError(f"no {what} of {launched.run} is running", fix=fix)
+
+
+_PLACES: dict[str, Callable[[Launched], Place]] = {
+    "docker": _docker,
+    "kubernetes": _kubernetes,
+    "local": _local,
+    "ssh": _ssh,
+}
+
+
+def folder_there(found: Place) -> str:
+    """The folder to open: the run's, where it is one; in a bucket it is none, and its code will do."""
+    path = local_path(found.url)
+    return "" if path is None else str(path)
+
+
+# Our own far.py, over standard input: nothing of it is written on the far machine, and no argument is too long.
+_BOOT: Final = 'import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), "headway-notebook", "exec"))'
+_GOODBYE_S: Final = 15.0  # for Jupyter to end its kernels
+
+
+class Session:
+    """Use it in a `with`. Whatever ends this process, Jupyter ends soon after: it listens for us."""
+
+    def __init__(self, place: Place, *, port: int = 0) -> None:
+        self.place = place
+        self._port = port if place.here else 0
+        self.over = threading.Event()  # Jupyter has ended, or the connection to it
+        self._token = secrets.token_urlsafe(24)
+        self._listener = socket.create_server(("127.0.0.1", port)) if not place.here else None
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
+        self._process: subprocess.Popen[bytes] | None = None
+        self.told: dict[str, Any] = {}
+
+    def __enter__(self) -> Session:
+        try:
+            self._open()
+        except BaseException:  # Ctrl-C too: what has been started there ends with its pipe
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """With the token in it: whoever has it can run anything there."""
+        port = self._listener.getsockname()[1] if self._listener else self.told["port"]
+        return f"http://127.0.0.1:{port}{self.told['path']}?token={self._token}"
+
+    def _open(self) -> None:
+        source = Path(remote_jupyter.__file__).read_bytes()
+        words = self.place.call("-c", _BOOT, str(len(source)))
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                start_new_session=True,  # Ctrl-C is for us to act upon: Jupyter is asked to end
+            )
+        except FileNotFoundError:
+            raise TargetError(f"{words[0]} is not installed on this machine") from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"token": self._token, "url": self.place.url, "folder": folder_there(self.place),
+                 "python": self.place.python, "port": self._port}  # fmt: skip
+        try:
+            self._process.stdin.write(source + json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._refused() from None
+        self._hear()
+        self._tunnel = remote_jupyter.Tunnel(self._process.stdout, self._process.stdin)  # type: ignore[arg-type]
+        for work in (self._follow, self._beat, *([self._listen] if self._listener else [])):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _hear(self) -> None:
+        """Its answer: where Jupyter listens, or why there is none."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:  # a talkative login shell may say things first
+            if line.rstrip() == remote_jupyter.GREETING:
+                break
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise self._refused()
+        self.told = json.loads(answer)
+        if "lacking" in self.told:
+            python = str(self.told["lacking"])
+            what = f"{self.place.where} has no JupyterLab for {python}, the interpreter that trains"
+            raise BadInput(what, fix=self.place.install(python))
+        if "failed" in self.told:
+            raise TargetError(f"Jupyter does not start on {self.place.where}:\n{self.told['failed']}")
+
+    def _refused(self) -> TargetError:
+        assert self._process is not None
+        self._process.wait(_GOODBYE_S)
+        self._complaints.seek(0)
+        said = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
+        return TargetError(f"{self.place.where} cannot be reached: {said[-1] if said else 'it gave no reason'}")
+
+    def _follow(self) -> None:
+        try:
+            self._tunnel.run()
+        except (OSError, ValueError):
+            pass  # closed under our hands: the same as an end
+        self.over.set()
+
+    def _beat(self) -> None:
+        while not self.over.wait(remote_jupyter.BEAT_S):
+            self._tell(remote_jupyter.ALIVE)
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        for number in itertools.count(1):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            self._tunnel.carry(number, connection)
+
+    def _tell(self, kind: int) -> None:
+        try:
+            self._tunnel.send(0, kind)
+        except (OSError, ValueError):
+            self.over.set()  # nobody hears us any more
+
+    def close(self) -> None:
+        """Jupyter is asked to end, and waited for. Safe to call twice."""
+        if self._listener is not None:
+            self._listener.close()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self.told.get("port") and not self.over.is_set():
+            self._tell(remote_jupyter.END)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.close()
+        except OSError:
+            pass  # the other side was quicker
+        try:
+            process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.over.set()
+        process.stdout.close()
+        self._complaints.close()

@@ -1,0 +1,210 @@
+"""A run as a card: one piece of HTML with its curves in it. No script, no network; takes on the page's colours."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from headway.artifacts.svg_chart import Line, chart
+from headway.core.format import duration, usd
+from headway.core.types import Status
+from headway.dashboard.terminal import ordered
+from headway.rundir.accounting import spent_s, spent_usd
+from headway.rundir.history import Curves
+from headway.rundir.layout import PROGRESS, RECEIPT, REPORT, RunFolder
+from headway.rundir.status import LAST, find, folder_status
+
+_MOST_CURVES: Final = 6
+_NOISY: Final = ("loss", "grad_norm")
+_STYLE: Final = """
+.headway-card{font:14px/1.45 system-ui,sans-serif;color:inherit;max-width:60rem;padding:.8rem 1rem;border-radius:.6rem;
+border:1px solid color-mix(in srgb,currentColor 22%,transparent)}
+.headway-card h3{margin:0 0 .2rem;font-size:1.1rem}
+.headway-card .soft{opacity:.75;overflow-wrap:anywhere}
+.headway-card .state{font-weight:600;padding:.05rem .5rem;border-radius:1rem;margin-left:.4rem;font-size:.85rem;
+border:1px solid currentColor}
+.headway-card .finished{color:#2e8b57}.headway-card .running,.headway-card .pending{color:#3a7bd5}
+.headway-card .failed,.headway-card .lost{color:#d1453b}.headway-card .stopped,.headway-card .budget{color:#b0730b}
+.headway-card dl{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:.5rem 0}
+.headway-card dl>div{display:flex;flex-direction:column-reverse}
+.headway-card dt{opacity:.75;font-size:.8rem;font-weight:400}
+.headway-card dd{margin:0;font-weight:600;font-variant-numeric:tabular-nums}
+.headway-card progress{width:100%;height:.6rem}
+.headway-card .curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(17rem,100%),1fr));gap:.6rem}
+.headway-card figure{margin:0}.headway-card figcaption{font-size:.85rem;opacity:.8}
+.headway-card svg{width:100%;height:auto;font:13px system-ui,sans-serif}
+.headway-card svg .grid{stroke:currentColor;opacity:.15}.headway-card svg .tick{fill:currentColor;opacity:.7}
+.headway-card svg polyline{fill:none;stroke:#3a7bd5;stroke-width:2}.headway-card svg .faint{opacity:.3;stroke-width:1}
+.headway-card svg circle{fill:#3a7bd5}.headway-card svg .label{fill:currentColor;font-weight:600}
+"""
+
+
+def card(run: RecordedRun) -> str:
+    """All that one glances at: state, progress, money, metrics, curves."""
+    status, progress = run.status, run.progress
+    state = status.state.value
+    reason = f'<div class="soft">{_text(status.reason)}</div>' if status.reason else ""
+    return (
+        f'<div class="headway-card"><style>{_STYLE}</style>'
+        f'<h3>{_text(run.name)}<span class="state {state}">{state}</span></h3>'
+        f'<div class="soft">{_text(run.job.get("name", ""))} on {_text(run.target)}, {_text(run.url)}</div>{reason}'
+        f"{_bar(progress)}<dl>{''.join(_facts(run, state, progress))}</dl>{_curves(run)}</div>"
+    )
+
+
+def _bar(progress: Mapping[str, Any]) -> str:
+    if not progress.get("steps"):
+        return ""
+    step, steps = progress.get("step", 0), progress["steps"]
+    return f'<progress max="{steps}" value="{step}" aria-label="step {step} of {steps}"></progress>'
+
+
+def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> Iterator[str]:
+    spent = run.spent
+    found = {
+        "step": f"{progress['step']:,} of {progress.get('steps', 0):,}" if progress.get("step") is not None else "",
+        "epoch": f"{min(progress['epoch'] + 1, progress['epochs'])} of {progress['epochs']}"
+        if progress.get("epochs")
+        else "",
+        "steps a second": f"{progress['rate']:.3g}" if progress.get("rate") else "",
+        "left": duration(progress["eta_s"]) if progress.get("eta_s") is not None and state == "running" else "",
+        "time": _against(spent["seconds"], spent["budget_s"], duration),
+        "money": _against(spent["usd"], spent["budget_usd"], usd),
+        **{name: f"{value:.4g}" for name, value in _scores(run).items()},
+    }
+    for name, value in found.items():
+        if value:
+            yield f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
+
+
+def _against(spent: float | None, budget: float | None, shown: Any) -> str:
+    if spent is None:
+        return ""
+    return f"{shown(spent)} of {shown(budget)}" if budget else str(shown(spent))
+
+
+def _scores(run: RecordedRun) -> dict[str, float]:
+    """Of the evaluation, once there is one."""
+    found = (run.report or {}).get("metrics") or {}
+    return {name: float(value) for name, value in list(found.items())[:4] if isinstance(value, int | float)}
+
+
+def _curves(run: RecordedRun) -> str:
+    curves = run.curves()
+    figures = [_figure(name, curves[name]) for name in ordered(list(curves))[:_MOST_CURVES]]
+    return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
+
+
+def _figure(name: str, points: Sequence[tuple[float, float]]) -> str:
+    drawn = chart(name, [Line("", points, noisy=name in _NOISY)])
+    return f"<figure><figcaption>{_text(name)}</figcaption>{drawn}</figure>" if drawn else ""
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+# A run as its folder records it, for notebooks and scripts. Needs neither torch nor numpy, and changes nothing.
+
+
+OPENED = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run it was opened for
+
+
+def open_run(run: str | None = None) -> RecordedRun:
+    """The run meant by a name, a unique prefix, `last`, a folder or a URL; by default the one that this notebook was
+    opened for, or else the last one. The last line of a cell shows it as a card."""
+    return RecordedRun(find(run or os.environ.get(OPENED) or LAST).open())
+
+
+class RecordedRun:
+    """Every look reads the folder anew, here or in a bucket; curves only what has been added since."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._curves = Curves(folder)
+        self._plan = folder.plan()
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
+    def url(self) -> str:
+        return self._folder.url
+
+    @property
+    def target(self) -> str:
+        return self._plan.target
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job file, with every default filled in."""
+        return dict(self._plan.job)
+
+    @property
+    def status(self) -> Status:
+        """As far as the folder can tell: no target is asked."""
+        return folder_status(self._folder)
+
+    @property
+    def state(self) -> str:
+        return self.status.state.value
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Step, epoch, speed, seconds left: the newest that was told; empty before the first step."""
+        return self._folder.read_json(PROGRESS) or {}
+
+    @property
+    def spent(self) -> dict[str, float | None]:
+        """Seconds and dollars over all attempts, and the budget of both; None where there is none."""
+        seconds = spent_s(self._folder)
+        return {
+            "seconds": seconds,
+            "budget_s": self._plan.limits.budget_s,
+            "usd": spent_usd(self._plan, seconds),
+            "budget_usd": self._plan.price.get("ceiling_usd"),
+        }
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """What `headway eval` found; None before it."""
+        return self._folder.read_json(REPORT)
+
+    @property
+    def receipt(self) -> dict[str, Any] | None:
+        return self._folder.read_json(RECEIPT)
+
+    @property
+    def checkpoints(self) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["kind"] == "checkpoint"]
+
+    def events(self) -> list[dict[str, Any]]:
+        return self._folder.events()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A record a step, as `pandas.DataFrame` likes it."""
+        return self._folder.metrics()
+
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """(step, value) of everything that was logged, by name."""
+        self._curves.refresh()
+        with self._curves.lock:
+            found = {name: self._curves[name] for name in self._curves.names}
+            return {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in found.items()}
+
+    def logs(self, last: int | None = None, rank: int | None = None) -> list[str]:
+        """What it printed, over all ranks by time; only the last lines if so asked."""
+        lines = [line.text for line in self._folder.log_lines(rank)]
+        return lines if last is None else lines[-last:] if last else []
+
+    def __repr__(self) -> str:
+        progress, status = self.progress, self.status
+        steps = f", step {progress['step']}/{progress.get('steps', '?')}" if progress.get("step") is not None else ""
+        return f"<{self.name}: {status.state.value}{steps}, {self.url}>"
+
+    def _repr_html_(self) -> str:
+
+        return card(self)

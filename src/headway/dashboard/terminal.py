@@ -1,0 +1,275 @@
+"""The panel itself: from what was seen of a run to what a terminal of this size shows. Pure, apart from rich."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headway.core.errors import HeadwayError
+from headway.core.format import duration, usd
+from headway.core.types import LogLine, State, Status
+from headway.rundir.accounting import spent_s, spent_usd
+from headway.rundir.history import Curves
+from headway.storage import local_path
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import Launched
+
+
+# A curve in one line of text.
+
+
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+
+
+def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> str:
+    """At most `width` characters, each the mean of its stretch; a stretch without a finite number is a blank.
+
+    The least mean is the lowest mark and the greatest the highest. A flat curve lies low.
+    """
+    if width <= 0 or not len(values):
+        return ""
+    means = thinned(values, width)
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * len(means)
+    low, span = min(known), max(known) - min(known)
+    top = len(marks) - 1
+
+    def mark(mean: float | None) -> str:
+        if mean is None:
+            return " "
+        # A span too wide for a number is halved on both sides of the division.
+        share = (mean / 2 - low / 2) / (span / 2) if math.isfinite(span) and span > 0 else 0.0
+        return marks[min(top, max(0, round(share * top)))]
+
+    return "".join(map(mark, means))
+
+
+def thinned(values: Sequence[float], most: int) -> list[float | None]:
+    """The mean of each of at most `most` stretches of equal length; None for one without a finite number."""
+    return [_mean(values[start:stop]) for start, stop in _stretches(len(values), most)] if len(values) else []
+
+
+def _stretches(count: int, width: int) -> list[tuple[int, int]]:
+    parts = min(count, width)
+    edges = [n * count // parts for n in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None
+
+
+# What is to be seen of a run at one moment: from its folder, and from its target's word on where it stands.
+
+
+NEAR_S, FAR_S = 1.0, 5.0  # how often a folder here, and one elsewhere, is read again
+_WIDEST: Final = 512
+_FIRST: Final = ("loss", "score")  # what is looked for first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """One curve, thinned to more than a terminal is wide."""
+
+    values: tuple[float, ...]
+    last: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Trace:
+        finite = [value for value in values if math.isfinite(value)] or [math.nan]
+        thin = (math.nan if mean is None else mean for mean in thinned(values, _WIDEST))
+        return cls(values=tuple(thin), last=values[-1], least=min(finite), most=max(finite))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """One moment. `trouble` is why something could not be read; what was seen before stays shown."""
+
+    run: str
+    target: str
+    url: str
+    status: Status = field(default_factory=lambda: Status(state=State.PENDING))
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Trace] = field(default_factory=dict)
+    spent_s: float = 0.0
+    budget_s: float | None = None
+    spent_usd: float | None = None
+    budget_usd: float | None = None
+    trouble: str = ""
+
+
+class Lookout:
+    """Looks again when asked, and not more often than the folder's distance allows."""
+
+    def __init__(self, launched: Launched, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._launched, self._clock = launched, clock
+        self._folder = launched.folder
+        self._every_s = FAR_S if local_path(launched.url) is None else NEAR_S
+        self._curves, self._traces = Curves(self._folder), dict[str, Trace]()
+        self._plan: Any = None
+        self._looked = -self._every_s
+        self.view = View(run=launched.run, target=launched.handle.target, url=launched.url)
+
+    def look(self, *, now: bool = False) -> View:
+        """The newest view. `now`: whatever was seen a moment ago, read it again."""
+        if now or self._clock() - self._looked >= self._every_s:
+            try:
+                self.view = self._seen()
+            except (HeadwayError, ValueError) as error:  # a store out of reach for a moment: said, and tried again
+                self.view = _troubled(self.view, str(error).splitlines()[0])
+            self._looked = self._clock()
+        return self.view
+
+    def _seen(self) -> View:
+        self._plan = self._plan or self._folder.plan()
+        status = self._launched.target.status(self._launched.handle)
+        progress = self._folder.progress() or {}
+        if self._curves.refresh():
+            named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
+            self._traces = {name: Trace.of(values) for name, values in named if values}
+        seconds = spent_s(self._folder, progress)
+        return View(
+            run=self._launched.run,
+            target=self._launched.handle.target,
+            url=self._launched.url,
+            status=status,
+            progress=progress,
+            curves=self._traces,
+            spent_s=seconds,
+            budget_s=self._plan.limits.budget_s,
+            spent_usd=spent_usd(self._plan, seconds),
+            budget_usd=self._plan.price.get("ceiling_usd"),
+        )
+
+
+def ordered(names: Sequence[str]) -> list[str]:
+    """Those one looks for first, first; the rest by name."""
+    return sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+
+
+def _troubled(view: View, trouble: str) -> View:
+    return replace(view, trouble=trouble)
+
+
+STATES = {"running": "bold blue", "finished": "bold green", "failed": "bold red", "lost": "bold red"}
+_AROUND = 9  # lines that are neither curves nor log: frame, head, bar, money, titles
+_FEWEST_LOGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """One view and the last words, drawn to fit: curves first, log lines in what room is left."""
+
+    view: View
+    words: Sequence[LogLine]
+    hint: str = ""
+    most_words: int | None = None  # by default as many as there is room for
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        width, height = options.max_width - 4, options.height or console.height
+        marks = PLAIN if options.ascii_only else BLOCKS
+        room = max(1, height - _AROUND - _FEWEST_LOGS)
+        shown = list(self.view.curves.items())[:room]
+        left = max(_FEWEST_LOGS, height - _AROUND - max(1, len(shown)))
+        body: list[RenderableType] = [
+            _bar(self.view, width),
+            Text(money(self.view), no_wrap=True, overflow="ellipsis"),
+            Text(""),
+            _curves(shown, width, marks) if shown else Text("no curves yet", style="dim"),
+            Text(""),
+            *_lines(list(self.words)[-min(left, left if self.most_words is None else self.most_words) :]),
+        ]
+        hint = self.view.trouble or self.hint
+        yield Panel(Group(*body), title=_head(self.view), subtitle=Text(hint, style="dim"), title_align="left")
+
+
+def _head(view: View) -> Text:
+    state, reason = view.status.state.value, view.status.reason
+    attempt = view.progress.get("attempt")
+    more = f", attempt {attempt}" if attempt and attempt > 1 else ""
+    head = Text.assemble((view.run, "bold"), f" on {view.target}{more}  ", (state, STATES.get(state, "bold yellow")))
+    return head.append(f": {reason}" if reason else "")
+
+
+def _bar(view: View, width: int) -> RenderableType:
+    progress, state = view.progress, view.status.state
+    parts = Text("  ".join(where(view)), no_wrap=True, overflow="ellipsis")
+    if not progress.get("steps"):
+        return parts if progress else Text("waiting for the first step" if not state.ended else "", style="dim")
+    bar = ProgressBar(total=float(progress["steps"]), completed=float(progress.get("step", 0)))
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1, min_width=10)
+    grid.add_column(no_wrap=True, overflow="ellipsis", max_width=max(10, width - 12))
+    grid.add_row(bar, parts)
+    return grid
+
+
+def where(view: View) -> list[str]:
+    """Epoch, step, speed, and how long it will take: as far as they are known."""
+    progress = view.progress
+    parts = []
+    if "epoch" in progress:
+        parts.append(f"epoch {progress['epoch'] + 1}" + (f"/{progress['epochs']}" if progress.get("epochs") else ""))
+    if progress.get("step") is not None:
+        parts.append(f"step {progress['step']}" + (f"/{progress['steps']}" if progress.get("steps") else ""))
+    if progress.get("doing"):
+        parts.append(str(progress["doing"]))
+    if progress.get("rate"):
+        parts.append(f"{progress['rate']:.3g} steps/s")
+    if progress.get("eta_s") is not None and not view.status.state.ended:
+        parts.append(f"{duration(progress['eta_s'])} left")
+    return parts
+
+
+def money(view: View) -> str:
+    """Time and money, against the budget where there is one."""
+    time = f"spent {duration(view.spent_s)}" + (f" of {duration(view.budget_s)}" if view.budget_s else "")
+    if view.spent_usd is None:
+        return f"{time}, nothing is billed"
+    return f"{time}, {usd(view.spent_usd)}" + (f" of {usd(view.budget_usd)}" if view.budget_usd else "")
+
+
+def _curves(shown: Sequence[tuple[str, Trace]], width: int, marks: str) -> RenderableType:
+    names = min(24, max(len(name) for name, _ in shown))
+    room = max(4, width - names - 36)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=names, no_wrap=True, overflow="ellipsis")
+    grid.add_column(width=room, no_wrap=True)
+    grid.add_column(width=10, no_wrap=True)
+    grid.add_column(no_wrap=True, style="dim", overflow="ellipsis")
+    for name, trace in shown:
+        line = Text(sparkline(trace.values, room, marks=marks), style="cyan")
+        grid.add_row(Text(name), line, Text(number(trace.last), style="bold"), f"{_span(trace)}")
+    return grid
+
+
+def _span(trace: Trace) -> str:
+    return "" if math.isnan(trace.least) else f"{number(trace.least)} to {number(trace.most)}"
+
+
+def number(value: float) -> str:
+    """Four digits, whatever the size."""
+    return f"{value:.4g}"
+
+
+def _lines(words: Sequence[LogLine]) -> Iterator[Text]:
+    for line in words:
+        head = ("headway: ", "dim") if line.rank < 0 else (f"[{line.rank}] " if line.rank else "", "dim")
+        # Control characters of the run's own output must not move our cursor.
+        told = "".join(mark if mark.isprintable() else " " for mark in line.text)
+        yield Text.assemble(head, told, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,156 @@
+"""A run's metrics for drawing: thinned to what a screen can show."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import NotThere
+from headway.core.types import LogLine
+from headway.rundir.history import Curves
+from headway.rundir.layout import RunFolder, Segment, checkpoint_folder, lines, parse_log, rank_of, segments
+
+# A run's checkpoints: what was saved, what is still there, and whether it is what was written.
+
+
+_SPAN: Final = 8 << 20
+
+
+def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every one that was ever committed, oldest first; `kept` where the run's own record still has it."""
+    kept = {each["step"]: each for each in folder.kept_checkpoints()}
+    found: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["kind"] == "checkpoint":
+            told = {key: event.get(key) for key in ("step", "names", "bytes", "seconds", "stall_ms", "attempt", "time")}
+            record = kept.get(event["step"])
+            now = {"names": record.get("names"), "score": record.get("score")} if record else {}
+            found[event["step"]] = {**told, **now, "kept": record is not None}
+    return [found[step] for step in sorted(found)]
+
+
+def verified(folder: RunFolder, step: int) -> dict[str, Any]:
+    """Read all of it and compare with what its manifest vouches for. `wrong` is empty where it is whole."""
+    began = time.monotonic()
+    place = checkpoint_folder(step)
+    wrong = list(_wrong(folder, place))
+    return {"step": step, "wrong": wrong, "seconds": round(time.monotonic() - began, 3)}
+
+
+def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
+    from headway.training.checkpoint.serialization import Damaged, unsealed
+
+    try:
+        manifest = unsealed(folder.store.read(f"{place}/manifest.json"), "manifest.json")
+    except NotThere:
+        yield "it has been removed"
+        return
+    except Damaged as error:
+        yield str(error)
+        return
+    state = manifest["state"]
+    for name, told in {**manifest["files"], state["name"]: state}.items():
+        try:
+            size = folder.store.stat(f"{place}/{name}").size
+        except NotThere:
+            yield f"{name} is missing"
+            continue
+        if size != told["bytes"]:
+            yield f"{name} has {size:,} bytes and should have {told['bytes']:,}"
+        elif _sha256(folder, f"{place}/{name}", size) != told["sha256"]:
+            yield f"{name} is not what was written: its checksum differs"
+
+
+def _sha256(folder: RunFolder, key: str, size: int) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, size, _SPAN):
+        digest.update(folder.store.read(key, (start, min(size, start + _SPAN))))
+    return digest.hexdigest()
+
+
+# What a run printed, for a page: its last lines without reading the rest, or all that contain a word.
+
+
+def last_lines(folder: RunFolder, *, rank: int | None, query: str, last: int) -> list[dict[str, Any]]:
+    """The newest lines that contain `query`, oldest first, over all ranks by time."""
+    streams: dict[str, list[Segment]] = {}
+    for segment in segments(folder.store, "logs"):
+        if rank in (None, rank_of(segment.writer)):
+            streams.setdefault(segment.writer, []).append(segment)
+    ends = [_end(folder, parts, query.lower(), last) for parts in streams.values()]
+    merged = list(merge(*ends, key=lambda line: line.time))[-last:] if last else []
+    return [{"rank": line.rank, "time": line.time, "text": line.text} for line in merged]
+
+
+def _end(folder: RunFolder, parts: list[Segment], query: str, last: int) -> list[LogLine]:
+    """The last such lines of one stream, from its end backwards."""
+    found: list[LogLine] = []
+    for segment in reversed(parts):
+        read = (parse_log(rank_of(segment.writer), line) for line in lines(folder.store, segment))
+        found = [line for line in read if query in line.text.lower()] + found
+        if len(found) >= last:
+            break
+    return found
+
+
+Numbers = NDArray[np.float64]
+
+
+class Metrics:
+    """All curves of one run. `refresh` reads only segments that it has not seen."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._curves = Curves(folder)
+
+    def refresh(self) -> bool:
+        """Whether there was anything new."""
+        return self._curves.refresh()
+
+    @property
+    def names(self) -> list[str]:
+        return self._curves.names
+
+    def last(self) -> dict[str, float]:
+        return self._curves.last()
+
+    def curve(self, name: str, *, points: int, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+        """At most about `points` of a curve between two steps: the least and the most of each stretch, so that no
+        spike is lost, however far one zooms out. Values that are no numbers are left out of the line."""
+        with self._curves.lock:
+            steps, values = self._part(name, low, high)
+        keep = thinned(values, points)
+        shown = [value if np.isfinite(value) else None for value in values[keep].tolist()]
+        return {"steps": steps[keep].tolist(), "values": shown, "total": len(steps)}
+
+    def _part(self, name: str, low: float | None, high: float | None) -> tuple[Numbers, Numbers]:
+        """Copies of what lies between two steps: an array that somebody looks into cannot grow."""
+        curve = self._curves[name]
+        if not len(curve):
+            return np.empty(0), np.empty(0)
+        steps, values = np.frombuffer(curve.steps), np.frombuffer(curve.values)
+        first = 0 if low is None else int(np.searchsorted(steps, low))
+        last = len(steps) if high is None else int(np.searchsorted(steps, high, side="right"))
+        return steps[first:last].copy(), values[first:last].copy()
+
+
+def thinned(values: NDArray[np.float64], points: int) -> NDArray[np.int64]:
+    """Which values to draw: both ends, and of each stretch between them its least and its most, in order."""
+    count = len(values)
+    if count <= points:
+        return np.arange(count)
+    stretches = max(1, points // 2 - 1)
+    edges = np.linspace(0, count, stretches + 1).astype(np.int64)
+    low = np.where(np.isfinite(values), values, np.inf)
+    high = np.where(np.isfinite(values), values, -np.inf)
+    found = {0, count - 1}
+    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if stop > start:
+            found.add(start + int(low[start:stop].argmin()))
+            found.add(start + int(high[start:stop].argmax()))
+    return np.array(sorted(found), dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Prepared data: manifest, shards, rows, cache."""

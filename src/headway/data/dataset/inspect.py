@@ -1,0 +1,399 @@
+"""What is in a prepared data set, and what is not and why: in numbers, and as one page with pictures.
+
+Reads the small columns of every shard that lies here; of a remote set, the first shard of each split.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import NotThere
+from headway.data.dataset.manifest import Manifest, OtherFile, ShardFile, read_manifest
+from headway.data.dataset.shards import Shard
+from headway.data.prepare.pipeline import DROPPED, DUPLICATES, TOKENIZER, WORDS
+from headway.data.text_filters import words
+from headway.data.tokenizers import WordTokenizer, load_tokenizer
+from headway.storage import Store, local_path, open_store
+from headway.storage.transfer import fetch_file
+
+_SHOWN = 48  # pictures on the contact sheet of a split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One on the contact sheet: a small JPEG and what belongs to it."""
+
+    id: str
+    jpeg: bytes
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFacts:
+    rows: int
+    bytes: int
+    shards: int
+    sampled: bool = False  # the numbers below are of a part
+    classes: Mapping[str, int] = field(default_factory=dict)  # class -> rows
+    captions: int = 0
+    lengths: Mapping[int, int] = field(default_factory=dict)  # words of a caption or sentence -> how many
+    sizes: Mapping[str, int] = field(default_factory=dict)  # original width × height, rounded -> how many
+    sheet: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    url: str
+    manifest: Manifest
+    splits: Mapping[str, SplitFacts]
+    vocabulary: int = 0  # words seen in training captions, or subwords of the tokenizer
+    common: tuple[tuple[str, int], ...] = ()  # the commonest words
+    unknown: float = 0.0  # share of training words that a vocabulary of words seen five times lacks
+    duplicates: Mapping[str, int] = field(default_factory=dict)  # groups: exact, near, across splits
+
+    def page(self) -> str:
+
+        return page(self)
+
+
+def inspect(dest: str, *, pictures: int = _SHOWN) -> Inspection:
+    """Everything worth knowing about the data set at `dest`."""
+    store, manifest = open_store(dest), read_manifest(dest)
+    counts: dict[str, int] = json.loads(_read(store, WORDS) or b"{}")
+    with _shards_of(dest, store) as (opened, everything):
+        splits = {
+            split: _facts(manifest, shards, opened, everything, pictures) for split, shards in manifest.splits.items()
+        }
+    tokenizer = _read(store, TOKENIZER)
+    return Inspection(
+        url=dest,
+        manifest=manifest,
+        splits=splits,
+        vocabulary=len(load_tokenizer(tokenizer)) if tokenizer else len(counts),
+        common=tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:30]),
+        unknown=_unknown(counts),
+        duplicates=_duplicates(store),
+    )
+
+
+def dropped(dest: str, *, reason: str | None = None) -> Iterator[dict[str, Any]]:
+    """What was left out, row by row; `reason` chooses."""
+    store = open_store(dest)
+    for line in (_read(store, DROPPED) or b"").splitlines():
+        found: dict[str, Any] = json.loads(line)
+        if reason is None or found["reason"] == reason:
+            yield found
+
+
+@contextmanager
+def _shards_of(dest: str, store: Store) -> Iterator[tuple[Any, bool]]:
+    """How to open a shard, and whether all of them are to be: those of an object store would have to be fetched."""
+    folder = local_path(dest)
+    if folder is not None:
+        yield (lambda manifest, shard: Shard(folder / shard.key, manifest.columns)), True
+        return
+    with tempfile.TemporaryDirectory(prefix="headway-inspect-") as scratch:
+
+        def fetched(manifest: Manifest, shard: ShardFile) -> Shard:
+            path = Path(scratch) / f"{shard.sha256}.arrow"
+            if not path.exists():
+                fetch_file(store, shard.key, path)
+            return Shard(path, manifest.columns)
+
+        yield fetched, False
+
+
+def _facts(
+    manifest: Manifest, shards: tuple[ShardFile, ...], opened: Any, everything: bool, pictures: int
+) -> SplitFacts:
+    read = [opened(manifest, shard) for shard in (shards if everything else shards[:1])]
+    lengths, captions = _lengths(manifest, read)
+    return SplitFacts(
+        rows=sum(shard.rows for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        shards=len(shards),
+        sampled=len(read) < len(shards),
+        classes=_balance(manifest, read),
+        captions=captions,
+        lengths=lengths,
+        sizes=_sizes(manifest, read),
+        sheet=tuple(_sheet(manifest, read, pictures)),
+    )
+
+
+def _balance(manifest: Manifest, shards: list[Shard]) -> dict[str, int]:
+    if not manifest.classes:
+        return {}
+    total = np.zeros(len(manifest.classes), np.int64)
+    for shard in shards:
+        total += np.bincount(_numbers(shard, "label"), minlength=len(manifest.classes))
+    return dict(zip(manifest.classes, total.tolist(), strict=True))
+
+
+def _numbers(shard: Shard, column: str) -> NDArray[np.int64]:
+    cells: Any = shard.cells(column)
+    return np.asarray(cells.view, dtype=np.int64)
+
+
+def _lengths(manifest: Manifest, shards: list[Shard]) -> tuple[dict[int, int], int]:
+    counted: Counter[int] = Counter()
+    column = {"captions": "captions", "translation": "source"}.get(manifest.task)
+    for shard in shards if column else ():
+        cells = shard.cells(column or "")
+        for row in range(len(shard)):
+            texts = cells[row] if column == "captions" else [cells[row]]
+            counted.update(len(words(text)) for text in texts)
+    return dict(sorted(counted.items())), sum(counted.values()) if column == "captions" else 0
+
+
+def _sizes(manifest: Manifest, shards: list[Shard]) -> dict[str, int]:
+    if "width" not in {column.name for column in manifest.columns}:
+        return {}
+    counted: Counter[str] = Counter()
+    for shard in shards:
+        megapixels = _numbers(shard, "width") * _numbers(shard, "height") / 1e6
+        bins = np.digitize(megapixels, [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20])
+        counted.update(_MEGAPIXELS[number] for number in bins.tolist())
+    return {name: counted[name] for name in _MEGAPIXELS if counted[name]}
+
+
+_MEGAPIXELS = ("< 0.05", "0.05–0.1", "0.1–0.25", "0.25–0.5", "0.5–1", "1–2", "2–5", "5–10", "10–20", "> 20")
+
+
+def _sheet(manifest: Manifest, shards: list[Shard], most: int) -> Iterator[Picture]:
+    """Pictures spread evenly over the rows."""
+    columns = [column for column in manifest.columns if column.kind == "picture"]
+    total = sum(len(shard) for shard in shards)
+    if not columns or not total:
+        return
+    starts = np.cumsum([0, *(len(shard) for shard in shards)])
+    for row in np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64)).tolist():
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        shard, inside = shards[number], row - int(starts[number])
+        yield Picture(
+            id=shard.cells("id")[inside],
+            jpeg=_thumbnail([shard.cells(column.name)[inside] for column in columns]),
+            said=_said(manifest, shard, inside),
+        )
+
+
+def _thumbnail(cells: list[Any]) -> bytes:
+    from headway.data.prepare.images import Shape, decode, encode_jpeg
+
+    made = []
+    for cell in cells:
+        body = cell if isinstance(cell, memoryview) else encode_jpeg(np.asarray(cell), 95)
+        made.append(decode(body, Shape(112, "pad")).pixels)
+    return encode_jpeg(np.concatenate(made, axis=1), 80)
+
+
+def _said(manifest: Manifest, shard: Shard, row: int) -> str:
+    if manifest.task == "captions":
+        return str(shard.cells("captions")[row][0])
+    return manifest.classes[shard.cells("label")[row]] if manifest.classes else ""
+
+
+def _unknown(counts: Mapping[str, int]) -> float:
+    total = sum(counts.values())
+    kept = set(WordTokenizer.from_counts(counts, min_count=5).words)
+    return sum(count for word, count in counts.items() if word not in kept) / total if total else 0.0
+
+
+def _duplicates(store: Store) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for line in (_read(store, DUPLICATES) or b"").splitlines():
+        group = json.loads(line)
+        found[group["kind"]] += 1
+        found["across splits"] += bool(group["across_splits"])
+    return dict(found)
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    try:
+        return store.read(key)
+    except NotThere:
+        return None
+
+
+# An inspection as one HTML file: no scripts, nothing fetched, pictures inside. Everything from the data is escaped.
+
+
+_BARS = 40  # at most in one chart
+
+_STYLE = """
+:root { color-scheme: light dark; --bar: #4a7dbd; --edge: #8884; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--edge); }
+table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: .6rem; }
+figure { margin: 0; font-size: .75rem; overflow-wrap: anywhere; } figure img { max-width: 100%; display: block; }
+.bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: .15rem .7rem; max-width: 46rem; }
+.bars div.b { background: var(--bar); height: .9rem; align-self: center; border-radius: 2px; min-width: 1px; }
+small { opacity: .7; }
+"""
+
+
+def page(found: Inspection) -> str:
+    manifest = found.manifest
+    parts = [
+        f"<h1>{escape(manifest.name)}</h1>",
+        f"<p>{escape(manifest.task)} · {escape(found.url)}<br><small>fingerprint {manifest.fingerprint}</small></p>",
+        _splits(found),
+        _left_out(found),
+        _vocabulary(found),
+    ]
+    parts += [_split(name, facts) for name, facts in found.splits.items()]
+    body = "\n".join(part for part in parts if part)
+    head = f'<meta charset="utf-8"><title>{escape(manifest.name)}</title><style>{_STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def _splits(found: Inspection) -> str:
+    rows = [
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(map(_n, (facts.rows, facts.captions or "", facts.shards, _size(facts.bytes))))
+        + "</tr>"
+        for name, facts in found.splits.items()
+    ]
+    head = "".join(f"<th class=n>{title}</th>" for title in ("rows", "captions", "shards", "size"))
+    return f"<table><tr><th>split</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _left_out(found: Inspection) -> str:
+    said = "<p>Nothing.</p>"
+    if found.manifest.dropped:
+        said = _bars(found.manifest.dropped)
+    groups = ", ".join(f"{count} {kind}" for kind, count in found.duplicates.items())
+    twins = f"<p>Groups of duplicate pictures: {escape(groups)}.</p>" if groups else ""
+    return f"<h2>Left out</h2>{said}{twins}<p><small>Row by row: headway data inspect --dropped</small></p>"
+
+
+def _vocabulary(found: Inspection) -> str:
+    if not found.vocabulary:
+        return ""
+    words = f"{found.vocabulary:,} words"
+    if found.common:
+        words += f" in the training captions; {found.unknown:.2%} of what is said uses words seen fewer than five times"
+    return f"<h2>Vocabulary</h2><p>{words}.</p>" + (_bars(dict(found.common)) if found.common else "")
+
+
+def _split(name: str, facts: SplitFacts) -> str:
+    note = " <small>(of the first shard)</small>" if facts.sampled else ""
+    parts = [f"<h2>{escape(name)}{note}</h2>"]
+    if facts.sheet:
+        figures = "".join(
+            f'<figure><img alt="" src="data:image/jpeg;base64,{base64.b64encode(shown.jpeg).decode()}">'
+            f"<figcaption title='{escape(shown.id)}'>{escape(shown.said[:120])}</figcaption></figure>"
+            for shown in facts.sheet
+        )
+        parts.append(f'<div class="sheet">{figures}</div>')
+    if facts.classes:
+        parts.append("<h3>Classes</h3>" + _bars(facts.classes))
+    if facts.lengths:
+        parts.append("<h3>Words in a text</h3>" + _bars({str(length): n for length, n in facts.lengths.items()}))
+    if facts.sizes:
+        parts.append("<h3>Megapixels of the originals</h3>" + _bars(facts.sizes))
+    return "".join(parts)
+
+
+def _bars(counts: Mapping[str, int]) -> str:
+    shown = dict(list(counts.items())[:_BARS])
+    most = max(shown.values(), default=1) or 1
+    rows = "".join(
+        f"<span>{escape(name)}</span>"
+        f'<div class="b" style="width:{100 * count / most:.1f}%"></div>'
+        f"<span>{count:,}</span>"
+        for name, count in shown.items()
+    )
+    more = f"<p><small>and {len(counts) - _BARS} more</small></p>" if len(counts) > _BARS else ""
+    return f'<div class="bars">{rows}</div>{more}'
+
+
+def _n(value: object) -> str:
+    return f"<td class=n>{value:,}</td>" if isinstance(value, int) else f"<td class=n>{value}</td>"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+# Whether a prepared data set is what its manifest says: every file is hashed again. Costs one read of the data.
+
+
+_SPAN = 16 << 20
+
+Progress = Callable[[str, int, int], None]  # the file, bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    key: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    manifest: Manifest
+    files: int
+    bytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def whole(self) -> bool:
+        return not self.damage
+
+
+def verify(dest: str, *, progress: Progress | None = None) -> Verified:
+    """Every shard and file of the data set at `dest`, with all that is wrong with them. BadInput if there is none."""
+    store, manifest = open_store(dest), read_manifest(dest)
+    wanted = list(_files(manifest))
+    total, done = sum(file.bytes for file in wanted), 0
+    damage: list[Damage] = []
+    for file in wanted:
+        what = _wrong_with(store, file)
+        if what:
+            damage.append(Damage(file.key, what))
+        done += file.bytes
+        if progress is not None:
+            progress(file.key, done, total)
+    listed = {file.key for file in wanted}
+    strays = [entry.key for entry in store.list("shards/") if entry.key not in listed]
+    damage += [Damage(key, "is not in the manifest") for key in strays]
+    return Verified(manifest, len(wanted), total, tuple(damage))
+
+
+def _files(manifest: Manifest) -> Iterator[ShardFile | OtherFile]:
+    for shards in manifest.splits.values():
+        yield from shards
+    yield from manifest.files
+
+
+def _wrong_with(store: Store, file: ShardFile | OtherFile) -> str:
+    try:
+        size = store.stat(file.key).size
+        if size != file.bytes:
+            return f"has {size:,} bytes instead of {file.bytes:,}"
+        digest = hashlib.sha256()
+        for start in range(0, size, _SPAN):
+            digest.update(store.read(file.key, (start, min(start + _SPAN, size))))
+    except NotThere:
+        return "is missing"
+    return "" if digest.hexdigest() == file.sha256 else "has other bytes than its hash says"

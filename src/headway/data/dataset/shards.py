@@ -1,0 +1,229 @@
+"""Rows as Arrow IPC files: written whole, read in place through memory maps, as numpy views that copy nothing.
+
+Uncompressed, one record batch a file, raw pixels as fixed-size binary: row i of a column is an address, not a search.
+pyarrow, Polars and Hugging Face datasets read the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from headway.core.errors import BadInput
+from headway.data.dataset.manifest import Column
+
+_METADATA = b"headway"
+
+
+def schema_of(columns: Sequence[Column]) -> pa.Schema:
+    return pa.schema([_field(column) for column in columns])
+
+
+def _field(column: Column) -> pa.Field:
+    metadata: dict[bytes, bytes] | None = None
+    if column.kind == "picture":
+        shape = {"encoding": column.encoding, "height": column.height, "width": column.width, "channels": 3}
+        metadata = {_METADATA: json.dumps(shape, sort_keys=True).encode()}
+    return pa.field(column.name, _arrow_type(column), nullable=False, metadata=metadata)
+
+
+def _arrow_type(column: Column) -> pa.DataType:
+    if column.kind == "picture":
+        return pa.binary(column.raw_bytes) if column.encoding == "raw" else pa.binary()
+    return {
+        "text": pa.string(),
+        "texts": pa.list_(pa.string()),
+        "integer": pa.int32(),
+        "integers": pa.list_(pa.int32()),
+        "numbers": pa.list_(pa.float32()),
+    }[column.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    body: memoryview
+    rows: int
+    sha256: str
+
+
+def shard_bytes(columns: Sequence[Column], values: Mapping[str, Any]) -> Written:
+    """One shard's file. Raw pictures are given as one uint8 array of rows × bytes; everything else as a list."""
+    schema = schema_of(columns)
+    arrays = [_array(column, field.type, values[column.name]) for column, field in zip(columns, schema, strict=True)]
+    batch = pa.record_batch(arrays, schema=schema)
+    measure = pa.MockOutputStream()
+    _write(measure, batch)
+    buffer = pa.allocate_buffer(measure.size())
+    _write(pa.FixedSizeBufferWriter(buffer), batch)
+    body = memoryview(buffer)
+    return Written(body, batch.num_rows, hashlib.sha256(body).hexdigest())
+
+
+def _array(column: Column, kind: pa.DataType, values: Any) -> pa.Array:
+    if column.encoding != "raw":
+        return pa.array(values, type=kind)
+    pixels = np.ascontiguousarray(values, dtype=np.uint8).reshape(-1, column.raw_bytes)
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(pixels), [None, pa.py_buffer(pixels)])
+
+
+def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+class Cells(Protocol):
+    """A column of one shard: what stands in a row."""
+
+    def __getitem__(self, row: int) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+class Shard:
+    """A shard's rows, in place: opening costs a map and the footer. Stays readable after the file is unlinked."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        try:
+            with pa.memory_map(str(path)) as source:
+                reader = pa.ipc.open_file(source)
+                batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+                for batch in batches:
+                    batch.validate()  # sizes and buffers, not every cell: views never reach beyond the file
+        except (pa.ArrowInvalid, OSError) as error:
+            what = f"this shard cannot be read: {' '.join(str(error).split())}"
+            raise BadInput(what, where=str(path), fix="headway data verify, then prepare or fetch it again") from None
+        if len(batches) != 1:
+            what = f"this shard has {len(batches)} record batches where Headway writes one"
+            raise BadInput(what, where=str(path), fix="prepare the data again")
+        if not batches[0].schema.equals(schema_of(columns)):
+            raise BadInput(
+                "this shard has other columns than its manifest", where=str(path), fix="prepare the data again"
+            )
+        self._batch = batches[0]
+        self._columns = {column.name: column for column in columns}
+        self._cells: dict[str, Cells] = {}
+        self.path = path
+
+    def __len__(self) -> int:
+        return int(self._batch.num_rows)
+
+    def cells(self, name: str) -> Cells:
+        found = self._cells.get(name)
+        if found is None:
+            found = self._cells[name] = _cells(self._batch.column(name), self._columns[name])
+        return found
+
+
+def _cells(array: pa.Array, column: Column) -> Cells:
+    if column.encoding == "raw":
+        return Pixels(array, column)
+    if column.kind == "picture":
+        return Binary(array)
+    if column.kind == "text":
+        return Text(array)
+    if column.kind == "integer":
+        return Integers(array)
+    if column.kind == "texts":
+        return Texts(array)
+    return Lists(array, np.float32 if column.kind == "numbers" else np.int32)
+
+
+class Pixels:
+    """rows × height × width × 3, straight from the file."""
+
+    def __init__(self, array: pa.Array, column: Column) -> None:
+        flat = _numbers(array.buffers()[1], np.uint8)
+        first = array.offset * column.raw_bytes
+        shape = (len(array), column.height, column.width, 3)
+        self.view: NDArray[np.uint8] = flat[first : first + len(array) * column.raw_bytes].reshape(shape)
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        cell: NDArray[np.uint8] = self.view[row]
+        return cell
+
+
+class Binary:
+    def __init__(self, array: pa.Array) -> None:
+        _, offsets, data = array.buffers()
+        self.offsets = _bounds(offsets, array)
+        self._data = memoryview(data if data is not None else b"").cast("B")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._data[self.offsets[row] : self.offsets[row + 1]]
+
+
+class Text(Binary):
+    def __getitem__(self, row: int) -> str:  # type: ignore[override]  # the same cells, read as UTF-8
+        return str(super().__getitem__(row), "utf-8")
+
+
+class Integers:
+    def __init__(self, array: pa.Array) -> None:
+        self.view = _values(array, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, row: int) -> int:
+        return int(self.view[row])
+
+
+class _Lists:
+    def __init__(self, array: pa.Array) -> None:
+        self.offsets = _bounds(array.buffers()[1], array)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        return np.diff(self.offsets)
+
+
+class Texts(_Lists):
+    def __init__(self, array: pa.Array) -> None:
+        super().__init__(array)
+        self._items = Text(array.values)
+
+    def __getitem__(self, row: int) -> list[str]:
+        return [self._items[i] for i in range(self.offsets[row], self.offsets[row + 1])]
+
+
+class Lists(_Lists):
+    """Numbers of one kind, any count of them a row."""
+
+    def __init__(self, array: pa.Array, kind: type[np.generic]) -> None:
+        super().__init__(array)
+        self._items = _values(array.values, kind)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        return self._items[self.offsets[row] : self.offsets[row + 1]]
+
+
+def _values(array: pa.Array, kind: type[np.generic]) -> NDArray[Any]:
+    return _numbers(array.buffers()[1], kind)[array.offset : array.offset + len(array)]
+
+
+def _bounds(buffer: pa.Buffer | None, array: pa.Array) -> NDArray[np.int32]:
+    """Where each row's items begin, and the last one's end. An empty array may come without any."""
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    return _numbers(buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def _numbers(buffer: pa.Buffer | None, kind: type[np.generic]) -> NDArray[Any]:
+    return np.zeros(0, kind) if buffer is None or buffer.size == 0 else np.frombuffer(buffer, kind)

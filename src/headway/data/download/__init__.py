@@ -1,0 +1,1 @@
+"""Fetch data sets and unpack archives."""

@@ -1,0 +1,188 @@
+"""Archives, unpacked as what they claim to be: files below one folder. Nothing escapes it, links nowhere, or explodes.
+
+Sizes are counted as bytes are written, not as headers state them. The folder appears when all of it is there.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from headway.core.errors import BadInput, DiskFull
+
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".gz", ".bz2", ".xz")
+_BLOCK = 1 << 20
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile, RuntimeError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an archive may become. Pictures hardly shrink: 1 to 200 is far beyond any honest set of them."""
+
+    ratio: int = 200  # unpacked to packed bytes, once past `free`
+    free: int = 1 << 30
+    files: int = 20_000_000
+    bytes: int = 4 << 40
+
+
+class BadArchive(BadInput):
+    """Damaged, or made to do harm."""
+
+
+def is_archive(name: str) -> bool:
+    return name.lower().endswith(ENDINGS)
+
+
+def looks_packed(file: Path) -> bool:
+    """By its name, or by its content: some servers give an archive no ending."""
+    return is_archive(file.name) or zipfile.is_zipfile(file) or tarfile.is_tarfile(file)
+
+
+def unpack(archive: Path, to: Path, limits: Limits | None = None) -> int:
+    """Everything in `archive` below `to`, which must not exist yet or gains files; returns how many.
+
+    Links, devices and other things that are no files are left out. A second file of the same name is an error.
+    """
+    arriving = to.with_name(f"{to.name}.unpacking")
+    shutil.rmtree(arriving, ignore_errors=True)  # of a start that was killed
+    writer = _Writer(archive, arriving, limits or Limits())
+    try:
+        with _translated(archive):
+            _reader(archive)(archive, writer)
+        _merge(arriving, to, archive)
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+    return writer.count
+
+
+class _Writer:
+    """Puts files below a folder, and counts."""
+
+    def __init__(self, archive: Path, root: Path, limits: Limits) -> None:
+        self._archive, self._root, self._limits = archive, root, limits
+        self._most = min(limits.bytes, max(limits.free, limits.ratio * archive.stat().st_size))
+        self.count = self.bytes = 0
+        root.mkdir(parents=True)
+
+    def put(self, name: str, source: IO[bytes]) -> None:
+        path = self._root / _safe(name, self._archive)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.count += 1
+        if self.count > self._limits.files:
+            raise BadArchive(f"it holds more than {self._limits.files:,} files", where=str(self._archive))
+        try:
+            file = path.open("xb")
+        except (FileExistsError, IsADirectoryError):
+            raise BadArchive(f"it holds {name!r} twice", where=str(self._archive)) from None
+        with file:
+            while block := source.read(_BLOCK):
+                self.bytes += len(block)
+                if self.bytes > self._most:
+                    what = f"it grows to more than {self._most:,} bytes: a bomb, or no archive of data"
+                    raise BadArchive(what, where=str(self._archive), fix="unpack it yourself if you trust it")
+                file.write(block)
+
+
+def _reader(archive: Path) -> Any:
+    name = archive.name.lower()
+    if zipfile.is_zipfile(archive):
+        return _zip
+    if name.endswith(".zip"):
+        raise BadArchive("it is no zip file, or a broken one", where=str(archive), fix="fetch it again")
+    if ".tar" in name or name.endswith((".tgz", ".tbz2", ".txz")) or tarfile.is_tarfile(archive):
+        return _tar
+    for ending, opener in ((".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)):
+        if name.endswith(ending):
+            return lambda path, writer: _single(path, writer, opener)
+    raise BadArchive(f"{archive.name} is of a kind that is not known here", fix=f"use one of {', '.join(ENDINGS)}")
+
+
+def _zip(archive: Path, writer: _Writer) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if member.is_dir() or kind not in (0, stat.S_IFREG) or _clutter(member.filename):
+                continue
+            if member.flag_bits & 0x1:
+                raise BadArchive(f"{member.filename!r} is encrypted", where=str(archive), fix="decrypt it first")
+            with packed.open(member) as source:
+                writer.put(member.filename, source)
+
+
+def _tar(archive: Path, writer: _Writer) -> None:
+    with _tar_stream(archive) as packed:
+        for member in packed:
+            if not member.isreg() or _clutter(member.name):
+                continue
+            source = packed.extractfile(member)
+            if source is not None:
+                writer.put(member.name, source)
+
+
+def _tar_stream(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive, "r|*")
+    except AttributeError:  # Python before 3.11.4 trips over its own error where gzip's header is damaged
+        raise tarfile.ReadError("its gzip header is damaged") from None
+
+
+def _single(archive: Path, writer: _Writer, opener: Any) -> None:
+    with opener(archive, "rb") as source:
+        writer.put(archive.name.rpartition(".")[0], source)
+
+
+def _safe(name: str, archive: Path) -> str:
+    clean = name.replace("\\", "/")
+    parts = [part for part in clean.split("/") if part not in ("", ".")]
+    drive = len(clean) > 1 and clean[1] == ":"
+    if clean.startswith("/") or drive or ".." in parts or "\0" in clean or not parts:
+        raise BadArchive(
+            f"{name!r} would lie outside of its folder", where=str(archive), fix="do not trust this archive"
+        )
+    return "/".join(parts)
+
+
+def _clutter(name: str) -> bool:
+    """What macOS packs beside the files."""
+    return name.startswith("__MACOSX/") or os.path.basename(name).startswith("._") or name.endswith(".DS_Store")
+
+
+def _merge(arriving: Path, to: Path, archive: Path) -> None:
+    """In one step where nothing is there yet; file by file where other parts of the data set are."""
+    if not to.exists():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(arriving, to)
+        return
+    for path in sorted(arriving.rglob("*")):
+        if path.is_file():
+            place = to / path.relative_to(arriving)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
+
+
+@contextmanager
+def _translated(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except BadArchive:
+        raise
+    except _DAMAGED as error:
+        what = f"it cannot be unpacked: {' '.join(str(error).split()) or type(error).__name__}"
+        raise BadArchive(what, where=str(archive), fix="fetch it again") from None
+    except OSError as error:
+        if error.errno == 28:
+            what = "no space left to unpack it"
+            raise DiskFull(what, where=str(archive), fix="make room, or choose another folder") from None
+        raise BadArchive(f"it cannot be unpacked: {error}", where=str(archive), fix="fetch it again") from None

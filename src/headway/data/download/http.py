@@ -1,0 +1,245 @@
+"""A file from the web: resumed where it broke off, checked against its hash, its credentials kept to their host.
+
+The file appears under its name only when it is whole. What has arrived waits beside it, with the server's own mark of
+the version it belongs to: a file that changed meanwhile is begun anew, never patched together.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+from headway._version import __version__
+from headway.core.errors import BadInput, Denied, DiskFull, NotThere, StoreError, Transient
+
+Progress = Callable[[str, int, int], None]  # what is fetched, bytes done, bytes in all (0: the server does not say)
+
+_BLOCK = 1 << 20
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_BROKEN = (OSError, http.client.HTTPException)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Login:
+    """User and key as values: resolved from references by whoever asks, and never printed."""
+
+    user: str
+    key: str
+
+    def __repr__(self) -> str:
+        return "Login(…)"
+
+    @property
+    def header(self) -> str:
+        return "Basic " + base64.b64encode(f"{self.user}:{self.key}".encode()).decode()
+
+
+def download(
+    url: str,
+    folder: Path,
+    *,
+    checksum: str = "",
+    login: Login | None = None,
+    progress: Progress | None = None,
+    patience: float = 600.0,
+    timeout: float = 60.0,
+) -> Path:
+    """The file at `url`, in `folder`. `checksum` is `sha256:…` or `md5:…`, or stands at the URL's end as `#sha256=…`.
+
+    A broken connection is taken up again for `patience` seconds without a byte, then it is Transient.
+    """
+    address, _, fragment = url.partition("#")
+    checksum = checksum or fragment.replace("=", ":", 1)
+    _check_url(address, checksum)
+    folder.mkdir(parents=True, exist_ok=True)
+    fetch = _Download(address, folder, login, progress or _silent, timeout)
+    last = time.monotonic()
+    pause = 0.5
+    while True:
+        before = fetch.arrived
+        try:
+            return fetch.finish(checksum) if fetch.run() else _unreachable()
+        except Transient:
+            now = time.monotonic()
+            if fetch.arrived > before:
+                last, pause = now, 0.5
+            if now - last > patience:
+                raise
+            time.sleep(min(pause, max(0.0, patience - (now - last))))
+            pause = min(pause * 2, 30.0)
+
+
+def _unreachable() -> Path:
+    raise AssertionError("a run ends whole, or with an error")
+
+
+class _Download:
+    def __init__(self, url: str, folder: Path, login: Login | None, progress: Progress, timeout: float) -> None:
+        self._url, self._login, self._progress, self._timeout = url, login, progress, timeout
+        self._name = _file_name(url)
+        self._path = folder / self._name
+        self._part, self._note = folder / f"{self._name}.part", folder / f"{self._name}.part.json"
+        self._whole = self._path.is_file()
+
+    @property
+    def arrived(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def run(self) -> bool:
+        """One connection, to its end. True when everything has arrived; Transient when it broke."""
+        if self._whole:
+            return True
+        mark = self._mark()
+        start = self.arrived if mark else 0
+        request = urllib.request.Request(self._url, headers={"User-Agent": f"headway/{__version__}"})
+        if self._login is not None:
+            request.add_unredirected_header("Authorization", self._login.header)
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+            request.add_header("If-Range", mark)
+        try:
+            with _opener().open(request, timeout=self._timeout) as answer:
+                self._receive(answer, start)
+        except urllib.error.HTTPError as error:
+            with error:
+                self._refused(error, start)
+        except _BROKEN as error:
+            if isinstance(error, OSError) and error.errno == 28:
+                raise DiskFull("no space left for the download", where=str(self._part)) from None
+            raise Transient(f"the connection broke: {_said(error)}", where=self._url) from None
+        return True
+
+    def _receive(self, answer: Any, start: int) -> None:
+        continued = answer.status == 206 and _begins(answer.headers.get("Content-Range", "")) == start
+        if not continued:
+            start = 0
+            self._remember(answer.headers)
+        left = answer.headers.get("Content-Length")
+        total = start + int(left) if left is not None and left.isdigit() else 0
+        with self._part.open("ab" if continued else "wb") as file:
+            done = start
+            while block := answer.read(_BLOCK):
+                file.write(block)
+                done += len(block)
+                self._progress(self._name, done, total)
+        if total and done != total:
+            raise Transient(f"only {done} of {total} bytes arrived", where=self._url)
+
+    def _refused(self, error: urllib.error.HTTPError, start: int) -> None:
+        if error.code == 416 and start:  # nothing after what we have: either whole, or of another version
+            if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
+                return
+            self._part.unlink(missing_ok=True)
+            raise Transient("what had arrived does not belong to this file any more", where=self._url) from None
+        if error.code in _AGAIN:
+            raise Transient(f"the server answered {error.code}", where=self._url) from None
+        if error.code in (401, 403, 407):
+            fix = "give user and key as secret references (--user env:KAGGLE_USERNAME --key env:KAGGLE_KEY)"
+            raise Denied(f"the server answered {error.code}", where=self._url, fix=fix) from None
+        if error.code in (404, 410):
+            raise NotThere("there is nothing at this address", where=self._url, fix="check the address") from None
+        raise StoreError(f"the server answered {error.code} {error.reason}", where=self._url) from None
+
+    def _mark(self) -> str:
+        """The server's name for the version that has begun to arrive; empty where it gave none that is strong."""
+        try:
+            noted = json.loads(self._note.read_text())
+            return str(noted["mark"]) if noted["url"] == self._url else ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _remember(self, headers: Any) -> None:
+        tag = headers.get("ETag", "")
+        mark = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
+        self._note.write_text(json.dumps({"url": self._url, "mark": mark}))
+
+    def finish(self, checksum: str) -> Path:
+        arrived = self._path if self._whole else self._part
+        if checksum:
+            kind, _, wanted = checksum.partition(":")
+            found = _hash(arrived, kind)
+            if found != wanted.lower():
+                for path in (self._path, self._part, self._note):
+                    path.unlink(missing_ok=True)
+                raise StoreError(
+                    f"the file does not match its checksum: {kind} is {found}, not {wanted}",
+                    where=self._url,
+                    fix="try again; if it stays so, the file at this address is another one than expected",
+                )
+        if not self._whole:
+            os.replace(self._part, self._path)
+            self._note.unlink(missing_ok=True)
+        return self._path
+
+
+class _StayWithHost(urllib.request.HTTPRedirectHandler):
+    """Redirects are followed over http(s) only, never from https to http."""
+
+    max_redirections = 10
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
+            raise StoreError(f"the server redirects to {new.scheme}://, which is not followed", where=req.full_url)
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        same_host = (old.scheme, old.netloc) == (new.scheme, new.netloc)
+        login = req.unredirected_hdrs.get("Authorization")
+        if request is not None and same_host and login:
+            request.add_unredirected_header("Authorization", login)
+        return request
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_StayWithHost)
+
+
+def _check_url(url: str, checksum: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput(f"{url} is no web address", fix="write https://host/path")
+    if parts.password is not None:
+        raise BadInput("an address must not hold a password", fix="give user and key as secret references")
+    if checksum and not re.fullmatch(r"(sha256:[0-9a-fA-F]{64}|md5:[0-9a-fA-F]{32})", checksum):
+        raise BadInput(f"{checksum!r} is no checksum", fix="write sha256: and 64 hex digits")
+
+
+def _file_name(url: str) -> str:
+    """The last part of the path, made safe; names must not depend on what the server says."""
+    name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")
+    return safe[-120:] or "download"
+
+
+def _begins(content_range: str) -> int | None:
+    match = re.match(r"bytes (\d+)-", content_range)
+    return int(match[1]) if match else None
+
+
+def _hash(path: Path, kind: str) -> str:
+    digest = hashlib.new(kind, usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(4 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _silent(name: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,205 @@
+"""From what a person calls a source to a folder or store that can be read: fetched and unpacked first where needed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.errors import BadInput
+from headway.data.download.archive import is_archive, looks_packed, unpack
+from headway.data.download.http import Login, Progress, download
+from headway.storage import local_path, open_store
+from headway.storage.transfer import fetch_file
+
+# Data sets known by name: where their makers keep them, in which parts, and what each part's bytes hash to.
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    url: str
+    md5: str = ""  # as published; empty where nobody did
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    parts: tuple[Part, ...]
+    format: str
+    terms: str  # what one agrees to by using it
+    year: str | None = None
+
+
+_COCO = "http://images.cocodataset.org"
+_VIZWIZ = "https://vizwiz.cs.colorado.edu/VizWiz_final"
+_FLICKR = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
+_COCO_TERMS = "annotations CC BY 4.0; pictures under their Flickr licences (cocodataset.org/#termsofuse)"
+
+KNOWN = {
+    "coco2014": Known(
+        parts=(
+            Part(f"{_COCO}/annotations/annotations_trainval2014.zip", "0a379cfc70b0e71301e0f377548639bd"),
+            Part(f"{_COCO}/zips/val2014.zip", "a3d79f5ed8d289b7a7554ce06a5782b3"),
+            Part(f"{_COCO}/zips/train2014.zip", "0da8c0bd3d6becc4dcb32757491aca88"),
+        ),
+        format="coco",
+        year="2014",
+        terms=_COCO_TERMS,
+    ),
+    "coco2017": Known(
+        parts=(
+            Part(f"{_COCO}/annotations/annotations_trainval2017.zip", "f4bbac642086de4f52a3fdda2de5fa2c"),
+            Part(f"{_COCO}/zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80"),
+            Part(f"{_COCO}/zips/train2017.zip", "cced6f7f71b7629ddf16f17bbcfab6b2"),
+        ),
+        format="coco",
+        year="2017",
+        terms=_COCO_TERMS,
+    ),
+    "flickr8k": Known(
+        parts=(
+            Part(f"{_FLICKR}/Flickr8k_text.zip", "bf6c1abcb8e4a833b7f922104de18627"),
+            Part(f"{_FLICKR}/Flickr8k_Dataset.zip", "f18a1e2920de5bd84dae7cf08ec78978"),
+        ),
+        format="flickr8k",
+        terms="non-commercial research and education only",
+    ),
+    "vizwiz": Known(
+        parts=(
+            Part(f"{_VIZWIZ}/caption/annotations.zip"),
+            Part(f"{_VIZWIZ}/images/val.zip"),
+            Part(f"{_VIZWIZ}/images/train.zip"),
+        ),
+        format="vizwiz",
+        terms="CC BY 4.0",
+    ),
+}
+
+
+def known(name: str) -> Known:
+    if name not in KNOWN:
+        raise BadInput(
+            f"no data set is known as {name!r}", fix=f"choose one of {', '.join(KNOWN)}, or give its address"
+        )
+    return KNOWN[name]
+
+
+_DONE = "unpacked.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    url: str
+    known: Known | None = None
+
+
+def resolve(source: str, *, login: Login | None = None, progress: Progress | None = None) -> Resolved:
+    """Where the source's files are. Downloads are kept in the user's cache, unpacked once and found again."""
+    if source in KNOWN and not os.path.exists(source):
+        entry = known(source)
+        parts = [(part.url, f"md5:{part.md5}" if part.md5 else "") for part in entry.parts]
+        return Resolved(str(_fetched(source, parts, login, progress)), entry)
+    if source.startswith(("http://", "https://")):
+        return Resolved(str(_fetched(source, [(source, "")], login, progress)))
+    path = local_path(source)
+    if path is None:
+        return Resolved(_from_store(source, progress) if is_archive(source) else source)
+    if path.is_file():
+        return Resolved(str(_from_file(path)))
+    if not path.is_dir():
+        close = f" (known by name: {', '.join(KNOWN)})" if "/" not in source else ""
+        raise BadInput(f"there is nothing at {source}{close}", fix="check the path")
+    return Resolved(str(path))
+
+
+def downloads() -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(chosen).expanduser() / "headway" / "downloads"
+
+
+def _fetched(name: str, parts: list[tuple[str, str]], login: Login | None, progress: Progress | None) -> Path:
+    """Each part fetched, unpacked and thrown away, one after the other: the disk holds one archive at a time."""
+    with _place(name) as place:
+        done = _done(place)
+        for url, checksum in parts:
+            if url in done:
+                continue
+            file = download(url, place / "arriving", checksum=checksum, login=login, progress=progress)
+            _take_in(file, place / "files")
+            done.append(url)
+            (place / _DONE).write_text(json.dumps(done))
+            file.unlink(missing_ok=True)
+        return _inner(place / "files")
+
+
+def _from_store(url: str, progress: Progress | None) -> str:
+    folder, _, key = url.rpartition("/")
+    store = open_store(folder)
+    entry = store.stat(key)
+    with _place(f"{url} {entry.version}") as place:
+        if not _done(place):
+            (place / "arriving").mkdir(exist_ok=True)
+            file = place / "arriving" / key
+
+            def tell(done: int, total: int) -> None:
+                if progress is not None:
+                    progress(key, done, total)
+
+            fetch_file(store, key, file, progress=tell)
+            _take_in(file, place / "files")
+            (place / _DONE).write_text(json.dumps([url]))
+            file.unlink(missing_ok=True)
+        return str(_inner(place / "files"))
+
+
+def _from_file(path: Path) -> Path:
+    """An archive that lies here is unpacked in the cache, and left alone itself."""
+    if path.name == "splits.json":
+        return path.parent
+    if not is_archive(path.name):
+        raise BadInput(f"{path} is a file that is no archive", fix="give the folder it lies in")
+    found = path.stat()
+    with _place(f"{path} {found.st_size} {found.st_mtime_ns}") as place:
+        if not _done(place):
+            unpack(path, place / "files")
+            (place / _DONE).write_text(json.dumps([str(path)]))
+        return _inner(place / "files")
+
+
+def _take_in(file: Path, folder: Path) -> None:
+    if looks_packed(file):
+        unpack(file, folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.replace(file, folder / file.name)
+
+
+def _done(place: Path) -> list[str]:
+    try:
+        listed = json.loads((place / _DONE).read_text())
+    except (OSError, ValueError):
+        return []
+    return [str(url) for url in listed]
+
+
+def _inner(folder: Path) -> Path:
+    """Archives often hold one folder that holds everything."""
+    while True:
+        inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        if len(inside) != 1 or not inside[0].is_dir():
+            return folder
+        folder = inside[0]
+
+
+@contextmanager
+def _place(name: str) -> Iterator[Path]:
+    """A folder of its own for each source, for one process at a time."""
+    place = downloads() / hashlib.sha256(name.encode()).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield place

@@ -1,0 +1,321 @@
+"""Prepared data as feeds: batches by number, shuffled over everything, exact on any world size, entered anywhere.
+
+Reading is a copy from a memory map (raw) or one JPEG decode, on threads, into memory that is used again. torch is
+imported only to hand a batch over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import BadInput
+from headway.data.dataset.manifest import Column
+from headway.data.dataset.rows import Rows
+from headway.data.dataset.shards import Shard
+from headway.data.loading.partition import Filler, share
+from headway.data.loading.prefetch import Ahead, Buffers, Key, pinned, pool
+from headway.data.loading.sampler import Order, Pool, balanced, uniforms
+from headway.data.loading.transforms import check_crop, put_jpeg, put_raw
+from headway.data.prepare.executor import usable_cores
+
+if TYPE_CHECKING:
+    from headway.data.loading.transforms import Augment
+
+Places = NDArray[np.int64]
+_CROPS = 11  # the random stream that places crops and mirrors
+_BLOCK = 4096  # places looked up at a time: one call of the permutation serves many steps
+_SLICE = 16  # pictures: fewer are not worth handing to another thread
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A source, and how often it is drawn from, relative to the other sources."""
+
+    rows: Rows
+    weight: float = 1.0
+
+
+class Joined:
+    """Several sources as one: rows are numbered through."""
+
+    def __init__(self, sources: Sequence[Weighted | Rows]) -> None:
+        if not sources:
+            raise BadInput("no data is named", fix="name at least one source")
+        self.sources = [source if isinstance(source, Weighted) else Weighted(source) for source in sources]
+        self.starts = np.cumsum([0, *(len(source.rows) for source in self.sources)])
+        first = self.sources[0].rows
+        for other in (source.rows for source in self.sources[1:]):
+            if other.manifest.classes != first.manifest.classes:
+                what = f"{first.url} and {other.url} do not have the same classes"
+                raise BadInput(what, fix="prepare them together, or give both the same class names")
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def origin(self, row: int) -> tuple[Rows, int]:
+        """The source a row is from, and its number there."""
+        source = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.sources[source].rows, row - int(self.starts[source])
+
+    def places(self, rows: Places) -> list[tuple[Shard, int]]:
+        """For each row the shard that holds it, and its number in there."""
+        if len(self.sources) == 1:
+            return self.sources[0].rows.places(rows)
+        found: list[tuple[Shard, int]] = [None] * len(rows)  # type: ignore[list-item]  # each is set below
+        which = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(which).tolist():
+            mine = np.flatnonzero(which == number)
+            located = self.sources[number].rows.places(rows[mine] - self.starts[number])
+            for at, place in zip(mine.tolist(), located, strict=True):
+                found[at] = place
+        return found
+
+    def pools(self, balance: float | None) -> list[Pool]:
+        """One for each source by its weight; with `balance`, one for each of its classes."""
+        found: list[Pool] = []
+        for source, start in zip(self.sources, self.starts[:-1].tolist(), strict=True):
+            mine = range(start, start + len(source.rows))
+            if balance is None:
+                found.append(Pool(mine, source.weight))
+            else:
+                labels = source.rows.integers("label")
+                found += balanced(np.arange(mine.start, mine.stop), labels, power=balance, share=source.weight)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        words = repr([(source.rows.fingerprint, source.weight) for source in self.sources])
+        return hashlib.sha256(words.encode()).hexdigest()
+
+
+class PictureFeed:
+    """Batches of pictures and what belongs to them, as a dictionary of tensors and lists.
+
+    Pictures are uint8, shaped n × 3 × height × width with the channels innermost in memory: send them as they are and
+    normalise on the device. Training draws from the sources by weight, crops and mirrors at random and, if told to
+    `balance`, draws rare classes more often (P ∝ 1 / frequency ^ balance). Otherwise every row comes once, in order,
+    cropped in the middle. Pure: a batch depends on (seed, epoch, step) and nothing else.
+    """
+
+    workers = 0  # it has threads of its own
+
+    def __init__(
+        self,
+        sources: Sequence[Weighted | Rows],
+        batch_size: int,
+        *,
+        training: bool,
+        crop: int | None = None,
+        columns: Sequence[str] | None = None,
+        mirror: bool = False,
+        balance: float | None = None,
+        augment: Augment | None = None,
+        seed: int | None = None,
+        drop_last: bool = False,
+        threads: int | None = None,
+        ahead: int = 2,
+        pin: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise BadInput(f"the batch size is {batch_size}", fix="choose 1 or more")
+        self.data, self.seed, self.batch_size = Joined(sources), seed, batch_size
+        self._training, self._mirror, self._augment = training, mirror and training, augment if training else None
+        self._columns = _chosen(self.data.sources[0].rows, columns)
+        self._crop = _crop_sizes(self._columns, crop)
+        self._order = Order(
+            self.data.pools(balance) if training else [Pool(range(len(self.data)), 1.0)],
+            len(self.data),
+            shuffle=training,
+        )
+        self._drop_last, self._pin, self._balance = drop_last, pin, balance
+        self._buffers = Buffers()
+        self._threads = threads or usable_cores()
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead = Ahead(self._begin, len(self), ahead)
+        self._block: tuple[tuple[int, int, int], Places] | None = None
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self._order), self.batch_size)
+        return whole + (1 if rest and not (self._drop_last and whole) else 0)
+
+    @property
+    def fingerprint(self) -> str:
+        names = [column.name for column in self._columns]
+        settings = (self.data.fingerprint, self.batch_size, self._training, self._crop, names, self._mirror)
+        more = (self._balance, repr(self._augment), self.seed, self._drop_last)
+        return hashlib.sha256(repr((settings, more)).encode()).hexdigest()[:16]
+
+    def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
+        """Which rows, numbered through all sources."""
+        places = self._places(step, part, parts)
+        return self._rows(epoch, places).tolist() if len(places) else []
+
+    def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
+        """A dictionary; a `Filler` around one where this part of the batch is empty."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        return self._ahead.get((epoch, step, part, parts))
+
+    def _places(self, step: int, part: int, parts: int) -> Places:
+        first = step * self.batch_size
+        start, stop = share(min(self.batch_size, len(self._order) - first), part, parts)
+        return np.arange(first + start, first + stop)
+
+    def _rows(self, epoch: int, places: Places) -> Places:
+        """Looked up block by block: a batch lies in one or two of them."""
+        seed = self.seed or 0
+        blocks = places // _BLOCK
+        if int(blocks[0]) != int(blocks[-1]):
+            cut = int(np.searchsorted(blocks, blocks[0], side="right"))
+            return np.concatenate([self._rows(epoch, places[:cut]), self._rows(epoch, places[cut:])])
+        key = (seed, epoch, int(blocks[0]))
+        known = self._block  # read once: another thread may replace it
+        if known is None or known[0] != key:
+            first = key[2] * _BLOCK
+            whole = np.arange(first, min(first + _BLOCK, len(self._order)))
+            known = self._block = (key, self._order.at(seed, epoch, whole))
+        return known[1][places % _BLOCK]
+
+    def _begin(self, key: Key) -> Future[Any]:
+        epoch, step, part, parts = key
+        places = self._places(step, part, parts)
+        empty = len(places) == 0
+        if empty:
+            places = np.array([step * self.batch_size])  # a stand-in: it runs through the model and counts as nothing
+        if self._pool is None:
+            self._pool = pool(self._threads)
+        return _Filling(self, epoch, places, self._rows(epoch, places), empty).start(self._pool, self._threads)
+
+    # What follows is called by the threads that fill a batch.
+
+    def allocate(self, count: int) -> dict[str, tuple[NDArray[np.uint8], Any]]:
+        """Room for each picture column: as numpy sees it, and the tensor that owns it where there is one."""
+        made: dict[str, tuple[NDArray[np.uint8], Any]] = {}
+        for name, (height, width) in self._crop.items():
+            shape = (count, height, width, 3)
+            made[name] = pinned(shape) if self._pin else (self._buffers.lend(shape), None)
+        return made
+
+    def fill(self, room: dict[str, Any], epoch: int, places: Places, rows: Places, first: int, last: int) -> None:
+        draws = self._draws(epoch, places[first:last])
+        located = self.data.places(rows[first:last])
+        for column in self._columns:
+            if column.kind == "picture":
+                put = put_raw if column.encoding == "raw" else put_jpeg
+                place = room[column.name][0][first:last]
+                for at, (shard, inside) in enumerate(located):
+                    top, left, mirror = draws[at]
+                    put(shard.cells(column.name)[inside], place[at], top, left, self._mirror and mirror < 0.5)
+
+    def _draws(self, epoch: int, places: Places) -> list[list[float]]:
+        if not self._training:
+            return [[0.5, 0.5, 1.0]] * len(places)
+        drawn: list[list[float]] = uniforms(self.seed or 0, epoch, places, 3, stream=_CROPS).tolist()
+        return drawn
+
+    def handed_over(self, room: dict[str, Any], epoch: int, places: Places, rows: Places) -> dict[str, Any]:
+        import torch
+
+        batch: dict[str, Any] = {"row": torch.from_numpy(rows)}
+        located = self.data.places(rows)
+        for column in self._columns:
+            if column.kind == "picture":
+                array, tensor = room[column.name]
+                batch[column.name] = (torch.from_numpy(array) if tensor is None else tensor).permute(0, 3, 1, 2)
+                continue
+            cells = [shard.cells(column.name)[inside] for shard, inside in located]
+            batch[column.name] = _tensor(cells, column)
+        if self._augment is not None:
+            batch["draws"] = self._augment.draw(self.seed or 0, epoch, places)
+        return batch
+
+
+class _Filling:
+    """One batch being filled by several threads; whoever ends last hands it over."""
+
+    def __init__(self, feed: PictureFeed, epoch: int, places: Places, rows: Places, empty: bool) -> None:
+        self._feed, self._epoch, self._places, self._rows, self._empty = feed, epoch, places, rows, empty
+        self._room = feed.allocate(len(rows))
+        self._future: Future[Any] = Future()
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def start(self, threads: ThreadPoolExecutor, most: int) -> Future[Any]:
+        count = len(self._rows)
+        slices = max(1, min(most, count // _SLICE))
+        bounds = [count * n // slices for n in range(slices + 1)]
+        self._left = slices
+        for first, last in pairwise(bounds):
+            threads.submit(self._fill, first, last)
+        return self._future
+
+    def _fill(self, first: int, last: int) -> None:
+        try:
+            if not self._future.cancelled():
+                self._feed.fill(self._room, self._epoch, self._places, self._rows, first, last)
+            with self._lock:
+                self._left -= 1
+                done = self._left == 0
+            if done and not self._future.cancelled():
+                self._end(self._made())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the batch is asked for
+            self._fail(error)
+
+    def _made(self) -> Any:
+        batch = self._feed.handed_over(self._room, self._epoch, self._places, self._rows)
+        self._room = {}  # the batch alone owns its memory now
+        if not self._empty:
+            return batch
+        return Filler(batch)
+
+    def _end(self, batch: Any) -> None:
+        try:
+            self._future.set_result(batch)
+        except InvalidStateError:
+            pass  # cancelled a moment ago: nobody wants it
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            self._future.set_exception(error)
+        except InvalidStateError:
+            pass  # another slice failed first, or nobody wants it
+
+
+def _tensor(cells: list[Any], column: Column) -> Any:
+    """Numbers as one tensor; texts and lists of any length as they are."""
+    import torch
+
+    if column.kind == "integer":
+        return torch.tensor(cells, dtype=torch.int64)
+    return torch.from_numpy(np.stack(cells)) if column.kind == "numbers" else cells
+
+
+def _chosen(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:
+    """By default everything but the picture's original size."""
+    if names is None:
+        return tuple(column for column in rows.columns if column.name not in ("width", "height"))
+    return tuple(rows.manifest.column(name) for name in names)
+
+
+def _crop_sizes(columns: Sequence[Column], crop: int | None) -> dict[str, tuple[int, int]]:
+    sizes: dict[str, tuple[int, int]] = {}
+    for column in columns:
+        if column.kind != "picture":
+            continue
+        if crop is None and column.encoding != "raw":
+            raise BadInput(f"the pictures in {column.name!r} differ in size", fix="choose a crop, such as 224")
+        stored = (column.height, column.width)
+        wanted = stored if crop is None else (crop, crop)
+        if column.encoding == "raw":
+            check_crop(stored, wanted)
+        sizes[column.name] = wanted
+    return sizes

@@ -1,0 +1,1 @@
+"""Turn a source into prepared data: read, filter, decode, split, write shards."""

@@ -1,0 +1,130 @@
+"""Orders in, receipts out, done side by side: in this process, on a local Dask cluster, or on one that is running.
+
+At most a few orders are under way at a time, so memory does not grow with their number. Receipts come as they are
+ready, in any order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import BadInput, HeadwayError
+
+Task = Callable[[str], str]
+
+CONNECT_S = 20.0  # how long a scheduler may take to answer
+
+
+class ClusterGone(HeadwayError):
+    """The scheduler or its workers went away. What is done is kept: starting again goes on from there."""
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(task: Task, orders: Iterable[str], *, workers: int, dask: str | None, scratch: Path) -> Iterator[str]:
+    """The receipt of every order. One worker needs no cluster; `dask` is the address of a scheduler."""
+    if dask is None and workers <= 1:
+        yield from map(task, orders)
+        return
+    with _client(workers, dask, scratch) as client:
+        yield from _on(client, task, orders, dask or "the local cluster")
+
+
+def _on(client: Any, task: Task, orders: Iterable[str], where: str) -> Iterator[str]:
+    waiting = iter(orders)
+    ahead = 2 * max(1, len(client.nthreads())) + 2
+    under_way = _distributed().as_completed(_submitted(client, task, islice(waiting, ahead)), loop=client.loop)
+    for future in under_way:
+        yield _result(future, where)
+        for another in _submitted(client, task, islice(waiting, 1)):
+            under_way.add(another)
+
+
+def _submitted(client: Any, task: Task, orders: Iterable[str]) -> list[Any]:
+    # Not pure: Dask would otherwise hash each order to look for a result it may know.
+    return [client.submit(task, order, pure=False, retries=2) for order in orders]
+
+
+def _result(future: Any, where: str) -> str:
+    if future.status in ("cancelled", "lost"):
+        raise _gone(where, "the scheduler went away")
+    try:
+        return str(future.result())
+    except _distributed().KilledWorker as error:
+        raise _gone(where, f"its workers died again and again: {error}") from None
+    except (OSError, TimeoutError) as error:
+        raise _gone(where, f"the connection broke: {error}") from None
+
+
+def _gone(where: str, why: str) -> ClusterGone:
+    return ClusterGone(
+        f"{where}: {why}",
+        fix="start it again: finished shards are kept. If workers run out of memory, use fewer of them",
+    )
+
+
+@contextmanager
+def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
+    distributed = _distributed()  # before dask.config is touched: importing it loads its own defaults there
+    import dask as dask_library
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
+    settings = {"distributed.comm.timeouts.connect": f"{CONNECT_S}s", "distributed.worker.use-file-locking": False}
+    with dask_library.config.set(settings):
+        if dask is not None:
+            with _connected(dask) as client:
+                yield client
+            return
+        with (
+            _local_cluster(distributed, workers, scratch) as cluster,
+            distributed.Client(cluster, set_as_default=False) as client,
+        ):
+            yield client
+
+
+def _local_cluster(distributed: Any, workers: int, scratch: Path) -> Any:
+    try:
+        return distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            memory_limit=0,  # a chunk's memory is bounded: a worker that is restarted for it would only loop
+            local_directory=str(scratch),
+            silence_logs=logging.CRITICAL,
+        )
+    except RuntimeError as error:
+        raise ClusterGone(
+            f"the workers did not start: {error}",
+            fix="in a script, call prepare() below `if __name__ == '__main__':`; or use workers=1",
+        ) from error
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    try:
+        client = _distributed().Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise BadInput(
+            f"no Dask scheduler answers at {address}: {' '.join(str(error).split())[:200]}",
+            fix="check the address (tcp://host:8786, or tls:// with Dask's TLS settings), or leave out --dask",
+        ) from None
+    with client:
+        if not client.nthreads():
+            raise BadInput(f"the Dask scheduler at {address} has no workers", fix=f"dask worker {address}")
+        yield client
+
+
+def _distributed() -> Any:
+    """Untyped, and slow to import: only where a cluster is wanted."""
+    return import_module("distributed")

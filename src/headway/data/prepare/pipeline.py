@@ -1,0 +1,503 @@
+"""From a source to shards: read, split, clean, decode, write. Killed and started again, it goes on where it was.
+
+The source's annotations are read into a scratch file; rows are split and cut into chunks whose bounds depend on the
+rows and the settings alone; each chunk becomes a shard and a receipt, on as many workers as there are; the receipts
+become the report and, last of all, the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from headway.core.errors import BadInput, DiskFull, NotThere
+from headway.data.dataset.manifest import NAME, Manifest, OtherFile, ShardFile, read_manifest
+from headway.data.download.http import Login
+from headway.data.download.resolve import Known, resolve
+from headway.data.prepare.executor import run, usable_cores
+from headway.data.prepare.images import FITS, MAX_PIXELS, Fit
+from headway.data.prepare.quality import Threshold, TooMuchBad, alike, check, same
+from headway.data.prepare.shard_task import Chunk, Receipt, Settings, make_shard, receipt_key
+from headway.data.prepare.split import DEFAULT, Orders, drop_leaks, split_rows
+from headway.data.prepare.staging import Staging, made_with, scratch_for
+from headway.data.readers.base import Reader
+from headway.data.readers.detect import reader_for
+from headway.data.readers.files import Tree
+from headway.data.text_filters import Rules, normalised, pair_drop
+from headway.data.tokenizers import BpeTokenizer
+from headway.storage import Store, join, local_path, open_store
+
+# The last part of a preparation: what the receipts say becomes a report, files beside the shards, and the manifest.
+
+
+DROPPED, DUPLICATES, WORDS, TOKENIZER = "dropped.jsonl", "duplicates.jsonl", "words.json", "tokenizer.json"
+_RANK = {"test": 2, "val": 1}  # a picture in two splits is kept in the one that is measured on
+
+
+class Ledger:
+    """What is known of the shards so far. Rows' details go to the staging file; only the shards are kept here."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._shards: dict[str, tuple[str, ShardFile | None]] = {}
+        self.rows = 0
+
+    def enter(self, receipt: Receipt) -> None:
+        """A chunk that is made a second time replaces what the first said."""
+        if receipt.chunk in self._shards:
+            self._staging.forget(receipt.chunk)
+        else:
+            self.rows += receipt.rows
+        self._shards[receipt.chunk] = (receipt.split, receipt.shard)
+        self._staging.drop(receipt.dropped, receipt.chunk)
+        self._staging.note(receipt.chunk, receipt.split, receipt.hashes, receipt.words)
+
+    def splits(self, names: Iterable[str]) -> dict[str, tuple[ShardFile, ...]]:
+        found: dict[str, list[ShardFile]] = {name: [] for name in names}
+        for _, (split, shard) in sorted(self._shards.items()):
+            if shard is not None:
+                found[split].append(shard)
+        return {split: tuple(shards) for split, shards in found.items()}
+
+
+class Twins:
+    """Pictures that occur more than once: the same file anywhere, or the same look in two splits."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        columns = array("q"), array("q"), array("q"), array("q"), array("q")
+        codes: dict[str, int] = {}
+        for number, exact, near, split in staging.hashes():
+            values = (number, exact, near or 0, near is not None, codes.setdefault(split, len(codes)))
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+        numbers, files, looks, textured, splits = (np.array(column, dtype=np.int64) for column in columns)
+        self.exact = [self._named(numbers[group]) for group in same(files.view(np.uint64))]
+        shown = np.flatnonzero(textured)  # what is flat looks like everything else that is
+        groups = (shown[group] for group in alike(looks[shown].view(np.uint64)))
+        self.near = [self._named(numbers[group]) for group in groups if len(np.unique(splits[group])) > 1]
+
+    def _named(self, numbers: Any) -> list[tuple[str, str, str]]:
+        return sorted({self._staging.hashed(int(number)) for number in numbers}, key=lambda m: (m[2], m[1], m[0]))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        for kind, groups in (("exact", self.exact), ("near", self.near)):
+            for group in sorted(groups, key=lambda members: [member[1:] for member in members]):
+                rows = [{"row": row, "split": split} for _, row, split in group]
+                yield {"kind": kind, "across_splits": len({split for *_, split in group}) > 1, "rows": rows}
+
+    def doomed(self) -> dict[str, dict[str, str]]:
+        """chunk -> row -> why: rows that a split further on has too."""
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        for kind, groups in (("the same file as", self.exact), ("looks like", self.near)):
+            for group in groups:
+                keep = max(group, key=lambda member: _RANK.get(member[2], 0))
+                for chunk, row, split in group:
+                    if _RANK.get(split, 0) < _RANK.get(keep[2], 0):
+                        found[chunk].setdefault(row, f"{kind} {keep[1]} of {keep[2]}")
+        return dict(found)
+
+
+def finish(dest: Store, manifest: Manifest, ledger: Ledger, staging: Staging, twins: Twins, scratch: Path) -> Manifest:
+    """Write everything beside the shards, the manifest last; then remove what only the preparation needed."""
+    files = [
+        _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch),
+        _send_lines(dest, DUPLICATES, twins.lines(), scratch),
+    ]
+    if manifest.task == "captions":
+        files.append(_send(dest, WORDS, _words(staging)))
+    done = replace(
+        manifest,
+        splits=ledger.splits(manifest.splits),
+        dropped=staging.reasons(),
+        files=(*manifest.files, *files),
+    )
+    dest.write(NAME, done.to_json().encode())
+    _tidy(dest, done)
+    return done
+
+
+def send_report(dest: Store, staging: Staging, scratch: Path) -> None:
+    """What was dropped so far, for someone who has to find out why it was so much."""
+    _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch)
+
+
+def _words(staging: Staging) -> bytes:
+    total: Counter[str] = Counter()
+    for counted in staging.words():
+        total.update(counted)
+    ordered = dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+    return (json.dumps(ordered, ensure_ascii=False, indent=0) + "\n").encode()
+
+
+def _send_lines(dest: Store, key: str, lines: Iterable[dict[str, Any]], scratch: Path) -> OtherFile:
+    path, digest, size = scratch / key, hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for line in lines:
+            text = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+            digest.update(text)
+            size += file.write(text)
+    dest.write(key, path)
+    return OtherFile(key=key, bytes=size, sha256=digest.hexdigest())
+
+
+def _send(dest: Store, key: str, body: bytes) -> OtherFile:
+    dest.write(key, body)
+    return OtherFile(key=key, bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+
+def send_tokenizer(dest: Store, text: str) -> OtherFile:
+    return _send(dest, TOKENIZER, text.encode())
+
+
+def _tidy(dest: Store, manifest: Manifest) -> None:
+    """Receipts have done their work; shards of an earlier preparation that this one does not have are nobody's."""
+    wanted = {shard.key for shards in manifest.splits.values() for shard in shards}
+    stale = [entry.key for entry in dest.list("shards/") if entry.key not in wanted]
+    for key in [*stale, *(entry.key for entry in dest.list("receipts/"))]:
+        dest.delete(key)
+    folder = local_path(dest.url)
+    if folder is not None:
+        with suppress(OSError):  # somebody put something there: it is theirs
+            (folder / "receipts").rmdir()
+
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+Encoding = Literal["jpeg", "raw"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """How rows become shards, where the defaults are not wanted."""
+
+    format: str | None = None  # which reader; by default seen from the files
+    year: str | None = None  # COCO: 2014 or 2017
+    languages: tuple[str, str] | None = None  # parallel text: from, to
+    fit: Fit | None = None  # by default `short` for JPEG, `crop` for raw pixels
+    quality: int = 90
+    max_pixels: int = MAX_PIXELS
+    rules: Rules = field(default_factory=Rules)
+    splits: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))  # where the source gives none
+    seed: int = 0  # of those splits
+    duplicates: Literal["report", "drop"] = "report"  # or drop what train shares with val or test
+    bpe_size: int = 8000
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What was made, in numbers."""
+
+    url: str
+    manifest: Manifest
+    seconds: float
+    chunks: int = 0
+    kept: int = 0  # chunks that an earlier start had finished; all of them if nothing was left to do
+    bad_rows: int = 0
+    twins: Mapping[str, int] = field(default_factory=dict)  # groups of duplicates: exact, near
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {split: self.manifest.rows(split) for split in self.manifest.splits}
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shards in self.manifest.splits.values() for shard in shards)
+
+
+def prepare(
+    source: str,
+    to: str,
+    *,
+    size: int | None = 256,
+    encoding: Encoding = "jpeg",
+    workers: int | None = None,
+    dask: str | None = None,
+    max_bad: str | float = "1%",
+    wishes: Wishes | None = None,
+    overwrite: bool = False,
+    login: Login | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Prepare `source` (a folder, an archive, a URL, an object store or a known name) as shards at `to`.
+
+    Finished chunks of a broken-off start are kept, a finished data set is left as it is. More than `max_bad` bad rows
+    stop it. `workers` processes of this machine do it, or those of the Dask scheduler at `dask`.
+    """
+    wishes, report = wishes or Wishes(), progress or _silent
+    _check(size, encoding, workers, wishes)
+    limit = Threshold.parse(max_bad)
+    found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
+    _check_apart(found.url, to)
+    with scratch_for(to) as scratch, _full_disk_said(scratch):
+        tree = Tree(found.url, scratch)
+        wishes = _as_known(wishes, found.known, source)
+        reader = reader_for(tree, wishes.format, year=wishes.year, languages=wishes.languages)
+        staging = Staging(scratch / "rows.sqlite")
+        job = _Job(tree, reader, staging, open_store(to), scratch, wishes, limit, report)
+        job.read()
+        orders = Orders(staging, job.settings(size, encoding), tree, to)
+        before = job.existing(orders, overwrite)
+        if before is not None:
+            chunks = len(orders.proofs)
+            return Summary(url=to, manifest=before, seconds=job.seconds, chunks=chunks, kept=chunks)
+        return job.make(orders, workers or usable_cores(), dask)
+
+
+class _Job:
+    """One preparation, from rows to manifest."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        reader: Reader,
+        staging: Staging,
+        dest: Store,
+        scratch: Path,
+        wishes: Wishes,
+        limit: Threshold,
+        progress: Progress,
+    ) -> None:
+        self._tree, self._reader, self._staging, self._dest = tree, reader, staging, dest
+        self._scratch, self._wishes, self._limit, self._progress = scratch, wishes, limit, progress
+        self._began, self._kept, self._total = time.monotonic(), 0, 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def read(self) -> None:
+        self._progress(f"reading {self._reader.name}", 0, 0)
+        self._staging.take(self._reader.found())
+        self._total = self._staging.count() + self._staging.bad_rows()
+        if not self._staging.count():
+            self._too_bad()
+            raise BadInput(f"there are no rows in {self._tree.url}", fix="check the folder, or say --format")
+        self._staging.index()
+        split_rows(self._staging, self._wishes.splits, self._wishes.seed)
+        drop_leaks(self._staging)
+        self._too_bad()
+
+    def settings(self, size: int | None, encoding: Encoding) -> Settings:
+        task = self._reader.task
+        tokenizer = self._bpe() if task == "translation" else ""
+        classes = _classes(self._staging.labels(), task) if task in ("classes", "grades") else ()
+        columns = {"translation": (), "grades": self._staging.picture_columns()}.get(task, ("picture",))
+        return Settings(
+            task=task,
+            pictures=columns,
+            size=size,
+            fit=self._wishes.fit or ("crop" if encoding == "raw" else "short"),
+            encoding=encoding,
+            quality=self._wishes.quality,
+            max_pixels=self._wishes.max_pixels,
+            rules=self._wishes.rules,
+            classes=classes,
+            tokenizer=tokenizer,
+            numbers=self._staging.number_columns,
+            made_with=made_with(),
+        )
+
+    def existing(self, orders: Orders, overwrite: bool) -> Manifest | None:
+        """The data set that is there already, if it is this one. Another one is not touched unless asked."""
+        try:
+            there = read_manifest(self._dest.url, self._dest)
+        except BadInput:
+            return None  # none, or a broken one
+        if there.settings.get("proof") == self._proof(orders):
+            return there
+        if not overwrite:
+            raise BadInput(
+                f"{self._dest.url} already holds a data set, made of other rows or with other settings",
+                fix="choose another place, or replace it with --overwrite",
+            )
+        self._dest.delete(NAME)  # from here on there is no data set, until the new one is whole
+        return None
+
+    def make(self, orders: Orders, workers: int, dask: str | None) -> Summary:
+        ledger = Ledger(self._staging)
+        self._work(orders, orders.chunks(), ledger, workers, dask)
+        self._progress("looking for duplicates", 0, 0)
+        twins = Twins(self._staging)
+        doomed = twins.doomed() if self._wishes.duplicates == "drop" else {}
+        if doomed:
+            self._work(orders, orders.chunks(doomed), ledger, workers, dask)
+        self._nothing_left(ledger)
+        tokenizer = orders.settings.tokenizer
+        manifest = Manifest(
+            name=self._wishes.name or "data",
+            task=orders.settings.task,
+            columns=orders.settings.columns,
+            splits=dict.fromkeys(self._staging.splits(), ()),
+            classes=orders.settings.classes,
+            files=(send_tokenizer(self._dest, tokenizer),) if tokenizer else (),
+            settings=self._said(orders),
+            made_with=orders.settings.made_with,
+        )
+        return Summary(
+            url=self._dest.url,
+            manifest=finish(self._dest, manifest, ledger, self._staging, twins, self._scratch),
+            seconds=self.seconds,
+            chunks=len(orders.proofs),
+            kept=self._kept,
+            bad_rows=self._staging.bad_rows(),
+            twins={"exact": len(twins.exact), "near": len(twins.near)},
+        )
+
+    def _work(self, orders: Orders, chunks: Iterator[Chunk], ledger: Ledger, workers: int, dask: str | None) -> None:
+        finished = self._finished()
+
+        def wanted() -> Iterator[str]:
+            for chunk in chunks:
+                known = None if chunk.doomed else finished.get(chunk.name)
+                receipt = self._receipt(chunk.name, orders.proofs[chunk.name]) if known else None
+                if receipt is None:
+                    yield orders.order(chunk)
+                else:
+                    self._kept += 1
+                    self._enter(ledger, receipt)
+
+        workers = min(workers, len(orders.proofs))
+        for text in run(make_shard, wanted(), workers=workers, dask=dask, scratch=self._scratch):
+            self._enter(ledger, Receipt.from_json(text))
+            self._too_bad()
+
+    def _enter(self, ledger: Ledger, receipt: Receipt) -> None:
+        ledger.enter(receipt)
+        self._progress("preparing", ledger.rows, self._staging.count())
+
+    def _finished(self) -> dict[str, int]:
+        """Receipts that lie there: name -> size. One listing instead of a question for each chunk."""
+        listed = self._dest.list("receipts/")
+        return {os.path.basename(entry.key).removesuffix(".json"): entry.size for entry in listed}
+
+    def _receipt(self, chunk: str, proof: str) -> Receipt | None:
+        """Of a chunk that an earlier start finished with the same rows and settings, if its shard is there whole."""
+        try:
+            receipt = Receipt.from_json(self._dest.read(receipt_key(chunk)))
+            if receipt.proof != proof:
+                return None
+            if receipt.shard is not None and self._dest.stat(receipt.shard.key).size != receipt.shard.bytes:
+                return None
+        except (NotThere, ValueError, KeyError, TypeError):
+            return None
+        return receipt
+
+    def _too_bad(self) -> None:
+        try:
+            check(self._limit, self._staging, self._total, join(self._dest.url, "dropped.jsonl"))
+        except TooMuchBad:
+            send_report(self._dest, self._staging, self._scratch)
+            raise
+
+    def _nothing_left(self, ledger: Ledger) -> None:
+        """A data set without a row is nobody's wish: some rule left everything out."""
+        if any(ledger.splits(dict.fromkeys(self._staging.splits(), ())).values()):
+            return
+        send_report(self._dest, self._staging, self._scratch)
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in self._staging.reasons().items())
+        raise BadInput(
+            f"nothing is left of {self._total} rows: {reasons}",
+            where=join(self._dest.url, "dropped.jsonl"),
+            fix="loosen what leaves them out; every row is listed in the report",
+        )
+
+    def _bpe(self) -> str:
+        self._progress("learning the subwords", 0, 0)
+
+        def sentences() -> Iterator[str]:
+            for pair in self._staging.texts("train"):
+                source, target = normalised(pair[0]), normalised(pair[1])
+                if pair_drop(source, target, self._wishes.rules) is None:
+                    yield source
+                    yield target
+
+        return BpeTokenizer.train(sentences(), size=self._wishes.bpe_size).to_json()
+
+    def _proof(self, orders: Orders) -> str:
+        return f"{orders.proof}-{self._wishes.duplicates}"
+
+    def _said(self, orders: Orders) -> dict[str, Any]:
+        """What was asked for, for people and for the next start."""
+        settings: dict[str, Any] = json.loads(orders.settings.to_json())
+        for said_elsewhere in ("classes", "tokenizer", "made_with", "task"):
+            del settings[said_elsewhere]
+        return settings | {
+            "format": self._reader.name,
+            "duplicates": self._wishes.duplicates,
+            "seed": self._wishes.seed,
+            "proof": self._proof(orders),
+        }
+
+
+def _check_apart(source: str, to: str) -> None:
+    """A data set inside of its own source would be read as part of it the next time."""
+    here, there = local_path(source), local_path(to)
+    if here is not None and there is not None and (here == there or here in there.parents or there in here.parents):
+        raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
+
+
+def _as_known(wishes: Wishes, entry: Known | None, source: str) -> Wishes:
+    """A known data set brings its format; any has a name."""
+    name = wishes.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
+    if entry is None:
+        return replace(wishes, name=name)
+    return replace(wishes, name=name, format=wishes.format or entry.format, year=wishes.year or entry.year)
+
+
+def _classes(labels: list[str], task: str) -> tuple[str, ...]:
+    """Names in order; grades as every whole number from the lowest to the highest, seen or not."""
+    if task == "classes":
+        return tuple(labels)
+    grades = sorted(int(label) for label in labels)
+    if grades[-1] - grades[0] > 1000:
+        raise BadInput(f"grades from {grades[0]} to {grades[-1]} are no scale", fix="give grades such as 1 to 10")
+    return tuple(str(grade) for grade in range(grades[0], grades[-1] + 1))
+
+
+def _check(size: int | None, encoding: str, workers: int | None, wishes: Wishes) -> None:
+    if size is not None and not 8 <= size <= 4096:
+        raise BadInput(f"pictures of {size} pixels make no sense here", fix="choose --size between 8 and 4096")
+    if encoding not in ("jpeg", "raw"):
+        raise BadInput(f"no encoding is called {encoding!r}", fix="choose --encoding jpeg or raw")
+    if wishes.fit is not None and wishes.fit not in FITS:
+        raise BadInput(f"no fit is called {wishes.fit!r}", fix=f"choose one of {', '.join(FITS)}")
+    if encoding == "raw" and (size is None or wishes.fit == "short"):
+        raise BadInput("raw pixels need one size for all pictures", fix="choose --size, and --fit crop, squash or pad")
+    if workers is not None and workers < 1:
+        raise BadInput(f"{workers} workers cannot do anything", fix="choose --workers 1 or more")
+    if not 1 <= wishes.quality <= 100:
+        raise BadInput(f"JPEG quality {wishes.quality} does not exist", fix="choose 1 to 100; 90 is good")
+
+
+class _full_disk_said:
+    """The scratch file's own words for a full disk, translated."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        full = isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+        if full or (isinstance(error, OSError) and error.errno == 28):
+            raise DiskFull(
+                "the disk is full", where=str(self._scratch), fix="make room and start again: finished shards are kept"
+            ) from None
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,124 @@
+"""Pictures that are the same file, or look the same: found by hashes, without comparing all with all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import BadInput
+from headway.data.prepare.staging import Staging
+
+Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+BANDS = 4  # two hashes that differ in at most 3 of 64 bits agree in at least one of 4 bands
+NEAR = BANDS - 1
+
+
+def same(hashes: Words) -> Iterator[Places]:
+    """Groups of places that carry the same hash, two or more in each."""
+    order = np.argsort(hashes, kind="stable")
+    bounds = np.flatnonzero(np.diff(hashes[order])) + 1
+    for group in np.split(order, bounds):
+        if len(group) > 1:
+            yield np.sort(group)
+
+
+def alike(hashes: Words) -> Iterator[Places]:
+    """Groups of places whose hashes are linked by steps of at most NEAR bits, two or more in each."""
+    unique, back = np.unique(hashes, return_inverse=True)
+    roots = _Roots(len(unique))
+    for first, second in _close(unique):
+        roots.join(first, second)
+    merged = np.array([roots.of(place) for place in range(len(unique))], dtype=np.uint64)
+    yield from same(merged[back.ravel()])
+
+
+def _close(unique: Words) -> Iterator[tuple[int, int]]:
+    """Pairs of distinct hashes within NEAR bits: those that share a band are compared, no others."""
+    width = 64 // BANDS
+    for band in range(BANDS):
+        keys = (unique >> np.uint64(band * width)) & np.uint64((1 << width) - 1)
+        for group in same(keys):
+            for at, first in enumerate(group[:-1]):
+                rest = group[at + 1 :]
+                for second in rest[_bits(unique[rest] ^ unique[first]) <= NEAR]:
+                    yield int(first), int(second)
+
+
+def _bits(words: Words) -> Places:
+    """How many are set in each, without numpy 2's bitwise_count."""
+    octets = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1)
+    return np.asarray(octets.sum(axis=1), dtype=np.int64)
+
+
+class _Roots:
+    """Which things belong together, learnt pair by pair."""
+
+    def __init__(self, count: int) -> None:
+        self._above = list(range(count))
+
+    def of(self, place: int) -> int:
+        while self._above[place] != place:
+            self._above[place] = self._above[self._above[place]]
+            place = self._above[place]
+        return place
+
+    def join(self, first: int, second: int) -> None:
+        low, high = sorted((self.of(first), self.of(second)))
+        self._above[high] = low
+
+
+# How much damage is too much: past it, preparing stops and says what is wrong, rather than make a poor data set.
+
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """At most this share of the rows, or this many of them, may be bad."""
+
+    share: float | None = None
+    count: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | float | int) -> Threshold:
+        """`1%`, `250`, or a share such as 0.01."""
+        if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+            return cls(count=text)
+        if isinstance(text, float) and 0 <= text <= 1:
+            return cls(share=text)
+        if isinstance(text, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)):
+            if float(match[1]) <= 100:
+                return cls(share=float(match[1]) / 100)
+        elif isinstance(text, str) and re.fullmatch(r"\s*\d+\s*", text):
+            return cls(count=int(text))
+        raise BadInput(f"--max-bad {text} is neither a share nor a number", fix="write 1% or 250")
+
+    def allows(self, total: int) -> int:
+        return self.count if self.count is not None else int((self.share or 0.0) * total)
+
+    def __str__(self) -> str:
+        return str(self.count) if self.count is not None else f"{100 * (self.share or 0):g}%"
+
+
+class TooMuchBad(BadInput):
+    """More rows are damaged than allowed."""
+
+
+def check(limit: Threshold, staging: Staging, total: int, report: str) -> None:
+    """TooMuchBad, with the commonest reasons and an example of each, when the bad rows are more than allowed."""
+    bad = staging.bad_rows()
+    if bad <= limit.allows(total):
+        return
+    lines = [f"    {count} × {reason}, such as {example}" for reason, count, example in staging.faults(_SHOWN)]
+    raise TooMuchBad(
+        f"{bad} of {total} rows are bad, more than the {limit} allowed:\n" + "\n".join(lines),
+        where=report,
+        fix="mend the source, or allow more with --max-bad; every row is listed in the report",
+    )

@@ -1,0 +1,299 @@
+"""One chunk of rows to one shard: the work that is dealt out to processes and machines.
+
+Idempotent: the same rows and settings give the same bytes, whoever does it and however often. The shard is written
+first, its receipt after it: a chunk without a receipt is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from headway.core.errors import NotThere
+from headway.data.dataset.manifest import Column, ShardFile
+from headway.data.dataset.shards import shard_bytes
+from headway.data.prepare.images import MAX_PIXELS, BadPicture, Fit, Shape, decode, encode_jpeg, perceptual_hash
+from headway.data.prepare.staging import Dropped
+from headway.data.readers.base import Task
+from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
+from headway.data.tokenizers import load_tokenizer, split_words
+from headway.storage import Store, open_store
+
+PIPELINE = 2  # raised when the same settings would give other bytes
+_RAW_SHARD, _JPEG_SHARD = 64 << 20, 16 << 20  # bytes aimed at
+_TEXT_ROWS, _PICTURE_ROWS = 20_000, 512  # at most: small sets, too, are to keep many workers busy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything besides the rows that decides what stands in a shard."""
+
+    task: Task
+    pictures: tuple[str, ...] = ()  # the columns that hold them
+    size: int | None = 256
+    fit: Fit = "short"
+    encoding: Literal["jpeg", "raw"] = "jpeg"
+    quality: int = 90
+    max_pixels: int = MAX_PIXELS
+    rules: Rules = field(default_factory=Rules)
+    classes: tuple[str, ...] = ()
+    tokenizer: str = ""  # JSON, for translation
+    numbers: Mapping[str, int] = field(default_factory=dict)  # columns of so many numbers each
+    made_with: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        plain = asdict(self) | {"pipeline": PIPELINE}
+        if not self.numbers:
+            del plain["numbers"]  # as it was before there were any: prepared data stays what it is
+        return json.dumps(plain, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        raw = json.loads(text)
+        del raw["pipeline"]
+        raw["pictures"], raw["classes"] = tuple(raw["pictures"]), tuple(raw["classes"])
+        return cls(rules=Rules(**raw.pop("rules")), **raw)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        side = self.size or 0
+        raw = {"height": side, "width": side} if self.encoding == "raw" else {}
+        found = [Column(name="id", kind="text")]
+        found += [Column(name=name, kind="picture", encoding=self.encoding, **raw) for name in self.pictures]
+        if self.pictures == ("picture",):
+            found += [Column(name="width", kind="integer"), Column(name="height", kind="integer")]
+        if self.task == "captions":
+            found += [Column(name="captions", kind="texts")]
+        elif self.task == "translation":
+            found += [Column(name=name, kind="text") for name in ("source", "target")]
+            found += [Column(name=name, kind="integers") for name in ("source_ids", "target_ids")]
+        else:
+            found += [Column(name="label", kind="integer")]
+        return (*found, *(Column(name=name, kind="numbers") for name in self.numbers))
+
+    @property
+    def rows_in_a_shard(self) -> int:
+        """The same for the same settings: on the number of workers it must not depend."""
+        if not self.pictures:
+            return _TEXT_ROWS
+        if self.encoding == "raw":
+            row, aim = (self.size or 0) ** 2 * 3 * len(self.pictures), _RAW_SHARD
+        else:
+            row, aim = (self.size or 512) ** 2 // 2 * len(self.pictures), _JPEG_SHARD
+        return max(16, min(_PICTURE_ROWS, aim // max(1, row)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    split: str
+    number: int
+    rows: list[dict[str, Any]]
+    doomed: dict[str, str] = field(default_factory=dict)  # row -> why it goes: found out by looking at all chunks
+
+    @property
+    def name(self) -> str:
+        return f"{self.split or 'all'}-{self.number:05d}"
+
+    def to_json(self) -> str:
+        # Not by asdict: it copies every row, and this is asked twice of each chunk before its work begins.
+        plain = {"split": self.split, "number": self.number, "rows": self.rows, "doomed": self.doomed}
+        return json.dumps(plain, sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What became of a chunk. `proof` stands for its rows and the settings: another proof, another shard."""
+
+    chunk: str
+    split: str
+    number: int
+    proof: str
+    rows: int  # that went in
+    shard: ShardFile | None
+    dropped: list[Dropped]
+    hashes: list[tuple[str, int, int | None]]
+    words: dict[str, int]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Receipt:
+        raw = json.loads(text)
+        shard = raw.pop("shard")
+        return cls(
+            shard=ShardFile(**shard) if shard else None,
+            dropped=[Dropped(**line) for line in raw.pop("dropped")],
+            hashes=[(row, exact, near) for row, exact, near in raw.pop("hashes")],
+            **raw,
+        )
+
+
+def proof_of(settings: str, chunk: str) -> str:
+    return hashlib.sha256(f"{settings}\n{chunk}".encode()).hexdigest()
+
+
+def receipt_key(chunk: str) -> str:
+    return f"receipts/{chunk}.json"
+
+
+def make_shard(order: str) -> str:
+    """An order in, a receipt out, both JSON: runs in any process that reaches both stores."""
+    asked = json.loads(order)
+    settings, chunk = Settings.from_json(asked["settings"]), Chunk(**json.loads(asked["chunk"]))
+    source, dest = _store(asked["source"]), _store(asked["dest"])
+    made = _Maker(settings, chunk, source).make()
+    shard = None
+    if made.rows:
+        written = shard_bytes(settings.columns, made.values)
+        key = f"shards/{chunk.name}.arrow"
+        dest.write(key, written.body)
+        shard = ShardFile(key=key, rows=written.rows, bytes=written.body.nbytes, sha256=written.sha256)
+    receipt = Receipt(
+        chunk=chunk.name,
+        split=chunk.split,
+        number=chunk.number,
+        proof=proof_of(asked["settings"], asked["chunk"]),
+        rows=len(chunk.rows),
+        shard=shard,
+        dropped=made.dropped,
+        hashes=made.hashes,
+        words=dict(sorted(made.words.items())),
+    ).to_json()
+    dest.write(receipt_key(chunk.name), receipt.encode())
+    return receipt
+
+
+@lru_cache(maxsize=8)
+def _store(url: str) -> Store:
+    return open_store(url)
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(text: str) -> Any:
+    return load_tokenizer(text)
+
+
+def _filled(values: Sequence[float | None] | None, count: int) -> list[float]:
+    """NaN where nothing is known."""
+    return [math.nan if value is None else value for value in values or [None] * count]
+
+
+class _Maker:
+    """The columns of a shard, row by row."""
+
+    def __init__(self, settings: Settings, chunk: Chunk, source: Store) -> None:
+        self._settings, self._chunk, self._source = settings, chunk, source
+        self._shape = Shape(settings.size, settings.fit)
+        self._classes = {name: number for number, name in enumerate(settings.classes)}
+        self._raw = settings.encoding == "raw"
+        self.values: dict[str, Any] = {column.name: [] for column in settings.columns}
+        if self._raw:
+            for column in settings.columns:
+                if column.kind == "picture":
+                    self.values[column.name] = np.empty((len(chunk.rows), column.raw_bytes), np.uint8)
+        self.rows = 0
+        self.dropped: list[Dropped] = []
+        self.hashes: list[tuple[str, int, int | None]] = []
+        self.words: Counter[str] = Counter()
+
+    def make(self) -> _Maker:
+        for row in self._chunk.rows:
+            if row["id"] in self._chunk.doomed:
+                self._drop(row, "duplicate of another split", self._chunk.doomed[row["id"]], fault=False)
+                continue
+            texts = self._texts(row)
+            pictures = None if texts is None else self._pictures(row)
+            if texts is not None and pictures is not None:
+                self._keep(row, texts, pictures)
+        for name in self._settings.pictures:
+            if self._raw:
+                self.values[name] = self.values[name][: self.rows]
+        return self
+
+    def _keep(self, row: dict[str, Any], texts: dict[str, Any], pictures: dict[str, tuple[Any, Any]]) -> None:
+        self.values["id"].append(row["id"])
+        for name, value in texts.items():
+            self.values[name].append(value)
+        for name, count in self._settings.numbers.items():
+            self.values[name].append(_filled(row.get("numbers", {}).get(name), count))
+        for name, (stored, _) in pictures.items():
+            if self._raw:
+                self.values[name][self.rows] = stored.reshape(-1)
+            else:
+                self.values[name].append(stored)
+        if "width" in self.values:
+            _, decoded = pictures["picture"]
+            self.values["width"].append(decoded.width)
+            self.values["height"].append(decoded.height)
+        self.rows += 1
+
+    def _texts(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        if self._settings.task == "captions":
+            return self._captions(row)
+        if self._settings.task == "translation":
+            return self._sentences(row)
+        label = row["label"]
+        if label not in self._classes:
+            self._drop(row, "unknown class", repr(label), fault=True)
+            return None
+        return {"label": self._classes[label]}
+
+    def _captions(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        kept: list[str] = []
+        for text, flag in row["captions"]:
+            clean = normalised(text)
+            why = caption_drop(clean, flag, self._settings.rules)
+            if why is None:
+                kept.append(clean)
+            else:
+                self._drop(row, why.reason, why.detail, fault=why.fault)
+        if not kept:
+            self._drop(row, "no caption left" if row["captions"] else "no caption", fault=False)
+            return None
+        if self._chunk.split == "train":
+            for text in kept:
+                self.words.update(split_words(text))
+        return {"captions": kept}
+
+    def _sentences(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        source, target = (normalised(row["texts"][side]) for side in ("source", "target"))
+        why = pair_drop(source, target, self._settings.rules)
+        if why is not None:
+            self._drop(row, why.reason, why.detail, fault=why.fault)
+            return None
+        encode = _tokenizer(self._settings.tokenizer).encode
+        return {"source": source, "target": target, "source_ids": encode(source), "target_ids": encode(target)}
+
+    def _pictures(self, row: dict[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+        made: dict[str, tuple[Any, Any]] = {}
+        hashes = []
+        for name in self._settings.pictures:
+            key = row["pictures"][name]
+            try:
+                body = self._source.read(key)
+                decoded = decode(body, self._shape, max_pixels=self._settings.max_pixels)
+            except NotThere:
+                self._drop(row, "picture missing", key, fault=True)
+                return None
+            except BadPicture as error:
+                self._drop(row, "picture unreadable", f"{key}: {error}", fault=True)
+                return None
+            stored = decoded.pixels if self._raw else encode_jpeg(decoded.pixels, self._settings.quality)
+            made[name] = (stored, decoded)
+            exact = int.from_bytes(hashlib.sha256(body).digest()[:8], "big")
+            hashes.append((row["id"], exact, perceptual_hash(decoded.pixels)))
+        self.hashes += hashes
+        return made
+
+    def _drop(self, row: dict[str, Any], reason: str, detail: str = "", *, fault: bool) -> None:
+        line = Dropped(row=row["id"], split=self._chunk.split, reason=reason, detail=detail, fault=fault)
+        self.dropped.append(line)

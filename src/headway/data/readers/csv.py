@@ -1,0 +1,143 @@
+"""A CSV or TSV that names pictures, one a line, with their class, grade or caption, and perhaps split and group."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from headway.core.errors import BadInput
+from headway.data.readers.base import Bad, Caption, Found, Row, Task, split_name
+from headway.data.readers.files import Tree, below, is_picture
+from headway.data.text_filters import is_unicode
+
+_FILE = ("file", "file_name", "filename", "path", "image", "image_path", "picture")
+_CLASS = ("class", "label", "category", "species", "target")
+_GRADE = ("grade", "score", "level", "diagnosis", "rating")
+_CAPTION = ("caption", "text", "description", "comment")
+_GROUP = ("group", "group_id", "dup_group", "patient", "patient_id", "subject")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Which column means what: the first known name wins."""
+
+    file: str
+    kind: Task
+    value: str
+    split: str = ""
+    group: str = ""
+
+
+class Table:
+    name = "table"
+
+    def __init__(self, tree: Tree, key: str = "") -> None:
+        self._tree = tree
+        found = [(k, header) for k in ([key] if key else table_files(tree)) if (header := read_header(tree, k))]
+        if not found:
+            raise BadInput(
+                f"no table in {tree.url} names pictures and their class, grade or caption",
+                fix=f"give its first line a column of {', '.join(_FILE[:3])} and one of class, grade or caption",
+            )
+        self._tables = found
+        self.task: Task = found[0][1].kind
+
+    def found(self) -> Iterator[Found]:
+        for key, header in self._tables:
+            if header.kind == self.task:
+                yield from self._rows(key, header)
+
+    def _rows(self, key: str, header: Header) -> Iterator[Found]:
+        of_file, seen = split_name(key.rpartition("/")[2]), ""
+        for number, line in _records(self._tree, key):
+            where = f"{key}: line {number}"
+            if isinstance(line, str):
+                yield Bad(row=where, reason=line)
+                continue
+            name, value = (line.get(header.file) or "").strip(), (line.get(header.value) or "").strip()
+            more = (line.get(header.split) or "", line.get(header.group) or "", of_file)
+            row = self._row(name, value, where, more)
+            if name != seen or self.task != "captions":
+                yield row
+            if self.task == "captions" and isinstance(row, Row):
+                yield Caption(row=row.id, text=value)
+            seen = name
+
+    def _row(self, name: str, value: str, where: str, more: tuple[str, str, str]) -> Row | Bad:
+        if not name:
+            return Bad(row=where, reason="no file name")
+        if self.task == "grades" and not value.lstrip("-").isdigit():
+            return Bad(row=where, reason="wrong type", detail=f"the grade is {value!r}, not a whole number")
+        if self.task == "classes" and not value:
+            return Bad(row=where, reason="no class")
+        try:
+            picture = self._picture(below(name))
+        except BadInput as error:
+            return Bad(row=where, reason="path leads outside", detail=error.problem.what)
+        split, group, of_file = more
+        label = "" if self.task == "captions" else value
+        return Row(
+            id=name,
+            split=split_name(split) or of_file,
+            pictures={"picture": picture},
+            label=label,
+            group=group.strip(),
+            again=self.task == "captions",
+        )
+
+    def _picture(self, name: str) -> str:
+        """Tables name files with or without their folder and their ending."""
+        name = name if is_picture(name) else name + ".jpg"
+        inside = name.rpartition("/")[0] or "."
+        if inside in self._tree.survey.folders:
+            return name
+        folders = sorted(f for f in self._tree.survey.folders if inside == "." or f"/{f}".endswith(f"/{inside}"))
+        if not folders or folders[0] == ".":
+            return name
+        return f"{folders[0].removesuffix(inside)}{'' if inside != '.' else '/'}{name}".lstrip("/")
+
+
+def table_files(tree: Tree) -> list[str]:
+    return [key for key in tree.survey.documents if key.lower().endswith((".csv", ".tsv")) and key.count("/") <= 1]
+
+
+def read_header(tree: Tree, key: str) -> Header | None:
+    """None where the first line names no pictures."""
+    with _opened(tree, key) as lines:
+        first = next(csv.reader(lines, delimiter=_mark(key)), [])
+    names = {name.strip().lower(): name for name in first}
+
+    def pick(choices: tuple[str, ...]) -> str:
+        return next((names[choice] for choice in choices if choice in names), "")
+
+    file, split, group = pick(_FILE), pick(("split", "set", "subset")), pick(_GROUP)
+    kinds: tuple[tuple[Task, str], ...] = (
+        ("grades", pick(_GRADE)),
+        ("classes", pick(_CLASS)),
+        ("captions", pick(_CAPTION)),
+    )
+    kind = next(((task, value) for task, value in kinds if value), None)
+    return Header(file, kind[0], kind[1], split, group) if file and kind else None
+
+
+def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]:
+    """Lines as dictionaries, or what is wrong with a line. Quoted line breaks are understood."""
+    with _opened(tree, key) as file:
+        reader = csv.DictReader(file, delimiter=_mark(key))
+        try:
+            for line in reader:
+                values = [value for value in line.values() if isinstance(value, str)]
+                yield reader.line_num, line if all(map(is_unicode, values)) else "not UTF-8"
+        except csv.Error as error:
+            yield reader.line_num, f"not CSV: {error}"
+
+
+def _opened(tree: Tree, key: str) -> TextIO:
+    """Bytes that are not UTF-8 come out as lone surrogates, so that their line alone is lost."""
+    return tree.document(key).open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _mark(key: str) -> str:
+    return "\t" if key.lower().endswith(".tsv") else ","

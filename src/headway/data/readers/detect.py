@@ -1,0 +1,78 @@
+"""Which reader a source needs: asked for by name, or seen from its files. The registry imports lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.data.readers import captions, coco, csv, graded_pairs, image_folder, parallel_text
+from headway.data.readers.base import Reader
+from headway.data.readers.files import Tree
+
+READERS = {
+    "coco": "headway.data.readers.coco:Coco",
+    "flickr8k": "headway.data.readers.captions:Flickr8k",
+    "folders": "headway.data.readers.image_folder:ClassFolders",
+    "listed": "headway.data.readers.captions:Listed",
+    "pairs": "headway.data.readers.graded_pairs:GradedPairs",
+    "parallel": "headway.data.readers.parallel_text:Parallel",
+    "table": "headway.data.readers.csv:Table",
+    "vizwiz": "headway.data.readers.coco:VizWiz",
+}
+
+
+def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
+    """The reader of this source. `options` that are None are left to the reader."""
+    given = {name: value for name, value in options.items() if value is not None}
+    kind = kind or detect(tree)
+    if kind not in READERS:
+        raise BadInput(f"no reader is called {kind!r}", fix=f"choose one of {', '.join(sorted(READERS))}")
+    module, _, name = READERS[kind].partition(":")
+    make = getattr(import_module(module), name)
+    unknown = [f"--{option}" for option in given if option not in signature(make).parameters]
+    if unknown:
+        raise BadInput(f"{kind} data has no {', '.join(unknown)}", fix=f"leave out {', '.join(unknown)}")
+    reader: Reader = make(tree, **given)
+    return reader
+
+
+def detect(tree: Tree) -> str:
+    """The most telling sign wins."""
+    for kind, sign in _SIGNS:
+        if sign(tree):
+            return kind
+    survey = tree.survey
+    raise BadInput(
+        f"{tree.url} looks like none of the data sets known here"
+        f" ({survey.pictures} pictures in {len(survey.folders)} folders, {len(survey.documents)} other files)",
+        fix=f"say what it is with --format ({', '.join(sorted(READERS))}), or see docs/data.md for the layouts",
+    )
+
+
+def _ends(tree: Tree, name: str) -> bool:
+    return any(key.rpartition("/")[2] == name for key in tree.survey.documents)
+
+
+_SIGNS: tuple[tuple[str, Callable[[Tree], bool]], ...] = (
+    ("pairs", lambda tree: _ends(tree, graded_pairs.NAME)),
+    ("flickr8k", lambda tree: bool(captions.token_file(tree))),
+    ("listed", lambda tree: bool(_listed(tree))),
+    ("coco", lambda tree: bool(coco.coco_documents(tree))),
+    ("vizwiz", lambda tree: bool(coco.vizwiz_documents(tree)) and tree.survey.pictures > 0),
+    ("table", lambda tree: any(csv.read_header(tree, key) for key in csv.table_files(tree))),
+    ("parallel", lambda tree: tree.survey.pictures == 0 and _is_parallel(tree)),
+    ("folders", image_folder.looks_like_it),
+)
+
+
+def _listed(tree: Tree) -> list[str]:
+    from headway.data.readers.captions import documents
+
+    return documents(tree)
+
+
+def _is_parallel(tree: Tree) -> bool:
+    return bool(parallel_text.stems(tree)) or any(key.endswith(".tsv") for key in tree.survey.documents)

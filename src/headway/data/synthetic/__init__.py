@@ -1,0 +1,1 @@
+"""Data sets that are drawn or composed, for demos and tests."""

@@ -1,0 +1,131 @@
+"""Draw a scene: 64 by 64 RGB, sixteen samples a pixel, in integers, so that every machine draws the same bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headway.data.synthetic.scene_model import SIDE, UNIT, Background, Scene, Thing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Samples = NDArray[np.int32]
+    Mask = NDArray[np.bool_]
+
+_SAMPLES: Final = 4  # a side of a pixel
+_ONE: Final = 1024  # fixed point
+_ROTATIONS: Final = ((1024, 0), (1018, 107), (1018, -107), (1002, 213), (1002, -213))  # cos, sin of 0, ±6, ±12 degrees
+_TIPS: Final = ((0, -1024), (974, -316), (602, 828), (-602, 828), (-974, -316))  # where the points of a star point to
+_SIDES: Final = ((0, 1024), (887, -512), (-887, -512))  # what the sides of a triangle face
+
+
+def draw(scene: Scene) -> NDArray[np.uint8]:
+    """The picture, as rows of RGB pixels."""
+    picture = _background(scene.background)
+    for thing in scene.things:
+        _paint(picture, thing)
+    return picture.astype(np.uint8)
+
+
+def _paint(picture: Samples, thing: Thing) -> None:
+    """Blend the thing in by how much of each pixel it covers. Only the pixels it can reach are touched."""
+    left, right = _reach(thing.x, thing.radius)
+    top, bottom = _reach(thing.y, thing.radius)
+    inside = _SHAPES[thing.shape](
+        *_turned(thing, _centres(left, right) - thing.x, _centres(top, bottom) - thing.y), thing.radius
+    )
+    counted = inside.reshape(bottom - top, _SAMPLES, right - left, _SAMPLES).sum(axis=(1, 3), dtype=np.int32)
+    covered, full = counted[:, :, None], _SAMPLES * _SAMPLES
+    patch = picture[top:bottom, left:right]
+    patch[:] = (patch * (full - covered) + np.array(thing.rgb, np.int32) * covered + full // 2) // full
+
+
+def _reach(centre: int, radius: int) -> tuple[int, int]:
+    """The first pixel, and the one after the last, of what a thing can cover once it is tilted."""
+    reach = radius + radius // 4 + UNIT
+    return max(0, (centre - reach) // UNIT), min(SIDE, (centre + reach) // UNIT + 1)
+
+
+def _centres(first: int, stop: int) -> Samples:
+    """Where the samples of pixels [first, stop) lie, in units."""
+    step = UNIT // _SAMPLES
+    return np.arange(first * UNIT + step // 2, stop * UNIT, step, dtype=np.int32)
+
+
+def _turned(thing: Thing, dx: Samples, dy: Samples) -> tuple[Samples, Samples]:
+    cos, sin = _ROTATIONS[thing.tilt]
+    x = (dx[None, :] * cos + dy[:, None] * sin) // _ONE
+    y = (dy[:, None] * cos - dx[None, :] * sin) // _ONE
+    return x, y
+
+
+def _circle(x: Samples, y: Samples, r: int) -> Mask:
+    return x * x + y * y <= r * r
+
+
+def _ring(x: Samples, y: Samples, r: int) -> Mask:
+    distance, inner = x * x + y * y, r * 9 // 16
+    return (distance <= r * r) & (distance >= inner * inner)
+
+
+def _square(x: Samples, y: Samples, r: int) -> Mask:
+    half = r * 13 // 16
+    return (np.abs(x) <= half) & (np.abs(y) <= half)
+
+
+def _cross(x: Samples, y: Samples, r: int) -> Mask:
+    arm, ax, ay = r * 5 // 16, np.abs(x), np.abs(y)
+    return ((ax <= arm) & (ay <= r)) | ((ay <= arm) & (ax <= r))
+
+
+def _triangle(x: Samples, y: Samples, r: int) -> Mask:
+    """Within all three sides. Drawn a little larger and lower, for it fills less of its circle than the others."""
+    r = r * 9 // 8
+    mask: Mask = _within(x, y - r // 8, _SIDES, r * _ONE // 2) == len(_SIDES)
+    return mask
+
+
+def _star(x: Samples, y: Samples, r: int) -> Mask:
+    """A pentagram: the points within at least four of its five lines."""
+    r = r * 9 // 8
+    mask: Mask = _within(x, y, _TIPS, r * 316) >= len(_TIPS) - 1
+    return mask
+
+
+def _within(x: Samples, y: Samples, normals: tuple[tuple[int, int], ...], distance: int) -> Samples:
+    """How many of the lines at `distance` a sample lies on the inner side of."""
+    count = np.zeros(x.shape, np.int32)
+    for nx, ny in normals:
+        count += x * nx + y * ny <= distance
+    return count
+
+
+_SHAPES: Final = {
+    "circle": _circle,
+    "cross": _cross,
+    "ring": _ring,
+    "square": _square,
+    "star": _star,
+    "triangle": _triangle,
+}
+
+
+def _background(background: Background) -> Samples:
+    """A slow change of a pale colour, and a little grain."""
+    along = np.arange(SIDE, dtype=np.int32)
+    across = along[None, :, None] * np.array(background.across, np.int32) // SIDE
+    down = along[:, None, None] * np.array(background.down, np.int32) // SIDE
+    pixels = np.array(background.corner, np.int32) + across + down + _grain(background.grain)
+    clipped: Samples = np.clip(pixels, 0, 255)
+    return clipped
+
+
+def _grain(seed: int) -> Samples:
+    """-3 … 3 for each pixel, the same in all channels: a hash of its position."""
+    x = np.arange(SIDE * SIDE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    grain: Samples = ((x >> np.uint64(40)) % np.uint64(7)).astype(np.int32).reshape(SIDE, SIDE, 1) - 3
+    return grain

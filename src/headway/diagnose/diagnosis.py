@@ -1,0 +1,161 @@
+"""Why a run ended as it did: from its folder, and from what its target says where it says anything. Read only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import HeadwayError
+from headway.core.resume_kind import again
+from headway.core.types import State, Status
+from headway.diagnose.match import diagnose, last_words
+from headway.packaging.resume_evidence import kind_of
+from headway.rundir.layout import SUPERVISOR
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+    from headway.launcher.lifecycle import Launched
+    from headway.rundir.layout import RunFolder
+
+LINES, NEAR = 400, 60  # of a rank's log, from its end
+SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Why:
+    """What is known. Without a `name` the failure is an unknown one: then `lines` are the best there is."""
+
+    run: str
+    state: str
+    name: str = ""
+    cause: str = ""
+    evidence: str = ""
+    fix: str = ""
+    rank: int | None = None  # the first that failed
+    lines: tuple[str, ...] = ()  # its last words
+
+
+def why(hold: Launched, status: Status, *, rank: int | None = None) -> Why:
+    """The cause, if it is a known one; else the last words of the first rank that failed, and of no other."""
+    folder = hold.folder
+    if status.state in (State.FINISHED, State.RUNNING):
+        return Why(run=hold.run, state=status.state.value)
+    if status.state is State.PENDING:  # it may be waiting in vain
+        return _named(hold, status, [*_target_says(hold), status.reason], None, ())
+    events = _events(folder)
+    first = _first_failed(events) if rank is None else rank
+    lines = _words_of(folder, events, first)
+    says, told = _target_says(hold), [*_ending(events), status.reason]
+    # What was said last is nearest to the cause; warnings from long before are asked only if that is no help. Where a
+    # rank failed, its own words come before those of the place, which may be about its long forgotten start.
+    near = [*lines[-NEAR:], *told, *(says if first is None else ())]
+    far = [*_supervisor(folder), *lines, *says, *told]
+    return _named(hold, status, near, first, tuple(last_words(lines, SHOWN)), otherwise=far)
+
+
+def _named(
+    hold: Launched,
+    status: Status,
+    evidence: list[str],
+    rank: int | None,
+    words: tuple[str, ...],
+    otherwise: list[str] | None = None,
+) -> Why:
+    known_facts = facts(hold)
+    found = diagnose(evidence, known_facts) or diagnose(otherwise or [], known_facts)
+    known = {} if found is None else {"name": found.name, "cause": found.cause, "evidence": found.evidence}
+    return Why(
+        run=hold.run,
+        state=status.state.value,
+        rank=rank,
+        lines=words,
+        fix="" if found is None else found.fix,
+        **known,
+    )
+
+
+def facts(hold: Launched) -> dict[str, str]:
+    """What is known of the run, to fill into commands."""
+    known = {"run": hold.run, "target": hold.handle.target}
+    try:
+        return known | _of_plan(hold.folder.plan())
+    except HeadwayError:  # damaged: the commands keep their capitals
+        return known
+
+
+def _of_plan(plan: Plan) -> dict[str, str]:
+    options: Mapping[str, Any] = plan.options
+    named = ("project", "region", "namespace", "service_account", "cluster", "location")
+    known = {key: str(options[key]) for key in named if options.get(key)}
+    known["again"] = again(kind_of(plan))
+    outputs = str(plan.job.get("outputs", ""))
+    if "://" in outputs:
+        known["bucket"] = outputs.partition("://")[2].partition("/")[0]
+    accelerator = (plan.job.get("resources") or {}).get("accelerator")
+    if accelerator:
+        known["accelerator"] = accelerator if isinstance(accelerator, str) else str(accelerator["kind"])
+    repository = (plan.job.get("image") or {}).get("repository") or ""
+    if repository.count("/") >= 2:
+        known["repository"] = repository.split("/")[2]
+    return known
+
+
+def _events(folder: RunFolder) -> list[dict[str, Any]]:
+    try:
+        return folder.events()
+    except (HeadwayError, ValueError):  # a damaged segment must not hide what the others say
+        return []
+
+
+def _first_failed(events: list[dict[str, Any]]) -> int | None:
+    """Of the newest attempt; the one marked first, or the only one there is."""
+    exits = [event for event in events if event.get("kind") == "rank_exit"]
+    newest = max((event["attempt"] for event in exits), default=0)
+    mine = [event for event in exits if event["attempt"] == newest]
+    chosen = next((event for event in mine if event.get("first")), mine[0] if mine else None)
+    return None if chosen is None else int(chosen.get("rank", 0))
+
+
+def _words_of(folder: RunFolder, events: list[dict[str, Any]], rank: int | None) -> list[str]:
+    """The log's end; where there is none, what the supervisor noted when the rank ended."""
+    if rank is None:
+        return []
+    noted = [
+        list(map(str, event.get("lines") or ()))
+        for event in events
+        if event.get("kind") == "rank_exit" and event.get("rank") == rank
+    ]
+    try:
+        logged = [line.text for line in folder.log_lines(rank)]
+    except HeadwayError:
+        logged = []
+    return list(islice(logged, max(0, len(logged) - LINES), None)) or (noted[-1] if noted else [])
+
+
+def _ending(events: list[dict[str, Any]]) -> list[str]:
+    """How the supervisor put it, oldest first: kept behind what the rank itself said."""
+    told = [event for event in events if event.get("kind") in ("ended", "rank_exit", "failed", "logger_failed")]
+    reasons = [str(event.get("reason") or event.get("error") or "") for event in told]
+    killed = [f"rank {event.get('rank')} ended by {event['signal']}" for event in told if event.get("signal")]
+    codes = [f"rank {event.get('rank')} exited with {event['code']}" for event in told if event.get("code") == 137]
+    return [*killed, *codes, *filter(None, reasons)]
+
+
+def _supervisor(folder: RunFolder) -> list[str]:
+    try:
+        return [line.text for line in folder.log_lines(SUPERVISOR)][-LINES:]
+    except HeadwayError:
+        return []
+
+
+def _target_says(hold: Launched) -> list[str]:
+    """What the place itself knows, where it offers that: pods' events, a job's error."""
+    ask = getattr(hold.target, "evidence", None)
+    if ask is None:
+        return []
+    try:
+        return [str(line) for line in ask(hold.handle)]
+    except HeadwayError:  # gone, or out of reach, which the status says: it is no cause of the run's end
+        return []

@@ -1,0 +1,82 @@
+"""From lines that a run or a tool printed to a cause, the line that shows it, and what to type. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+
+from headway.core.resume_kind import UNKNOWN, again
+
+LONGEST_LINE = 500  # of evidence shown
+LONGEST_READ = 1500  # of a line: some patterns take the square of its length
+_MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # the surest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """A failure with a name. `{words}` in cause and fix are groups of the pattern, or facts of the run."""
+
+    name: str
+    pattern: str  # matched within one line, whatever its case
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    name: str
+    cause: str
+    evidence: str
+    fix: str
+
+
+class _Facts(dict[str, str]):
+    """A fact that is not known stands in capitals, for the reader to fill in."""
+
+    def __missing__(self, key: str) -> str:
+        return key.upper()
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> tuple[Known, ...]:
+    """All known failures, in the order in which they are tried."""
+    found: list[Known] = []
+    for module in _MODULES:
+        found += import_module(f"headway.diagnose.rules.{module}").KNOWN
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def diagnose(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> Diagnosis | None:
+    """The first failure of the catalogue that any line shows; of several such lines the last."""
+    lines = [line[:LONGEST_READ] for line in lines]
+    for known in catalogue():
+        pattern = _compiled(known.pattern)
+        for line in reversed(lines):
+            found = pattern.search(line)
+            if found:
+                groups = {key: value for key, value in found.groupdict().items() if value is not None}
+                return _filled(known, line, {**(facts or {}), **groups})
+    return None
+
+
+def _filled(known: Known, line: str, values: Mapping[str, str]) -> Diagnosis:
+    words = _Facts({"again": again(UNKNOWN), **values})
+    return Diagnosis(
+        name=known.name,
+        cause=known.cause.format_map(words),
+        evidence=line.strip()[:LONGEST_LINE],
+        fix=known.fix.format_map(words),
+    )
+
+
+def last_words(lines: Iterable[str], count: int = 12) -> list[str]:
+    """The end of what was printed, without empty lines: for a failure that nobody knows."""
+    return [line for line in lines if line.strip()][-count:]

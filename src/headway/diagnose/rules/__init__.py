@@ -1,0 +1,2 @@
+"""Failures with a name, by where they come from. Each was printed by the real tool; tests/diagnose/ holds the"
+" messages."""

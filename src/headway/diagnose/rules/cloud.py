@@ -1,0 +1,115 @@
+"""What clouds say: permissions, quota, stock, credentials."""
+
+from __future__ import annotations
+
+from headway.diagnose.match import Known
+
+KNOWN = (
+    Known(
+        name="credentials-expired",
+        pattern=r"Reauthentication (?:is needed|failed)|RefreshError|invalid_grant|Token has been expired or revoked"
+        r"|ExpiredToken|credentials have expired|token (?:is|has) expired|RequestExpired",
+        cause="the credentials have expired",
+        fix="gcloud auth login && gcloud auth application-default login   (AWS: aws sso login)",
+    ),
+    Known(
+        name="no-credentials",
+        pattern=r"default credentials were not found|DefaultCredentialsError|Unable to locate credentials"
+        r"|NoCredentialsError"
+        r"|no AWS credentials|You do not currently have an active account selected",
+        cause="no credentials were found",
+        fix="gcloud auth application-default login   (AWS: aws configure; on GKE: service_account with Workload"
+        " Identity)",
+    ),
+    Known(
+        name="act-as",
+        pattern=r"(?:iam\.serviceAccounts\.actAs"
+        r"|do not have permission to act as service.?account:? ?(?P<account>[\w.@-]*))",
+        cause="you may not start something that acts as that service account",
+        fix='gcloud iam service-accounts add-iam-policy-binding {service_account} --member=user:"$(gcloud config'
+        ' get account)"'
+        " --role=roles/iam.serviceAccountUser",
+    ),
+    Known(
+        name="vertex-permission",
+        pattern=r"Permission '?(?P<permission>aiplatform\.[\w.]+)'? denied",
+        cause="you may not use Vertex AI in this project ({permission})",
+        fix='gcloud projects add-iam-policy-binding {project} --member=user:"$(gcloud config get account)"'
+        " --role=roles/aiplatform.user",
+    ),
+    Known(
+        name="image-permission",
+        pattern=r"Permission \"?artifactregistry\.\w+\.\w+\"? denied|denied: Permission .*artifactregistry"
+        r"|does not have permission to access the image",
+        cause="the image's registry may not be read from where it trains",
+        fix="gcloud artifacts repositories add-iam-policy-binding {repository} --location={region}"
+        " --member=serviceAccount:{service_account} --role=roles/artifactregistry.reader",
+    ),
+    Known(
+        name="secret-permission",
+        pattern=r"secretmanager\.versions\.access|may not read the secret (?P<secret>\S+)"
+        r"|AccessDenied.*secretsmanager",
+        cause="a secret may not be read from where it trains",
+        fix="gcloud secrets add-iam-policy-binding {secret} --member=serviceAccount:{service_account}"
+        " --role=roles/secretmanager.secretAccessor",
+    ),
+    Known(
+        name="bucket-permission",
+        pattern=r"(?P<who>[\w.@-]*) ?does not have (?P<permission>storage\.[\w.]+) access"
+        r"|storage\.objects\.\w+ (?:permission|access)"
+        r"|AccessDenied.*(?:PutObject|GetObject|ListObjects)|AuthorizationPermissionMismatch",
+        cause="the bucket may not be read or written from where it trains",
+        fix="gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{service_account}"
+        " --role=roles/storage.objectUser",
+    ),
+    Known(
+        name="api-disabled",
+        pattern=r"(?P<api>[\w-]+\.googleapis\.com)[^ ]* has not been used in project (?P<project>\S+) before or"
+        r" it is disabled"
+        r"|SERVICE_DISABLED|API has not been used in project",
+        cause="a Google API is not switched on in this project",
+        fix="gcloud services enable {api} --project={project}",
+    ),
+    Known(
+        name="billing-disabled",
+        pattern=r"BILLING_DISABLED|requires billing to be enabled|billing account .* is (?:disabled|closed)",
+        cause="the project has no billing account",
+        fix="gcloud billing projects link {project} --billing-account=…",
+    ),
+    Known(
+        name="quota",
+        pattern=r"quota metrics exceed quota limits:? ?(?P<metric>[\w./]*)|QUOTA_EXCEEDED"
+        r"|Quota '(?P<name>\w+)' exceeded"
+        r"|(?<!disk )quota (?:exceeded|limit)|Quota failure for project|VcpuLimitExceeded|exceeded quota: (?P<own>\S+)",
+        cause="the project's or namespace's quota does not allow for it",
+        fix="ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}   (or --set"
+        " resources.accelerator=…,"
+        " another region, spot)",
+    ),
+    Known(
+        name="stock-out",
+        pattern=r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill the request"
+        r"|STOCKOUT"
+        r"|InsufficientInstanceCapacity|Resources are insufficient in region:? ?(?P<region>[\w-]*)"
+        r"|GCE out of resources"
+        r"|currently unavailable in the \S+ zone",
+        cause="the cloud has no such machine left there at the moment",
+        fix="headway prices {accelerator} shows other regions; or another accelerator, or max_wait: 6h to wait for one",
+    ),
+    Known(
+        name="preempted",
+        pattern=r"(?:instance|VM|node|job|worker) was preempted|\bPREEMPTED\b|spot (?:instance|VM).*(?:reclaimed"
+        r"|terminated)"
+        r"|node is (?:being )?shut(?:ting)? down|imminent node shutdown",
+        cause="the spot machine was taken away",
+        fix="headway resume {run}   ({again}; --set resources.spot=false pays in full instead)",
+    ),
+    Known(
+        name="machine-not-offered",
+        pattern=r"Machine type \"?(?P<machine>[\w-]+)\"? is not supported|accelerator type .* (?:is not supported"
+        r"|not found)"
+        r"|Invalid value for field 'resource\.machineType'|NVIDIA_\w+ is not supported for machine type",
+        cause="this machine does not exist there, or not with this accelerator",
+        fix="headway prices {accelerator} lists what is sold where; leave resources.machine out for the usual one",
+    ),
+)

@@ -1,0 +1,164 @@
+"""What Kubernetes, Docker and Slurm say."""
+
+from __future__ import annotations
+
+from headway.diagnose.match import Known
+
+KNOWN = (
+    Known(
+        name="image-not-found",
+        pattern=r"manifest (?:for (?P<image>\S+) )?(?:unknown|not found)|MANIFEST_UNKNOWN"
+        r"|repository does not exist or may require"
+        r"|Image '?(?P<uri>\S+?)'? (?:not found|does not exist)|pull access denied for (?P<name>\S+)"
+        r"|name unknown: (?:The )?repository|[Nn]o such image:? ?(?P<missing>\S*)",
+        cause="the image is not in the registry",
+        fix="headway image --push   (and see image.repository or image.uri in the job file)",
+    ),
+    Known(
+        name="image-pull-denied",
+        pattern=r"(?:Failed to pull image|pulling image).*(?:401 Unauthorized|403 Forbidden|authorization failed"
+        r"|unauthorized)"
+        r"|no basic auth credentials|unauthorized: authentication (?:required|failed)|error getting credentials",
+        cause="the registry does not let the nodes read the image",
+        fix="pull_secrets: in the target (kubectl create secret docker-registry …), or gcloud auth configure-docker"
+        " {region}-docker.pkg.dev where you push",
+    ),
+    Known(
+        name="image-pull",
+        pattern=r"ImagePullBackOff|ErrImagePull|InvalidImageName|Back-off pulling image \"?(?P<image>[^\"\s]*)",
+        cause="the node cannot pull the image",
+        fix="kubectl describe pod -n {namespace} -l headway.run={run}   (the events say why); headway image --push",
+    ),
+    Known(
+        name="kubernetes-forbidden",
+        pattern=r"User \"(?P<user>[^\"]+)\" cannot (?P<verb>\w+) resource \"(?P<resource>[\w/]+)\""
+        r" in API group \"(?P<group>[\w.]*)\" in the namespace \"(?P<namespace>[^\"]+)\"",
+        cause="{user} may not {verb} {resource} in namespace {namespace}",
+        fix="kubectl create role headway --verb={verb} --resource={resource} -n {namespace} && kubectl create"
+        " rolebinding headway"
+        " --role=headway --user={user} -n {namespace}",
+    ),
+    Known(
+        name="kubernetes-unauthorized",
+        pattern=r"You must be logged in to the server|error: You must be logged in|gke-gcloud-auth-plugin not found"
+        r"|exec: executable \S+ (?:not found|failed)|the server has asked for the client to provide credentials",
+        cause="the cluster does not know you",
+        fix="gcloud container clusters get-credentials {cluster} --location {location} --project {project}",
+    ),
+    Known(
+        name="cluster-unreachable",
+        pattern=r"connection to the server \S+ was refused|Unable to connect to the server"
+        r"|couldn't get current server API group list",
+        cause="the cluster's API cannot be reached",
+        fix="kubectl cluster-info; then gcloud container clusters get-credentials {cluster} --location {location}",
+    ),
+    Known(
+        name="namespace-missing",
+        pattern=r"namespaces? \"(?P<namespace>[^\"]+)\" not found",
+        cause="the namespace {namespace} does not exist",
+        fix="kubectl create namespace {namespace}",
+    ),
+    Known(
+        name="operator-missing",
+        pattern=r"no matches for kind \"(?P<kind>PyTorchJob|TrainJob|ClusterTrainingRuntime)\""
+        r"|the server could not find the requested resource.*(?:pytorchjobs|trainjobs)",
+        cause="Kubeflow's operator is not installed in the cluster",
+        fix="headway doctor --on {target}   (prints the kubectl apply), or engine: statefulset, which needs none",
+    ),
+    Known(
+        name="service-account-missing",
+        pattern=r"serviceaccounts? \"(?P<account>[^\"]+)\" not found"
+        r"|error looking up service account \S+/(?P<name>[\w-]+)",
+        cause="the Kubernetes service account does not exist",
+        fix="kubectl create serviceaccount {service_account} -n {namespace}   (headway infra gcp prints the"
+        " whole set-up)",
+    ),
+    Known(
+        name="no-node-fits",
+        pattern=r"\d+/\d+ nodes are available.*(?:Insufficient|didn't match|had untolerated taint)"
+        r"|didn't trigger scale-up"
+        r"|FailedScheduling|NotTriggerScaleUp",
+        cause="no node has room for it, and none can be added",
+        fix="kubectl get nodes -L cloud.google.com/gke-accelerator; a pool for it: headway infra gcp; or ask for less",
+    ),
+    Known(
+        name="volume-not-mounted",
+        pattern=r"persistentvolumeclaim \"(?P<claim>[^\"]+)\" not found|Unable to attach or mount volumes"
+        r"|FailedMount|mount\.nfs"
+        r"|FailedAttachVolume|invalid mount config for type \"bind\": bind source path does not exist: (?P<path>\S+)",
+        cause="a volume of `mounts` cannot be mounted",
+        fix="kubectl get pvc -n {namespace}; for NFS: the export and the nodes' network; for a path: that it"
+        " exists there",
+    ),
+    Known(
+        name="crash-loop",
+        pattern=r"CrashLoopBackOff|Back-off restarting failed container",
+        cause="the container ends again and again right after its start",
+        fix="headway logs {run}; nothing there: kubectl logs -n {namespace} -l headway.run={run} --previous",
+    ),
+    Known(
+        name="command-not-found",
+        pattern=r"executable file not found in \$PATH|exec: \"(?P<command>[^\"]+)\".*no such file"
+        r"|OCI runtime create failed.*no such file"
+        r"|StartError.*no such file|python3?: (?:command )?not found",
+        cause="the image has no such program: most often no python3",
+        fix="headway image --build makes one that has; or `python` in the target names the interpreter",
+    ),
+    Known(
+        name="headway-not-in-image",
+        pattern=r"No module named '?headway",
+        cause="the image has no Headway, so nothing can start the run",
+        fix="headway image --push   (builds one with it)",
+    ),
+    Known(
+        name="admission-refused",
+        pattern=r"admission webhook \"(?P<webhook>[^\"]+)\" denied the request|violates PodSecurity"
+        r"|is forbidden: violates",
+        cause="the cluster's own rules refuse such pods",
+        fix="the message says which rule; ask who runs the cluster, or another namespace",
+    ),
+    Known(
+        name="docker-not-running",
+        pattern=r"Cannot connect to the Docker daemon|Is the docker daemon running|error during connect.*docker",
+        cause="Docker is not running here, or not for you",
+        fix="sudo systemctl start docker; sudo usermod -aG docker $USER, then log in again",
+    ),
+    Known(
+        name="docker-permission",
+        pattern=r"permission denied while trying to connect to the Docker daemon socket",
+        cause="you may not use Docker on this machine",
+        fix="sudo usermod -aG docker $USER, then log in again",
+    ),
+    Known(
+        name="slurm-partition",
+        pattern=r"invalid partition specified: ?(?P<partition>\S*)|Requested node configuration is not available"
+        r"|Invalid generic resource \(gres\) specification",
+        cause="the Slurm cluster has no such partition, node or accelerator",
+        fix="sinfo -o '%P %G %c %m'; then partition and gres in the target",
+    ),
+    Known(
+        name="slurm-account",
+        pattern=r"Invalid account or account/partition combination|Invalid qos specification",
+        cause="you may not use this account, or not on that partition",
+        fix="sacctmgr show assoc user=$USER format=account,partition,qos; then account and qos in the target",
+    ),
+    Known(
+        name="slurm-time-limit",
+        pattern=r"DUE TO TIME LIMIT|JobState=TIMEOUT|\bTIMEOUT\b.*slurm",
+        cause="Slurm ended it at its time limit",
+        fix="headway resume {run}   ({again}), or raise `time` of the target",
+    ),
+    Known(
+        name="slurm-node-failed",
+        pattern=r"DUE TO NODE FAILURE|NODE_FAIL",
+        cause="a node of the cluster failed",
+        fix="headway resume {run}   ({again})",
+    ),
+    Known(
+        name="ssh-refused",
+        pattern=r"ssh: connect to host \S+ port \d+: (?:Connection refused|Connection timed out|No route to host)"
+        r"|Host key verification failed|Permission denied \(publickey",
+        cause="the machine cannot be reached or entered by SSH",
+        fix="ssh the same way by hand once: ssh -v USER@HOST; then headway doctor",
+    ),
+)

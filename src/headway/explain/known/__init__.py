@@ -1,2 +1,0 @@
-"""Failures with a name, by where they come from. Each was printed by the real tool; tests/explain holds the"
-" messages."""

@@ -1,1 +1,0 @@
-"""Terraform for what the targets need in a cloud. Printed, never applied."""

@@ -1,0 +1,214 @@
+"""What runs left behind on their targets: found by label, judged by their folders, removed. Needs no local state."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import HeadwayError, NotThere, StoreError, UnknownRun
+from headway.core.types import Handle, Receipt, State, Status, Target
+from headway.launcher import lifecycle
+from headway.rundir import lease, submission
+from headway.rundir.index import Ledger
+from headway.rundir.keep_on_failure import kept_until
+from headway.rundir.layout import RunFolder
+from headway.rundir.owner import known_id
+from headway.rundir.status import evidence, folder_of
+from headway.storage import local_path, open_store
+from headway.targets import registry
+
+if TYPE_CHECKING:
+    from headway.spec import Job
+
+LOOKED_AT = 200  # of the newest runs in the index, whose targets are asked too
+ORPHAN, LIVE, UNKNOWN, NOT_YOURS = "orphan", "live", "unknown", "not yours"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A target to ask, and how people call it."""
+
+    name: str
+    kind: str
+    options: Mapping[str, Any]
+
+    def build(self) -> Target:
+        return registry.build(self.kind, self.options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Something that carries our label."""
+
+    place: Place
+    handle: Handle
+    verdict: str  # orphan, live, unknown or not yours
+    why: str
+
+
+def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = None) -> list[Place]:
+    """Where to look: a target by name; or all of the job file, all that recent runs used, and this machine."""
+    if on is not None:
+        kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
+        return [Place(name=on, kind=kind, options=options)]
+    found = [Place(name="local", kind="local", options={})]
+    if job is not None:
+        found += [Place(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
+    found += list(_of_runs(ledger or Ledger()))
+    found += list(_of_rentals())
+    return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
+
+
+def _identity(place: Place) -> str:
+    return json.dumps(dict(place.options), sort_keys=True, default=str) if place.kind != "local" else ""
+
+
+def _of_runs(ledger: Ledger) -> Iterable[Place]:
+    """Runs that were not seen to their end may be in places that no job file here names any more."""
+    for row in ledger.rows(limit=LOOKED_AT):
+        if row.state in (State.FINISHED.value, "gone"):
+            continue
+        try:
+            known = submission.read(RunFolder(open_store(row.url)))
+        except (HeadwayError, ValueError):  # its folder is gone or out of reach: its place cannot be known from here
+            continue
+        yield Place(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
+
+
+def _of_rentals() -> Iterable[Place]:
+    """Rented machines on record: they are billed, though their run may have finished or its folder be gone."""
+    from headway.targets.ssh.rental import Records
+
+    for rental in Records().all():
+        options = rental.options
+        if not options:  # recorded by an older version
+            try:
+                options = submission.read(RunFolder(open_store(rental.url)))["options"]
+            except (HeadwayError, ValueError):
+                continue
+        yield Place(name=rental.target, kind="ssh", options=options)
+
+
+def unseen_rentals(found: Iterable[Found]) -> list[str]:
+    """Rented machines on record whose target was not asked, or could not tell."""
+    from headway.targets.ssh.rental import Records
+
+    urls = {each.handle.url for each in found if each.verdict != UNKNOWN}
+    rentals = [rental for rental in Records().all() if rental.url not in urls]
+    return [f"{rental.run}: machine {', '.join(rental.ids) or 'of unknown id'}" for rental in rentals]
+
+
+def once(found: Iterable[Found]) -> list[Found]:
+    """A rented machine on record is found by every target that rents: keep the one it was rented on, if it is there."""
+    chosen: dict[object, Found] = {}
+    for number, each in enumerate(found):
+        key: object = each.handle.url if each.handle.details.get("rented") else number
+        if key not in chosen or (each.place.name == each.handle.target != chosen[key].place.name):
+            chosen[key] = each
+    return list(chosen.values())
+
+
+def look(place: Place, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
+    """Everything there that carries our label, each with a verdict. Raises what the target raises.
+
+    Other owners' things are theirs to judge. What does not say whose it is (an older Headway made it) is an orphan by
+    its own folder's word alone. What is past its latest end and seems to live must be silent for `patience_s`.
+    """
+    target = place.build()
+    us, judged = known_id(), []
+    for handle in _one_a_run(target.found(), us):
+        whose = str(handle.details.get("owner", ""))
+        if whose and whose != us:
+            verdict, why = NOT_YOURS, f"belongs to {handle.details.get('owner_name') or 'somebody else'}"
+        else:
+            verdict, why = _verdict(target, handle, say, patience_s)
+        judged.append(Found(place=place, handle=handle, verdict=verdict, why=why))
+    return judged
+
+
+def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
+    """Of a run that several people have started, what is least ours: all of it is taken down at once, or nothing."""
+    strangeness = {us: 0, "": 1}
+    ranked = sorted(handles, key=lambda handle: strangeness.get(str(handle.details.get("owner", "")), 2))
+    chosen = {handle.url: handle for handle in ranked}
+    return [chosen[url] for url in sorted(chosen)]
+
+
+def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tuple[str, str]:
+    """Of something that is ours, or that does not say whose it is."""
+    ours = bool(handle.details.get("owner"))
+    try:
+        status = target.status(handle)
+        said = evidence(folder_of(handle)).farewell is not None
+    except (UnknownRun, NotThere):
+        return _without_a_folder(handle)
+    except StoreError as error:  # a bucket out of reach says nothing about the run
+        return UNKNOWN, f"its folder cannot be read: {error.problem.what}"
+    if not status.state.ended:
+        return _of_a_live_one(handle, status, say, patience_s if ours else None)
+    until = kept_until(folder_of(handle))
+    if until is not None:
+        return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
+    if not ours and not said:
+        return UNKNOWN, f"its run is {status.state.value}, and it does not say whose it is: headway down {handle.url}"
+    return ORPHAN, f"its run is {status.state.value}"
+
+
+def _without_a_folder(handle: Handle) -> tuple[str, str]:
+    """Gone, or only not to be seen from here: a disk that is not mounted, a folder of another machine."""
+    path, host = local_path(handle.url), str(handle.details.get("owner_name", "")).rpartition("@")[2]
+    if not handle.details.get("owner"):
+        return UNKNOWN, "its run folder is not to be seen here, and it does not say whose it is"
+    if path is not None and host not in ("", socket.gethostname()):
+        return UNKNOWN, f"its run folder is on {host}, and cannot be seen from here"
+    if path is not None and not path.parent.is_dir():
+        return UNKNOWN, f"{path.parent} is not here: mount it; or, if you have deleted it: mkdir -p {path.parent}"
+    return ORPHAN, "its run folder is gone"
+
+
+def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float | None) -> tuple[str, str]:
+    """Live, whatever the date says: our clock may be wrong. Past its latest end, only if it is silent as well."""
+    expires = _expires(handle)
+    if expires is None or expires > time.time():
+        return LIVE, status.state.value
+    if patience_s is not None and _silent(folder_of(handle), patience_s, say):
+        return ORPHAN, "it is past its latest end, and nothing is heard from it"
+    return LIVE, f"{status.state.value}, though past its latest end by this machine's clock: headway down {handle.url}"
+
+
+def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
+    """Whether the run's lease is not renewed for so long, by our own clock. What waits in a queue holds none."""
+    record, version = lease.read(folder.store)
+    if record is None or record.holder is None:
+        return False
+    if record.seen_at(folder.url) is not None:
+        return not record.seen_at(folder.url)
+    say(f"{folder.name} is past its latest end: watching for up to {patience_s:.0f} s whether it still runs")
+    since = time.monotonic()
+    while time.monotonic() - since < patience_s:
+        if lease.read(folder.store)[1] != version:
+            return False
+        time.sleep(min(1.0, patience_s / 10))
+    return lease.read(folder.store)[1] == version
+
+
+def _expires(handle: Handle) -> float | None:
+    """When it may be removed whatever happens, where the target keeps that."""
+    try:
+        return float(handle.details["expires"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def remove(found: Found, *, say: Say, ledger: Ledger | None = None) -> Receipt:
+    """Take it down, with a receipt in its folder where it still has one."""
+    target = found.place.build()
+    try:
+        return lifecycle.reach(found.handle.url, target=target, ledger=ledger, say=say).down()
+    except (UnknownRun, NotThere):
+        return target.down(found.handle)

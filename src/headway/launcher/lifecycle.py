@@ -1,0 +1,477 @@
+"""From a plan to a run and back: launch, follow, stop, resume, take down. Every step is recorded before it is made.
+
+Whatever kills the launcher, and whenever: either nothing is left, or a run that is found and can be taken down.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headway.core import errors, resume_kind
+from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
+from headway.core.plan import Plan
+from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
+from headway.launcher import migrate, run_end_hooks
+from headway.packaging.upload import list_code, resume_recorded, send_code, still_true
+from headway.rundir import accounting, keep_on_failure, lease, submission, teardown
+from headway.rundir.index import Ledger, Row
+from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
+from headway.rundir.names import candidates, checked_name
+from headway.rundir.status import Watch, newest_attempt
+from headway.spec.serialize import undump
+from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
+from headway.targets import registry
+
+OnLine = Callable[[LogLine], None]
+Say = Callable[[str], None]
+EXIT_CODES = {
+    State.PENDING: errors.FINISHED,  # detached: all that was asked for has been done
+    State.RUNNING: errors.FINISHED,
+    State.FINISHED: errors.FINISHED,
+    State.FAILED: errors.FAILED,
+    State.BUDGET: errors.BUDGET_ENDED,
+    State.STOPPED: errors.RESUMABLE,
+    State.LOST: errors.RESUMABLE,
+}
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run stands, and the receipt for what it made on its target (None: nobody here could look)."""
+
+    run: str
+    status: Status
+    receipt: Receipt | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What `headway` returns to the shell."""
+        return errors.LEFT_BEHIND if self.receipt and self.receipt.left else EXIT_CODES[self.status.state]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """A hold on one run: all that can be asked of it."""
+
+    run: str
+    url: str
+    handle: Handle
+    target: Target = field(repr=False)
+    ledger: Ledger = field(repr=False)
+    say: Say = field(default=_silent, repr=False)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(open_store(self.url))
+
+    def status(self) -> Status:
+        """Where it stands now. Whoever first sees that it has ended takes it down and writes the receipt."""
+        return self.outcome().status
+
+    def outcome(self) -> Outcome:
+        status = self.looked_at()
+        return self._seen(status, self.settle() if status.state.ended else None)
+
+    def looked_at(self) -> Status:
+        """The target's word on it. Of a folder that was copied or moved, what has become of the other one is said."""
+        status = self.target.status(self.handle)
+        moved, original = self._moved_from(), self._copied_from()
+        if status.state is State.LOST and moved:
+            return Status(state=State.RUNNING, reason=_moved(moved))
+        if status.state is State.LOST and original:
+            return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
+        return status
+
+    def require_in_place(self, refusal: type[HeadwayError] = TargetError) -> None:
+        """Raise where the folder was moved while its run lives: a second start would make two halves of one run."""
+        moved = self._moved_from()
+        if moved:
+            raise refusal(f"{self.run} {_moved(moved)}", where=self.url, fix=_move_back(moved, self.url))
+
+    def logs(self, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
+        return self.target.logs(self.handle, follow=follow, rank=rank)
+
+    def wait(self, on_line: OnLine | None = None) -> Outcome:
+        """Follow it to its end. Leaving early (Ctrl-C, kill -9) does not touch the run."""
+        for line in self.logs(follow=True):
+            if on_line is not None:
+                on_line(line)
+        outcome = self.outcome()
+        if not outcome.status.state.ended:  # the log went on for as long as anything was heard of the run
+            return self._seen(Status(state=State.LOST, reason=outcome.status.reason), None)
+        return outcome
+
+    def stop(self, reason: str = "") -> Outcome:
+        """Checkpoint, end, stay resumable: asks, waits for the plan's grace period, then uses force."""
+        self.require_in_place()
+        if not self.target.status(self.handle).state.ended:
+            self._ask(reason or "asked to stop")
+        receipt = self.down()
+        return self._seen(self.looked_at(), receipt)
+
+    def down(self) -> Receipt:
+        """Stop it and remove all it made on its target. Its folder stays, with the receipt in it."""
+        self.require_in_place()
+        original = self._copied_from()
+        if original:
+            self.say(f"{self.run} is a copy of {original}, which is not touched")
+        receipt = self.target.down(self.handle)
+        try:
+            receipt = teardown.write(self.folder, receipt)
+        except StoreError as error:  # what counts is down; the next verb writes the receipt
+            self.say(f"the receipt could not be written: {error}")
+        self.ledger.saw(self.url, self._state())
+        return receipt
+
+    def _copied_from(self) -> str:
+        origin = str(self.handle.details.get(ORIGIN, ""))
+        return origin if origin and submission.is_run(origin) else ""
+
+    def _moved_from(self) -> str:
+        """Where this folder was when its run was started, if that run is on the target still and was not copied."""
+        origin = str(self.handle.details.get(ORIGIN, ""))
+        if not origin or submission.is_run(origin) or teardown.written(self.folder) is not None:
+            return ""
+        try:
+            found = self.target.found()
+        except HeadwayError:  # nobody can be asked: whoever needs the target says why
+            return ""
+        return origin if any(same_place(each.url, origin) for each in found) else ""
+
+    def _ask(self, reason: str) -> None:
+        try:
+            self.folder.write_json(STOP, {"by": submission.who(), "reason": reason, "at": submission.now()})
+        except StoreError as error:  # a full disk must not keep a run from being stopped: a signal says the same
+            self.say(f"the reason for the stop could not be recorded: {error}")
+
+    def settle(self) -> Receipt | None:
+        """The receipt of a run that has ended: the one that was written, or else it is taken down now."""
+        known = teardown.written(self.folder)
+        if known is not None:
+            return known
+        until = keep_on_failure.kept_until(self.folder)
+        if until is not None:
+            self.say(keep_on_failure.words(self.folder, until))
+            return None
+        try:
+            receipt = self.down()
+        except TargetError as error:  # another machine's: the next verb there writes the receipt
+            self.say(str(error))
+            return None
+        run_end_hooks.seen_to_end(self.folder, self.say)
+        return receipt
+
+    def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
+        self.ledger.saw(self.url, status.state.value)
+        return Outcome(run=self.run, status=status, receipt=receipt)
+
+    def _state(self) -> str:
+        try:
+            return self.target.status(self.handle).state.value
+        except HeadwayError as error:  # its plan is damaged, say; what ran has been taken down all the same
+            self.say(str(error))
+            return State.LOST.value
+
+
+def launch(
+    plan: Plan,
+    *,
+    name: str | None = None,
+    detach: bool = False,
+    env: Mapping[str, str] | None = None,
+    secrets: Sequence[str] = (),
+    on_line: OnLine | None = None,
+    say: Say = _silent,
+    target: Target | None = None,
+    ledger: Ledger | None = None,
+) -> Launched:
+    """Start a run of this plan and, unless detached, follow it to its end.
+
+    `env`, and `secrets` (names of variables of this shell), are added to the plan. What fails is taken down.
+    """
+    target, ledger = target or registry.of_plan(plan), ledger or Ledger()
+    still_true(plan, target)
+    plan = _amended(plan, target, env or {}, secrets)
+    _ask_the_place(plan, target)
+    send_code(plan)
+    folder = _claim(plan, name, ledger)
+    try:
+        ledger.record(_row(plan, folder, submission.announce(folder, plan)["created_at"]))
+        list_code(plan, folder)
+        handle = target.submit(plan, folder.name)
+        submission.keep(folder, handle)
+    except BaseException:  # Ctrl-C too: half a run may be there
+        _undo(folder, target, plan, ledger, say)
+        raise
+    hold = Launched(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    if not detach:
+        hold.wait(on_line)
+    return hold
+
+
+def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> Launched:
+    """A hold on a run started earlier, from its folder alone. A damaged plan does not keep it from being taken down."""
+    folder = RunFolder(open_store(run_url))
+    known = submission.read(folder)
+    return Launched(
+        run=folder.name,
+        url=folder.url,
+        handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
+        target=target or registry.build(known["kind"], known["options"]),
+        ledger=ledger or Ledger(),
+        say=say,
+    )
+
+
+def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What was kept of the last start, marked where it was another folder's: what it names is not this run's."""
+    details, origin = dict(known.get("details", {})), submission.origin(folder, dict(known))
+    return {**details, ORIGIN: origin} if origin else details
+
+
+def resume(
+    run_url: str,
+    *,
+    move: migrate.Move | None = None,
+    say: Say = _silent,
+    target: Target | None = None,
+    ledger: Ledger | None = None,
+    patience_s: float = lease.STALE_S,
+    budget_hours: float | None = None,
+    budget_usd: float | None = None,
+) -> Launched:
+    """Go on with the same plan, as a new attempt. A live run is RunBusy, one whose budget is spent needs a new total.
+
+    With `move` it goes on on another target, with the recorded code and in the same order.
+
+    A finished run is left as it is: there is nothing to do, and that is no error. A run that ended out of our sight is
+    watched until its lease has gone stale.
+    """
+    hold = reach(run_url, say=say, target=target, ledger=ledger)
+    recorded = hold.folder.plan()
+    migrate.require_here(hold.folder)
+    if _at_rest(hold, patience_s).state is State.FINISHED:
+        say(f"{hold.run} is finished: there is nothing to do")
+        return hold
+    budgeted = accounting.with_budget(recorded, hours=budget_hours, usd=budget_usd)
+    accounting.require_some_left(budgeted, accounting.spent_s(hold.folder), hold.run)
+    if budgeted != recorded:  # nobody runs it: the supervisor of the next attempt is the first to read it
+        hold.folder.store.write(PLAN, budgeted.to_json().encode())
+        recorded = budgeted
+    if move is not None:
+        return _resumed_elsewhere(hold, recorded, move)
+    # Its folder may have been moved or copied since: it goes on where it is now.
+    plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
+    send_code(plan, also_at=str(recorded.job["outputs"]))
+    _free_if_copied(hold.folder)
+    plan = _with_resume(plan, recorded, hold.folder)
+    _say_how(hold, plan)
+    submission.announce_again(hold.folder, after=newest_attempt(hold.folder))
+    try:
+        hold.folder.store.delete(STOP)
+        list_code(plan, hold.folder)
+        handle = hold.target.submit(plan, hold.run)
+    except BaseException as error:
+        submission.withdraw(hold.folder, error)
+        raise
+    submission.keep(hold.folder, handle)
+    hold.ledger.record(_row(plan, hold.folder, submission.read(hold.folder)["created_at"]))
+    return replace(hold, handle=handle)
+
+
+def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
+    """A plan of a Headway that did not look at how the script resumes is told so now, by the recorded code."""
+    found = resume_recorded(plan)
+    if found == plan.resume:
+        return plan
+    folder.store.write(PLAN, replace(recorded, resume=found).to_json().encode())
+    return replace(plan, resume=found)
+
+
+def _say_how(hold: Launched, plan: Plan) -> None:
+    """Before it starts: what the next attempt does, where that is less than going on exactly."""
+    if plan.resume != resume_kind.EXACT:
+        hold.say(f"{hold.run}: {resume_kind.again(plan.resume)}")
+
+
+def _resumed_elsewhere(hold: Launched, recorded: Plan, move: migrate.Move) -> Launched:
+    """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
+    _free_if_copied(hold.folder)
+    # Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait.
+    lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)
+    folder, plan = migrate.elsewhere(hold, recorded, move)
+    target = registry.of_plan(plan)
+    former = submission.read(folder)
+    try:
+        send_code(plan, also_at=str(recorded.job["outputs"]))
+        submission.announce_again(folder, after=newest_attempt(folder), plan=plan, code=move.code)
+        folder.store.delete(STOP)
+        list_code(plan, folder)
+        _say_how(hold, plan)
+        handle = target.submit(plan, folder.name)
+    except BaseException as error:
+        if folder.url == hold.url:
+            migrate.restore(folder, recorded)
+            folder.write_json(INTENT, former)
+        else:
+            submission.withdraw(folder, error)
+        raise
+    submission.keep(folder, handle)
+    hold.ledger.record(_row(plan, folder, submission.read(folder)["created_at"]))
+    return replace(hold, url=folder.url, handle=handle, target=target)
+
+
+def follow(run_url: str, on_line: OnLine | None = None, *, say: Say = _silent) -> Outcome:
+    """Watch a run to its end. The outcome knows the exit code."""
+    return reach(run_url, say=say).wait(on_line)
+
+
+def observe(run_url: str, *, say: Say = _silent) -> Outcome:
+    """Where a run stands now, by its target's word; taken down if it has ended and nobody has done so yet."""
+    return reach(run_url, say=say).outcome()
+
+
+def logs(run_url: str, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
+    """What a run printed; with `follow` until it ends."""
+    return reach(run_url).logs(follow=follow, rank=rank)
+
+
+def stop(run_url: str, reason: str = "", *, say: Say = _silent) -> Outcome:
+    """See `Launched.stop`."""
+    return reach(run_url, say=say).stop(reason)
+
+
+def down(run_url: str, *, say: Say = _silent) -> Receipt:
+    """See `Launched.down`."""
+    return reach(run_url, say=say).down()
+
+
+def _ask_the_place(plan: Plan, target: Target) -> None:
+    """What only the place itself can say, asked before a name is claimed. Planning asked nobody."""
+    online = getattr(target, "online", None)
+    problems = online(undump(plan.job)) if online is not None else []
+    if problems:
+        raise BadJob(problems)
+
+
+def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequence[str]) -> Plan:
+    if not env and not secrets:
+        return plan
+    missing = [name for name in secrets if name not in os.environ]
+    if missing:
+        raise BadInput(f"this shell has no variable {missing[0]}", fix=f"export {missing[0]}=…")
+    named = {name: {"ref": f"env:{name}", "as": "env"} for name in secrets}
+    job = {**plan.job, "env": {**plan.job["env"], **env}, "secrets": {**plan.job["secrets"], **named}}
+    plan = replace(plan, job=job)
+    return replace(plan, requests=tuple(target.render(plan)))
+
+
+def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
+    """A folder of our own: whoever writes plan.json first has the name."""
+    outputs = str(plan.job["outputs"])
+    names = iter([checked_name(name)]) if name else candidates(plan, ledger)
+    require_conditional_put(open_store(outputs))
+    for run in names:
+        folder = RunFolder(open_store(join(outputs, run)))
+        try:
+            folder.store.write(PLAN, plan.to_json().encode(), when=ABSENT)
+            return folder
+        except Conflict:
+            continue
+        except BaseException:  # Ctrl-C too: a folder without a plan is nobody's
+            _remove_if_empty(folder)
+            raise
+    fix = f"headway resume {name} to go on with it, or another --name"
+    raise BadInput(f"a run called {name} is already there", where=outputs, fix=fix)
+
+
+def _at_rest(hold: Launched, patience_s: float) -> Status:
+    """Its status, once it is certain that nobody runs it and what it left has been taken down."""
+    hold.require_in_place(RunBusy)
+    status = hold.looked_at()
+    if not status.state.ended:
+        status = _outwaited(hold, patience_s) or status
+    if not status.state.ended:
+        raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
+    hold.settle()  # a supervisor may still be on its way out
+    return status
+
+
+def _outwaited(hold: Launched, patience_s: float) -> Status | None:
+    """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
+    store = hold.folder.store
+    record, version = lease.read(store)
+    if record is None or record.holder is None or record.seen_at(hold.url) is not None:
+        return None
+    hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
+    watch = Watch(hold.folder, stale_s=patience_s)
+    while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
+        time.sleep(min(1.0, patience_s / 10))
+    if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):
+        return None  # it has spoken after all
+    return status
+
+
+def _free_if_copied(folder: RunFolder) -> None:
+    """A copy's lease is its original's, which may be live: nobody holds the copy, and nobody need wait for it."""
+    if submission.copied_from(folder):
+        lease.free(folder.store, lambda record: True)
+
+
+def _moved(origin: str) -> str:
+    return f"was moved here from {origin}, and what was started there is still on its target"
+
+
+def _move_back(origin: str, url: str) -> str:
+    path = local_path(origin)
+    if path is not None and not path.exists():
+        return f"mv {url} {origin}, then headway stop {origin}"
+    # Its supervisor has written there again, or will: without its lease it ends by itself.
+    return f"it ends by itself in about {lease.RENEW_S:.0f} s, when it finds its lease gone: then headway resume {url}"
+
+
+def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:
+    return Row(
+        name=folder.name,
+        url=folder.url,
+        target=plan.target,
+        job=str(plan.job["name"]),
+        created=submission.unix(created_at),
+        state=State.PENDING.value,
+    )
+
+
+def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Say) -> None:
+    """After a start that failed: take down, look again, and if nothing is left and nothing ran, leave no trace."""
+    name = folder.name
+    try:
+        receipt = target.down(Handle(target=plan.target, run=name, url=folder.url))
+        if receipt.left or newest_attempt(folder):
+            teardown.write(folder, receipt)
+            say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'nothing but its folder'}")
+            return
+        # The plan last: while it is there, the run can be found.
+        for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
+            folder.store.delete(key)
+    except HeadwayError as error:  # the caller must see why the start failed; this is said besides
+        say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")
+        return
+    _remove_if_empty(folder)
+    ledger.forget(folder.url)
+    say(f"{name} could not be started; what had been made of it was taken down")
+
+
+def _remove_if_empty(folder: RunFolder) -> None:
+    """Buckets have no folders; disks keep one that nothing was written into."""
+    path = local_path(folder.url)
+    if path is not None and not any(folder.store.list()):
+        shutil.rmtree(path, ignore_errors=True)

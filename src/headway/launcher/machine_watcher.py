@@ -1,0 +1,82 @@
+"""A process of this machine that outlives the terminal: it mirrors a run's outputs and takes it down when it has ended.
+
+Started before the machine is rented. If the client dies before it has handed over, what it had asked for is given back.
+Run as `python -m headway.launcher.machine_watcher URL`; it says what it does in guardian.log, beside the run.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from headway.core.errors import HeadwayError, TargetError, UnknownRun
+from headway.core.types import Receipt
+from headway.launcher import lifecycle
+from headway.rundir import teardown
+from headway.rundir.status import place_of
+from headway.rundir.submission import now
+from headway.targets.local import spawn
+from headway.targets.ssh.options import KIND
+from headway.targets.ssh.rental import STARTED, Records
+
+FIRST_S, LONGEST_S = 2.0, 15.0  # between looks at a run
+HANDING_OVER_S = 0.2
+TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # after a failure: it is billed meanwhile, so it never gives up
+
+
+def guard(url: str) -> int:
+    """Wait for the hand-over, then look at the run until it has been taken down."""
+    while spawn.starting(place_of(url, KIND)):
+        time.sleep(HANDING_OVER_S)
+    pause, trouble = FIRST_S, TROUBLE_S
+    rented = Records().read(url) is not None
+    while True:
+        try:
+            if _settled(url, rented=rented):
+                return 0
+            trouble = TROUBLE_S
+        except UnknownRun:
+            return 0  # its folder has been removed, by a launcher that took everything down
+        except HeadwayError as error:
+            _say(str(error))
+            time.sleep(trouble)
+            trouble = min(LONGEST_TROUBLE_S, trouble * 2)
+            continue
+        time.sleep(pause)
+        pause = min(LONGEST_S, pause * 1.2)
+
+
+def _settled(url: str, *, rented: bool) -> bool:
+    """Look once, and take the run down if it has ended. Raises TargetError while something is left behind."""
+    hold = lifecycle.reach(url, say=_say)
+    rental = Records().read(url)
+    if rental is None and (rented or teardown.written(hold.folder) is not None):
+        return True  # taken down by another process; or its rental was taken off the record by hand
+    if rental is not None and rental.state != STARTED:
+        _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
+        return _nothing_left(hold.down())
+    outcome = hold.outcome()
+    if not outcome.status.state.ended or outcome.receipt is None:
+        return False
+    done = _nothing_left(outcome.receipt)
+    if Records().read(url) is not None:  # that was the receipt of an earlier attempt
+        done = _nothing_left(hold.down())
+    _say(f"{hold.run} {outcome.status.state.value}: taken down")
+    return done
+
+
+def _nothing_left(receipt: Receipt) -> bool:
+    if receipt.left:
+        raise TargetError(f"left behind, to be tried again: {', '.join(receipt.left)}")
+    return True
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{now()} {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(guard(sys.argv[1]))

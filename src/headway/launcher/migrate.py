@@ -1,0 +1,253 @@
+"""Going on with a run on another target: the recorded code, the same batches; its folder moved where that is needed.
+
+Everything that must be true is checked before anything is changed. What was planned before is kept in `plans/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput, BadJob, Conflict, NotThere, Problem, RunBusy
+from headway.core.plan import Plan
+from headway.packaging.code import package, unpack
+from headway.packaging.upload import send_code
+from headway.planning.build import _code, plan
+from headway.rundir import lease, submission
+from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP, RunFolder
+from headway.rundir.status import newest_attempt
+from headway.spec.model import Job, TargetEntry
+from headway.spec.serialize import undump
+from headway.storage import ABSENT, Store, join, local_path, open_store, require_conditional_put
+from headway.storage.transfer import send_file
+from headway.targets import registry
+from headway.targets.ssh.sync import fingerprint, parcel
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import Launched
+
+RECORDED, CURRENT = "recorded", "current"
+MOVED = "moved.json"  # left in a folder whose run goes on in another one
+ONE_MACHINE = ("local/", "docker/", "slurm/", "ssh/")  # what targets keep on one machine only
+STORAGE_USD_PER_GB_MONTH = 0.02  # what the clouds ask for their standard class, about; sending to them costs nothing
+Confirm = Callable[[str], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """What was asked for. `job` is the job file of today: for a target that the run did not know, and current code."""
+
+    on: str
+    code: str = RECORDED
+    copy_to: str | None = None
+    job: Job | None = None
+    confirm: Confirm = lambda text: True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upload:
+    """What a move copies, and from where to where."""
+
+    folder: tuple[str, ...]  # keys of the run folder
+    data: Mapping[str, str]  # a folder of this machine -> its URL afterwards
+    bytes: int
+    files: int
+
+    def words(self, to: str) -> str:
+        gigabytes = self.bytes / 1e9
+        month = f"{gigabytes * STORAGE_USD_PER_GB_MONTH:.2f} $ a month to keep, and nothing to send"
+        price = month if "://" in to else "nothing is billed"
+        sources = "".join(f"\n  {source} → {url}" for source, url in sorted(self.data.items()))
+        return f"copies {self.files} files, {gigabytes:.3f} GB, to {to}: {price}{sources}"
+
+
+def require_here(folder: RunFolder) -> None:
+    """RunBusy for a folder whose run was moved: it goes on elsewhere."""
+    gone = folder.read_json(MOVED)
+    if gone is not None:
+        raise RunBusy(f"{folder.name} was moved to {gone['to']}", fix=f"headway resume {gone['to']}")
+
+
+def elsewhere(hold: Launched, recorded: Plan, move: Move) -> tuple[RunFolder, Plan]:
+    """The folder in which the run goes on, with its plan for the other target in it. Nobody runs it now."""
+    outputs = hold.url.rpartition("/")[0]
+    job = _job(recorded, move, outputs)
+    if move.copy_to is None:
+        made = _replanned(recorded, job, move, outputs)
+        _replace_plan(hold.folder, recorded, made)
+        return hold.folder, made
+    upload = _upload(hold.folder, job, move.copy_to)
+    if not move.confirm(upload.words(move.copy_to)):
+        raise BadInput("not moved: nothing was copied", fix="again, with --yes")
+    hold.say(upload.words(move.copy_to))
+    for source, url in upload.data.items():  # named by content: if the plan is refused, the next try finds it there
+        _send_data(source, url, hold.say)
+    made = _replanned(recorded, _relocated(job, move.copy_to, upload.data), move, outputs)
+    return _copied(hold, recorded, made, upload, move.copy_to), made
+
+
+def restore(folder: RunFolder, recorded: Plan) -> None:
+    """A start elsewhere failed: the run stands where it stood before."""
+    folder.store.write(PLAN, recorded.to_json().encode())
+
+
+def _job(recorded: Plan, move: Move, outputs: str) -> Job:
+    """The recorded job, with the other target among its targets."""
+    job = replace(undump(recorded.job, where="the run's plan"), outputs=outputs)
+    entry = _entry(job, move)
+    return replace(job, targets={**job.targets, move.on: entry})
+
+
+def _entry(job: Job, move: Move) -> TargetEntry:
+    """What the name means: as today's job file has it, as the run's had it, or the kind of that name."""
+    if move.job is not None and move.on in move.job.targets:
+        return move.job.targets[move.on]
+    return registry.entry(job, move.on)
+
+
+def _replanned(recorded: Plan, job: Job, move: Move, outputs: str) -> Plan:
+    """Planned anew for the other target; world, threads and data as they were: that is what exactness rests on."""
+    if move.code == CURRENT:
+        if move.job is None:
+            raise BadInput("--code current needs the job file whose folder it is", fix="-f headway.yaml")
+        rooted = replace(job, root=move.job.root)
+        return _planned(recorded, rooted, move, _code(package(rooted)))
+    with _unpacked(recorded, outputs) as root:
+        made = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
+    # The Headway that goes on is the one that began, if it is still to be had.
+    return replace(made, headway=recorded.headway)
+
+
+def _planned(recorded: Plan, job: Job, move: Move, code: Any) -> Plan:
+    try:
+        fresh = plan(job, on=move.on)
+    except BadJob as error:
+        raise _refused(error, move) from None
+    made = replace(
+        fresh,
+        code=code,
+        nodes=recorded.nodes,
+        processes=recorded.processes,
+        environment=recorded.environment,
+    )
+    return replace(made, requests=tuple(registry.of_plan(made).render(made)))
+
+
+def _refused(error: BadJob, move: Move) -> BadJob:
+    """Where the other target cannot see the folder or the data, moving them there is the way."""
+    blind = [problem for problem in error.problems if problem.where.startswith(("outputs", "data", "init_from"))]
+    if not blind or move.copy_to is not None:
+        return error
+    fix = f"headway resume … --on {move.on} --copy-to gs://BUCKET/runs   moves folder and data there"
+    return BadJob([*error.problems, Problem(what=f"{move.on} cannot see what this run has on this machine", fix=fix)])
+
+
+@contextmanager
+def _unpacked(recorded: Plan, outputs: str) -> Iterator[Path]:
+    """The recorded code as files, for those who check requirements in it."""
+    name = f"{recorded.code.sha256}.tar.gz"
+    with tempfile.TemporaryDirectory(prefix="headway-moving-") as folder:
+        archive = Path(folder) / name
+        for place in dict.fromkeys((outputs, str(recorded.job["outputs"]))):
+            try:
+                archive.write_bytes(open_store(join(place, "code")).read(name))
+                break
+            except NotThere:
+                continue
+        else:
+            fix = "headway resume … --code current, which is recorded"
+            raise BadInput(f"the recorded code is gone: {name} is in no code/ folder", fix=fix)
+        unpack(archive, recorded.code.sha256, Path(folder) / "code")
+        yield Path(folder) / "code"
+
+
+def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
+    if local_path(copy_to) is not None and local_path(copy_to) == local_path(folder.url.rpartition("/")[0]):
+        raise BadInput(f"the run is in {copy_to} already", fix="leave --copy-to out")
+    entries = [entry for entry in folder.store.list() if not entry.key.startswith(ONE_MACHINE)]
+    sources = {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}
+    local = sorted(source for source in sources if "://" not in source and not source.startswith("builtin:"))
+    parcels = {source: parcel(source) for source in local}
+    data = {
+        source: join(copy_to, "data", fingerprint(each), *([Path(source).name] if each.files[0][0] == "" else []))
+        for source, each in parcels.items()
+        if each.files
+    }
+    size = sum(entry.size for entry in entries) + sum(each.bytes for each in parcels.values())
+    count = len(entries) + sum(len(each.files) for each in parcels.values())
+    return Upload(folder=tuple(entry.key for entry in entries), data=data, bytes=size, files=count)
+
+
+def _relocated(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
+    lists = {
+        name: tuple(
+            replace(source, source=data.get(source.source, source.source)) for source in getattr(job.data, name)
+        )
+        for name in ("train", "val", "test")
+    }
+    return replace(job, outputs=copy_to, data=replace(job.data, **lists))
+
+
+def _copied(hold: Launched, recorded: Plan, made: Plan, upload: Upload, copy_to: str) -> RunFolder:
+    """Everything in the new place, its plan last: without it there is no run there. The old folder then says where."""
+    require_conditional_put(open_store(copy_to))
+    store, there = hold.folder.store, RunFolder(open_store(join(copy_to, hold.run)))
+    for key in upload.folder:
+        if key not in (PLAN, RECEIPT, STOP, MOVED):
+            _copy(store, there.store, key)
+    send_code(made, also_at=hold.url.rpartition("/")[0])
+    _keep_plan(there, recorded)
+    try:
+        there.store.write(PLAN, made.to_json().encode(), when=ABSENT)
+    except Conflict:
+        raise BadInput(f"a run called {hold.run} is already in {copy_to}", fix="another --copy-to") from None
+    hold.folder.write_json(MOVED, {"to": there.url, "at": submission.now(), "by": submission.who()})
+    return there
+
+
+def _copy(source: Store, to: Store, key: str) -> None:
+    folder = local_path(source.url)
+    size = source.stat(key).size
+    try:
+        if to.stat(key).size == size and key not in (INTENT, lease.KEY):
+            return  # an earlier, interrupted move brought it
+    except NotThere:
+        pass
+    if folder is not None:
+        send_file(to, key, folder / key)
+    else:
+        to.write(key, source.read(key))
+
+
+def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
+    """By fingerprint: what is there under it is the same, and is not sent again."""
+    what = parcel(source)
+    single = what.files[0][0] == ""
+    base = url.rpartition("/")[0] if single else url
+    store = open_store(base)
+    say(f"data: {source} → {url}: {what.bytes / 1e9:.3f} GB")
+    for name, size in what.files:
+        key = name or Path(source).name
+        try:
+            if store.stat(key).size == size:
+                continue
+        except NotThere:
+            pass
+        send_file(store, key, Path(source, name) if name else Path(source))
+
+
+def _replace_plan(folder: RunFolder, recorded: Plan, made: Plan) -> None:
+    _keep_plan(folder, recorded)
+    folder.store.write(PLAN, made.to_json().encode())
+
+
+def _keep_plan(folder: RunFolder, recorded: Plan) -> None:
+    """The plan of the attempts so far, under the number of the last of them."""
+    text = recorded.to_json().encode()
+    key = f"plans/a{newest_attempt(folder):04d}-{hashlib.sha256(text).hexdigest()[:8]}.json"
+    folder.store.write(key, text)

@@ -1,0 +1,434 @@
+"""A rehearsal: a few real steps of the packaged code on this machine, before money is spent on the rest.
+
+Two examples a batch, a sample of the data, at most two minutes: train, die, restore, checkpoint, evaluate, export,
+predict. It runs in a scratch folder, with what `requirements` names installed into an environment that is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import RunFailed
+from headway.core.paths import home
+from headway.pricing.estimate import device_of, examples_per_epoch
+from headway.pricing.history import REHEARSAL, Experience, learn, length_of, what_of, work_of
+from headway.spec import Cadence, Checkpoint, dump
+from headway.spec.model import Budget, Data, Export, Notify, Source, TargetEntry
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+    from headway.launcher.lifecycle import Launched
+    from headway.spec import Job
+
+
+# Where a rehearsal happens: a folder that is removed, an index of its own, an interpreter that is made once.
+
+
+Say = Callable[[str], None]
+
+
+def environment(job: Job, say: Say) -> str | None:
+    """The interpreter with what the job requires: ours, or one made once for each content of the requirements."""
+    if not job.requirements:
+        return None
+    import hashlib
+
+    wanted = (Path(job.root) / job.requirements).read_bytes()
+    name = hashlib.sha256(wanted + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
+    place = home() / "rehearse" / name
+    python = place / "bin" / "python"
+    if (place / "ready").exists():
+        return str(python)
+    say(f"installing {job.requirements} for the rehearsal, once")
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        _call([sys.executable, "-m", "venv", str(place)])
+        (site,) = place.glob("lib/python*/site-packages")
+        # What is installed beside Headway is seen there too, so that torch is not downloaded again.
+        own = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) or _holds_headway(path)]
+        (site / "beside.pth").write_text("\n".join(own) + "\n")
+        _call(
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "-r",
+                str(Path(job.root) / job.requirements),
+            ]
+        )
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(place, ignore_errors=True)
+        last = [line for line in (error.stderr or "").splitlines() if line.strip()][-3:]
+        raise RunFailed(
+            "the requirements cannot be installed: " + "\n    ".join(last), fix="mend requirements"
+        ) from None
+    (place / "ready").touch()
+    return str(python)
+
+
+def _holds_headway(path: str) -> bool:
+    return bool(path) and (Path(path) / "headway" / "_version.py").exists()
+
+
+def _call(argv: list[str]) -> None:
+    subprocess.run(argv, check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="headway-rehearsal-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_index(folder: Path) -> Iterator[None]:
+    """A rehearsal is no run: it stands in nobody's list, and teaches only what is taught on purpose."""
+    before = os.environ.get("HEADWAY_HOME")
+    shared = home()
+    os.environ["HEADWAY_HOME"] = str(folder / "home")
+    (folder / "home").mkdir()
+    for name in ("code", "wheels", "rehearse"):
+        (shared / name).mkdir(parents=True, exist_ok=True)
+        (folder / "home" / name).symlink_to(shared / name)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("HEADWAY_HOME", None)
+        else:
+            os.environ["HEADWAY_HOME"] = before
+
+
+def picture(folder: Path) -> str:
+    """A small picture, made without any library."""
+    import struct
+    import zlib
+
+    side = 64
+    rows = b"".join(b"\0" + b"".join(bytes((x * 3, y * 3, 128)) for x in range(side)) for y in range(side))
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    picture = folder / "rehearsal.png"
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    picture.write_bytes(png)
+    return str(picture)
+
+
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_limit
+STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
+LONGEST_S = 120.0
+SCRIPT_S = 20.0  # a script that never heard of Headway and lives so long has started well
+
+# Types one of Headway's verbs, for so many seconds at most; what it said where it failed, None where it did not.
+Verb = Callable[[list[str], float], "str | None"]
+# Settings that say how much is read or done at once, whatever a recipe calls them.
+_SMALL = {
+    "batch": BATCH,
+    "batch_size": BATCH,
+    "accumulate": 1,
+    "workers": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    """One thing that was tried."""
+
+    name: str
+    words: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    acts: tuple[Act, ...] = ()
+    skipped: str = ""  # why nothing was tried, in words
+    examples_per_s: float | None = None
+
+
+def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGEST_S) -> Rehearsal:
+    """Try it. What fails is raised, with its cause; what could not be tried here is said."""
+    acts = [*_secrets(job), *_places(job)]
+    on, reason = _where(job)
+    if reason:
+        return Rehearsal(acts=tuple(acts), skipped=reason)
+    from headway.planning.build import plan
+
+    ends = time.monotonic() + longest_s
+    with scratch() as folder, own_index(folder):
+        python = environment(job, say) if on == "local" else None  # an image has what the job requires
+        made = _amended(plan(_small(job, python), on=on), folder)
+        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed in between, {longest_s:.0f} s at most")
+        hold, trained = _train(made, ends)
+        acts += trained
+        rate = _rate(hold)
+        if job.recipe and _finished(hold):
+            acts += _use(hold, job, _here(python) if on == "local" else _in_the_image(hold, made), ends)
+    if rate is not None:
+        _remember(job, rate, made)
+    return Rehearsal(acts=tuple(acts), examples_per_s=rate)
+
+
+def _where(job: Job) -> tuple[str, str]:
+    """Which target to rehearse on: this machine where it can train, else the image; or why neither."""
+    if not job.recipe or find_spec("torch") is not None:
+        return "local", ""
+    lacks = "no image to try it in" if not job.image.uri else "" if _docker_answers() else "no Docker that answers"
+    if lacks:
+        return "", f"torch is not installed here, and there is {lacks} (pip install 'headway[train]')"
+    return "docker", ""
+
+
+def _docker_answers() -> bool:
+    try:
+        return subprocess.run(["docker", "version"], capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _secrets(job: Job) -> Iterator[Act]:
+    """Every one must resolve from here, but those that only the cluster can read."""
+    from headway.storage.secrets import resolve
+
+    for name, secret in job.secrets.items():
+        if secret.ref.startswith("k8s://"):
+            continue
+        resolve(secret.ref)
+        yield Act(name="secret", words=f"{name} resolves")
+
+
+def _places(job: Job) -> Iterator[Act]:
+    """Remote outputs can be written, remote data is there, and its bucket is where the job runs."""
+    from headway.storage import open_store, require_conditional_put
+
+    if "://" in job.outputs:
+        require_conditional_put(open_store(job.outputs))
+        yield Act(name="outputs", words=f"{job.outputs} can be written")
+    for source in {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}:
+        if source.startswith(("gs://", "s3://", "az://")):
+            if not any(True for _ in open_store(source).list()):
+                raise RunFailed(
+                    f"there is nothing at {source}", where="data", fix="mend the URL, or headway data prepare"
+                )
+            yield Act(name="data", words=f"{source} is there")
+
+
+def _small(job: Job, python: str | None) -> Job:
+    """The job with nothing that reaches beyond the scratch folder, and as little of everything as will do."""
+    config = {key: _little(key, value) for key, value in job.config.items()}
+    few = {
+        name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
+        for name in ("train", "val", "test")
+    }
+    own = {"local": TargetEntry(kind="local", options={"python": python})} if python else {}
+    return replace(
+        job,
+        config=config,
+        data=Data(**_absolute(few, Path(job.root))),
+        export=Export(),
+        notify=Notify(),
+        log_to=(),
+        budget=Budget(),
+        max_wait=None,
+        retries=1,
+        checkpoint=Checkpoint(every=Cadence(steps=DIES_AFTER)),
+        resources=replace(job.resources, nodes=1, processes=1, spot=False, accelerator=None, machine=None),
+        targets={**job.targets, **own},
+    )
+
+
+def _little(key: str, value: Any) -> Any:
+    """A setting, made small: of drawn data (train_pictures, val_cards, …) a sample."""
+    if type(value) is int and key.startswith(("train_", "val_", "test_")):
+        return min(value, 4 * SAMPLE if key.startswith("train_") else SAMPLE)
+    return _SMALL.get(key, value)
+
+
+def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, tuple[Source, ...]]:
+    def place(path: str) -> str:
+        return path if "://" in path or path.startswith("builtin:") else os.path.normpath(root / path)
+
+    return {name: tuple(replace(one, source=place(one.source)) for one in part) for name, part in parts.items()}
+
+
+def _amended(made: Plan, folder: Path) -> Plan:
+    from headway.targets import registry
+
+    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER), "HEADWAY_RESTART_PAUSE_S": "0"}
+    amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
+    return replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
+
+
+def _train(made: Plan, ends: float) -> tuple[Launched, list[Act]]:
+    """Run it to its end, or to the end of its time. A failure is raised with its cause."""
+    from headway.launcher.lifecycle import launch
+
+    began = time.monotonic()
+    hold = launch(made, name="rehearsal", detach=True)
+    try:
+        while not hold.target.status(hold.handle).state.ended and time.monotonic() < ends and not _alive(hold, began):
+            time.sleep(0.2)
+        status = hold.target.status(hold.handle)
+    finally:
+        hold.down()  # Ctrl-C too: it would go on by itself
+    took = round(time.monotonic() - began, 1)
+    if status.state.value == "failed":
+        raise _failure(hold)
+    if not status.state.ended:
+        words = (
+            "it started and did not fail" if not made.job.get("recipe") else "no failure, but few steps in that time"
+        )
+        return hold, [Act(name="train", words=f"{words}; ended after {took:.0f} s", seconds=took)]
+    return hold, [Act(name=name, words=words, seconds=took) for name, words in _acts(hold)]
+
+
+def _alive(hold: Launched, began: float) -> bool:
+    """A script without steps of ours is let go once it has lived for a while."""
+    if hold.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_S:
+        return False
+    return not any(event["kind"] in ("checkpoint", "restored") for event in hold.folder.events())
+
+
+def _acts(hold: Launched) -> Iterator[tuple[str, str]]:
+    events = hold.folder.events()
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    restored = [event for event in events if event["kind"] == "restored"]
+    yield "train", f"{max((int(event['step']) for event in saved), default=0) or 'some'} steps"
+    if saved:
+        megabytes = max(float(event.get("bytes", 0)) for event in saved) / 1e6
+        yield "checkpoint", f"{megabytes:.1f} MB in {max(float(event.get('seconds', 0)) for event in saved):.2f} s"
+    if restored:
+        yield "restore", f"killed, and resumed from step {restored[-1]['step']}"
+
+
+def _failure(hold: Launched) -> RunFailed:
+    from headway.diagnose.diagnosis import why
+
+    found = why(hold, hold.target.status(hold.handle))
+    if found.name:
+        return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
+    words = "".join(f"\n    {line}" for line in found.lines[-8:])
+    return RunFailed(f"the rehearsal failed{words}", fix="headway run --on local, until it runs here")
+
+
+def _finished(hold: Launched) -> bool:
+    return hold.target.status(hold.handle).state.value == "finished"
+
+
+def _use(hold: Launched, job: Job, verb: Verb, ends: float) -> list[Act]:
+    """What is done with a trained model, by the very verbs that people type."""
+    from headway.plugins import RECIPES
+
+    assert job.recipe is not None
+    takes = getattr(RECIPES[job.recipe], "takes", "pictures")
+    given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # where an image sees it too
+    steps = (
+        ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
+        ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
+        ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
+    )
+    return [_typed(name, words, said, verb, ends) for name, words, said in steps]
+
+
+def _here(python: str | None) -> Verb:
+    def verb(words: list[str], within_s: float) -> str | None:
+        argv = [python or sys.executable, "-m", "headway", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
+        return done.stderr if done.returncode else None
+
+    return verb
+
+
+def _in_the_image(hold: Launched, made: Plan) -> Verb:
+    from headway.packaging.engine import Refusal, TooLong
+    from headway.targets.docker.target import DockerTarget
+
+    target = hold.target
+    assert isinstance(target, DockerTarget)
+
+    def verb(words: list[str], within_s: float) -> str | None:
+        try:
+            target.verb(made, hold.run, words, within_s=within_s)
+        except TooLong:
+            raise subprocess.TimeoutExpired(words, within_s) from None
+        except Refusal as error:
+            return error.said or str(error)
+        return None
+
+    return verb
+
+
+def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> Act:
+    began = time.monotonic()
+    left = ends - began
+    if left < 5:
+        return Act(name=name, words="not tried: the time was up")
+    try:
+        refused = verb(words, left)
+    except subprocess.TimeoutExpired:
+        return Act(name=name, words="no failure, but not done in time")
+    if refused is not None:
+        last = [line for line in refused.splitlines() if line.strip()][-4:]
+        raise RunFailed(f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="mend it before it is paid for")
+    return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
+
+
+def _rate(hold: Launched) -> float | None:
+    """Examples a second, by the quickest step: the others start, save, or are killed."""
+    times = [(int(record["step"]), float(record["time"])) for record in hold.folder.metrics() if "time" in record]
+    steps = [later - before for (one, before), (two, later) in pairwise(times) if two == one + 1]
+    quickest = min((seconds for seconds in steps if seconds > 0), default=None)
+    return None if quickest is None else BATCH / quickest
+
+
+def _remember(job: Job, rate: float, made: Plan) -> None:
+    """The rate becomes an estimate of the whole, where it is known how much the whole is."""
+    dumped = dump(job)
+    epoch = examples_per_epoch(dumped)
+    if epoch is None:
+        return
+    device = device_of(dump(replace(job, resources=replace(job.resources, accelerator=None))), "local",
+                       int(made.environment["threads"]))  # fmt: skip
+    total = epoch * length_of(dumped)
+    learn(
+        Experience(url=f"rehearsal:{work_of(dumped)}", what=what_of(dumped), work=work_of(dumped), device=device.label,
+                   nodes=1, length=length_of(dumped), seconds=round(total / rate, 3), examples=total, basis=REHEARSAL)
+    )  # fmt: skip
+
+
+def describe(found: Rehearsal) -> str:
+    lines = [f"  {act.name:<10} {act.words}" for act in found.acts]
+    if found.skipped:
+        lines.append(f"  rehearsal skipped: {found.skipped}")
+    if found.examples_per_s is not None:
+        lines.append(f"  {'rate':<10} {found.examples_per_s:.3g} examples/s on this machine, by twos")
+    return "\n".join(lines)
+
+
+def as_dict(found: Rehearsal) -> dict[str, Any]:
+    return {
+        "acts": [{"name": act.name, "words": act.words, "seconds": act.seconds} for act in found.acts],
+        "skipped": found.skipped,
+        "examples_per_s": found.examples_per_s,
+    }

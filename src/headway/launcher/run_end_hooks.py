@@ -1,0 +1,27 @@
+"""What is done once for a run that has ended, by whoever sees its end first: remember what it took, tell who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headway.core.errors import HeadwayError
+from headway.core.types import State, Status
+from headway.pricing.record_history import learn_from
+from headway.rundir.accounting import spent_s, spent_usd
+from headway.rundir.layout import RunFolder
+from headway.rundir.notify import Notice, notify_here
+from headway.rundir.status import evidence
+
+
+def seen_to_end(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Never in the way of the end itself: what goes wrong here is said, and that is all."""
+    try:
+        seconds = spent_s(folder)
+        plan, farewell = folder.plan(), evidence(folder).farewell
+        status = farewell or Status(state=State.LOST, reason="it went away without a last word")
+        if status.state is State.FINISHED:
+            learn_from(folder, seconds)
+        notice = Notice.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
+        notify_here(plan.job.get("notify") or {}, notice, lost=farewell is None, say=say)
+    except HeadwayError as error:
+        say(f"after the run's end: {error}")

@@ -1,0 +1,111 @@
+"""Bootstrap confidence intervals of corpus scores: samples are drawn again with replacement, seeded, vectorised.
+
+Only sums are resampled, so a thousand resamples of 5,000 captions take well under a second. Document frequencies of
+CIDEr are not drawn again: the weights of n-grams stay those of the full set of references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.core.errors import BadInput
+from headway.metrics.bleu import BleuCounts
+from headway.metrics.classification import Confusion, Floats, Ints
+from headway.metrics.ordinal import kappas, quadratic_weighted_kappa
+
+Statistic = Callable[[Floats], Floats]  # weights (resamples × samples) → one value for each resample
+
+_CELLS = 4_000_000  # weights held at once: 32 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A score, and where it would lie if other samples had been drawn."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+    resamples: int  # those in which the score was defined
+
+
+def interval(
+    statistic: Statistic, samples: int, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """The percentile interval of a statistic that knows how often each sample is counted."""
+    value = float(statistic(np.ones((1, _checked(samples))))[0])
+    drawn = np.concatenate([statistic(weights) for weights in _draws(samples, resamples, seed)])
+    return _percentiles(value, drawn, level)
+
+
+def difference(
+    one: Statistic, other: Statistic, samples: int, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """The interval of `other` minus `one`, both on the same samples in every resample: a paired comparison."""
+
+    def gap(weights: Floats) -> Floats:
+        return other(weights) - one(weights)
+
+    return interval(gap, samples, resamples=resamples, level=level, seed=seed)
+
+
+def of_mean(values: Floats) -> Statistic:
+    """The mean of per-sample scores, such as CIDEr, ROUGE-L, accuracy or MAE."""
+    return lambda weights: weights @ values / weights.sum(1)
+
+
+def of_bleu(counts: BleuCounts, order: int = 4) -> Statistic:
+    """Corpus BLEU-`order` from the sums of the counts."""
+    return lambda weights: counts.summed(weights)[:, order - 1]
+
+
+def of_kappa(labels: Ints, predictions: Ints, classes: int) -> Statistic:
+    """Quadratic weighted kappa of class numbers, sample by sample, for paired comparisons."""
+    cell = np.asarray(labels) * classes + np.asarray(predictions)
+    member = np.zeros((len(cell), classes**2))
+    member[np.arange(len(cell)), cell] = 1.0
+    return lambda weights: kappas((weights @ member).reshape(-1, classes, classes))
+
+
+def kappa_interval(confusion: Confusion, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
+    """Quadratic weighted kappa from a confusion matrix alone.
+
+    Drawing samples again is drawing the matrix's cells from a multinomial: it costs the same for any number of samples.
+    """
+    total = _checked(confusion.total)
+    value = quadratic_weighted_kappa(confusion)
+    if value is None:
+        raise BadInput("qwk is undefined: every label and every prediction is the same grade")
+    shares = confusion.counts.ravel() / total
+    drawn = np.random.default_rng(seed).multinomial(total, shares, size=resamples)
+    return _percentiles(value, kappas(drawn.reshape(-1, confusion.classes, confusion.classes)), level)
+
+
+def _draws(samples: int, resamples: int, seed: int) -> Iterator[Floats]:
+    """How often each sample is drawn in each resample, in blocks that fit in memory."""
+    random = np.random.default_rng(seed)
+    block = max(1, _CELLS // samples)
+    for start in range(0, resamples, block):
+        rows = min(block, resamples - start)
+        drawn = random.integers(samples, size=(rows, samples)) + np.arange(rows)[:, None] * samples
+        # as doubles, which hold the counts exactly and multiply fast
+        yield np.bincount(drawn.ravel(), minlength=rows * samples).reshape(rows, samples).astype(np.float64)
+
+
+def _percentiles(value: float, drawn: Floats, level: float) -> Interval:
+    if not 0 < level < 1:
+        raise BadInput(f"the level of an interval lies between 0 and 1, not at {level}", fix="0.95")
+    defined = drawn[~np.isnan(drawn)]
+    if not len(defined):
+        raise BadInput("the score is undefined in every resample")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return Interval(value, low, high, level, len(defined))
+
+
+def _checked(samples: int) -> int:
+    if samples < 1:
+        raise BadInput("there are no samples to draw from")
+    return samples

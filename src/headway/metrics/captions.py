@@ -1,0 +1,120 @@
+"""Scores of generated captions: BLEU-1 to 4, ROUGE-L and CIDEr, equal to coco-caption's given the same tokens.
+
+    score(["a dog runs"], [["a dog is running", "the dog runs"]])   # {"bleu_1": …, "rouge_l": …, "cider": …}
+
+To score the same pictures again and again, as a training loop does, keep a `CaptionScorer`: the references are read
+once. Scores are sums over the whole corpus; never average those of batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.core.errors import BadInput
+from headway.metrics.bleu import BleuCounts, bleu_counts, bleu_counts_alone
+from headway.metrics.cider import Cider
+from headway.metrics.ngrams import ORDERS, Floats, References
+from headway.metrics.ptb_tokenizer import NO_BREAK, tokenize_all
+from headway.metrics.rouge_meteor import rouge_l
+
+BLEU = tuple(f"bleu_{n}" for n in range(1, ORDERS + 1))
+_BLANK = re.compile(r"[ \t\n\v\f\r]+")
+METRICS = (*BLEU, "rouge_l", "cider")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionScores:
+    """The scores of one set of hypotheses, picture by picture, and what the corpus scores are made of."""
+
+    bleu: BleuCounts
+    rouge_l: Floats
+    cider: Floats
+
+    def corpus(self) -> dict[str, float]:
+        """One number for each metric, over all pictures."""
+        scores = dict(zip(BLEU, self.bleu.corpus().tolist(), strict=True))
+        return scores | {"rouge_l": float(self.rouge_l.mean()), "cider": float(self.cider.mean())}
+
+    def each(self) -> dict[str, list[float]]:
+        """For each metric, the score of every picture in turn. The mean of a picture's BLEU is not the corpus BLEU."""
+        scores = dict(zip(BLEU, self.bleu.each().T.tolist(), strict=True))
+        return scores | {"rouge_l": self.rouge_l.tolist(), "cider": self.cider.tolist()}
+
+
+class CaptionScorer:
+    """Scores hypotheses against references that are tokenised and indexed once."""
+
+    def __init__(self, references: Sequence[Sequence[str]], *, tokenized: bool = False) -> None:
+        self._tokenized = tokenized
+        self.groups = _groups(references, tokenized)
+        self.references = References(self.groups)
+        self.cider = Cider(self.references)
+
+    def measure(self, hypotheses: Sequence[str]) -> CaptionScores:
+        """The scores of one hypothesis for each picture, in the order of the references."""
+        _refuse_text("hypotheses", hypotheses)
+        captions = self.tokens(hypotheses)
+        read = self.references.read(captions)
+        counts = bleu_counts(self.references, read)
+        return CaptionScores(counts, rouge_l(captions, self.groups), self.cider.scores_of(read))
+
+    def tokens(self, captions: Sequence[str]) -> list[str]:
+        """The captions as they are scored: tokens with single blanks between them."""
+        return _tokens(captions, self._tokenized)
+
+    def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
+        """bleu_1 … bleu_4, rouge_l and cider over all pictures."""
+        return self.measure(hypotheses).corpus()
+
+
+def score(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
+) -> dict[str, float]:
+    """bleu_1 … bleu_4, rouge_l and cider of one hypothesis a picture against all references of that picture.
+
+    Captions are tokenised as coco-caption does it, unless they are `tokenized`: words with blanks between them.
+    """
+    return CaptionScorer(references, tokenized=tokenized).score(hypotheses)
+
+
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
+) -> dict[str, float]:
+    """bleu_1 … bleu_4 alone, in less time than `score` takes to index the references."""
+    _refuse_text("hypotheses", hypotheses)
+    counts = bleu_counts_alone(_tokens(hypotheses, tokenized), _groups(references, tokenized))
+    return dict(zip(BLEU, counts.corpus().tolist(), strict=True))
+
+
+def score_each(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
+) -> dict[str, list[float]]:
+    """The same, for each picture by itself; CIDEr still weighs n-grams by how many of the pictures have them."""
+    return CaptionScorer(references, tokenized=tokenized).measure(hypotheses).each()
+
+
+def _groups(references: Sequence[Sequence[str]], tokenized: bool) -> list[list[str]]:
+    _refuse_text("references", references)
+    for group in references:
+        _refuse_text("the references of a picture", group)
+    if not references:
+        raise BadInput("there are no references to score against")
+    return [_tokens(group, tokenized) for group in references]
+
+
+def _tokens(captions: Sequence[str], tokenized: bool) -> list[str]:
+    return [_single_blanks(caption) for caption in captions] if tokenized else tokenize_all(captions)
+
+
+def _single_blanks(caption: str) -> str:
+    """ROUGE-L would take runs of blanks for empty words. A no-break space is part of a token, and stays."""
+    if NO_BREAK in caption:
+        return " ".join(word for word in _BLANK.split(caption) if word)
+    return " ".join(caption.split())
+
+
+def _refuse_text(what: str, given: object) -> None:
+    if isinstance(given, str):
+        raise BadInput(f"{what} must be a list of captions, not one text", fix=f"[{given[:30]!r}]")

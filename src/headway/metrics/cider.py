@@ -1,0 +1,109 @@
+"""CIDEr as coco-caption's "Cider" computes it (the paper's CIDEr-D): tf-idf similarity of n-grams, times ten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.metrics.ngrams import ORDERS, Cells, Counted, Floats, Hypotheses, Ints, References
+
+_SIGMA = 6.0  # how fast a difference in length is punished
+_SCALE = 10.0
+
+
+class Cider:
+    """CIDEr against references indexed once: document frequencies and norms are ready, hypotheses come and go.
+
+    Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any
+    order. All captions are tokenised ones. What a call costs hangs on its hypotheses, hardly on the references.
+    """
+
+    def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
+        self.references = references if isinstance(references, References) else References(references)
+        self._rarest = float(np.log(max(1, self.references.pictures)))  # the weight of an n-gram no picture has
+        self._orders = [self._prepared(cells) for cells in self.references.cells]
+
+    def scores(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Floats:
+        """One score for each hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        return self.scores_of(self.references.read(hypotheses, picture))
+
+    def scores_of(self, hypotheses: Hypotheses) -> Floats:
+        """The same, for hypotheses already read."""
+        pairs = _pairs(self.references, hypotheses)
+        similarity = np.zeros(len(pairs.reference))
+        for order, counted in zip(self._orders, hypotheses.counted, strict=True):
+            similarity += self._similarity(order, counted, hypotheses, pairs)
+        similarity *= np.exp(-(_length_gap(self.references, hypotheses, pairs) ** 2) / (2 * _SIGMA**2))
+        total = np.bincount(pairs.hypothesis, weights=similarity, minlength=len(hypotheses.picture))
+        scores: Floats = total / ORDERS / self.references.sizes[hypotheses.picture] * _SCALE
+        return scores
+
+    def _prepared(self, cells: Cells) -> _Order:
+        idf = self._rarest - np.log(np.maximum(1, cells.pictures_with()))
+        entries = cells.counted(self.references.first)
+        norms = _norms(entries, idf[entries.gram], len(self.references.captions))
+        return _Order(cells, entries.caption, idf, norms)
+
+    def _similarity(self, order: _Order, counted: Counted, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
+        """For each pair, the clipped cosine of the two tf-idf vectors of this order."""
+        weight, known = np.full(len(counted.gram), self._rarest), counted.gram < len(order.idf)
+        weight[known] = order.idf[counted.gram[known]]
+        norms = _norms(counted, weight, len(hypotheses.picture))
+        place, overlap = _overlaps(order, counted, weight, hypotheses, pairs)
+        product = np.bincount(place, weights=overlap, minlength=len(pairs.reference))
+        length = norms[pairs.hypothesis] * order.norms[pairs.reference]
+        return np.divide(product, length, out=np.zeros(len(length)), where=length > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is known beforehand of the n-grams of one order."""
+
+    cells: Cells
+    caption: Ints  # whose each of the cells' entries is
+    idf: Floats  # of each n-gram
+    norms: Floats  # of each reference
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Every hypothesis with every reference of its picture."""
+
+    hypothesis: Ints
+    reference: Ints
+    start: Ints  # where each hypothesis's pairs begin
+
+
+def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
+    reference, sizes = references.captions_for(hypotheses.picture)
+    return _Pairs(np.repeat(np.arange(len(sizes)), sizes), reference, np.cumsum(sizes) - sizes)
+
+
+def _overlaps(
+    order: _Order, counted: Counted, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
+) -> tuple[Ints, Floats]:
+    """Every n-gram that a hypothesis shares with a reference: for which pair it counts, and how much."""
+    cells = order.cells
+    cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
+    hit = np.flatnonzero(cell >= 0)
+    starts = cells.starts[cell[hit]]
+    sizes = cells.starts[cell[hit] + 1] - starts
+    mine = np.repeat(hit, sizes)
+    entry = np.arange(len(mine)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    theirs = cells.counts[entry]
+    start = pairs.start[counted.caption[mine]]
+    place = start + order.caption[entry] - pairs.reference[start]
+    return place, np.minimum(counted.count[mine], theirs) * theirs * weight[mine] ** 2
+
+
+def _length_gap(references: References, hypotheses: Hypotheses, pairs: _Pairs) -> Ints:
+    """The difference in length, counted in pairs of words as coco-caption does: a caption of one word has none."""
+    mine, theirs = hypotheses.flat.lengths[pairs.hypothesis], references.lengths[pairs.reference]
+    return np.maximum(0, mine - 1) - np.maximum(0, theirs - 1)
+
+
+def _norms(counted: Counted, weight: Floats, captions: int) -> Floats:
+    """The length of each caption's tf-idf vector."""
+    return np.sqrt(np.bincount(counted.caption, weights=(counted.count * weight) ** 2, minlength=captions))

@@ -1,0 +1,319 @@
+"""Scores of classes: accuracy, top-k, per class, by groups of classes, macro F1, calibration. Sums, not means of means.
+
+scores = ClassificationScores(["apple healthy", "apple scab"], groups={"apple healthy": "healthy", …})
+for batch in batches:
+    scores.add(labels, probabilities=softmax)
+scores.report()["macro_f1"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headway.core.errors import BadInput
+
+# A confusion matrix that batches and ranks add to: every score from it is a ratio of sums, never a mean of means.
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Confusion:
+    """counts[i, j]: how often class i was taken for class j. Classes are numbered from 0."""
+
+    def __init__(self, classes: int, counts: ArrayLike | None = None) -> None:
+        if classes < 1:
+            raise BadInput(f"a confusion matrix needs at least one class, not {classes}")
+        given = np.zeros((classes, classes), np.int64) if counts is None else np.array(counts, np.int64)
+        if given.shape != (classes, classes):
+            raise BadInput(f"the counts of {classes} classes are {classes} × {classes}, not {given.shape}")
+        self.classes, self.counts = classes, given
+
+    def add(self, labels: ArrayLike, predictions: ArrayLike) -> None:
+        """Counts a batch."""
+        truth = class_numbers("labels", labels, self.classes)
+        guess = class_numbers("predictions", predictions, self.classes)
+        if len(truth) != len(guess):
+            raise BadInput(f"{len(guess)} predictions for {len(truth)} labels")
+        cells = np.bincount(truth * self.classes + guess, minlength=self.classes**2)
+        self.counts += cells.reshape(self.classes, self.classes)
+
+    def __add__(self, other: Confusion) -> Confusion:
+        """The counts of both: those of two ranks, or of two validation sets."""
+        return Confusion(self.classes, self.counts + other.counts)
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def accuracy(self) -> float:
+        return _ratio(int(np.trace(self.counts)), self._not_empty())
+
+    def recall(self) -> list[float | None]:
+        """Of each class, the share that was recognised; None for a class without samples."""
+        return _ratios(np.diag(self.counts), self.counts.sum(1))
+
+    def precision(self) -> list[float | None]:
+        """Of each class, the share of its predictions that were right; None where it was never predicted."""
+        return _ratios(np.diag(self.counts), self.counts.sum(0))
+
+    def f1(self) -> list[float | None]:
+        """Of each class, twice the hits over samples plus predictions; None where it has neither."""
+        return _ratios(2 * np.diag(self.counts), self.counts.sum(1) + self.counts.sum(0))
+
+    def macro_f1(self) -> float:
+        """The mean F1 of the classes that were seen or predicted. Classes that never occur do not count."""
+        self._not_empty()
+        return float(np.mean([value for value in self.f1() if value is not None]))
+
+    def balanced_accuracy(self) -> float:
+        """The mean recall of the classes that have samples."""
+        self._not_empty()
+        return float(np.mean([value for value in self.recall() if value is not None]))
+
+    def grouped(self, group: Sequence[int]) -> Confusion:
+        """The same counts with classes put together: class i goes to group[i], as in healthy or sick."""
+        if len(group) != self.classes:
+            raise BadInput(f"{len(group)} groups given for {self.classes} classes")
+        wanted = np.asarray(group, np.int64)
+        size = int(wanted.max()) + 1
+        put = np.zeros((self.classes, size), np.int64)
+        put[np.arange(self.classes), wanted] = 1
+        return Confusion(size, put.T @ self.counts @ put)
+
+    def _not_empty(self) -> int:
+        if not self.total:
+            raise BadInput("nothing was counted: there is no score of no samples")
+        return self.total
+
+
+def class_numbers(what: str, given: ArrayLike, classes: int) -> Ints:
+    """A flat array of class numbers, checked: whole, and within the classes there are."""
+    values = np.asarray(given)
+    if values.ndim != 1:
+        raise BadInput(f"{what} must be one class number each, not an array of shape {values.shape}")
+    if values.size == 0:
+        return np.zeros(0, np.int64)
+    if values.dtype.kind == "f" and np.array_equal(values, np.floor(values)):
+        values = values.astype(np.int64)  # 3.0 means 3; NaN and 3.5 do not pass
+    if values.dtype.kind not in "iu":
+        raise BadInput(f"{what} must be whole numbers, not {values.dtype}")
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= classes:
+        raise BadInput(f"{what} must be between 0 and {classes - 1}, but {low if low < 0 else high} is among them")
+    return values.astype(np.int64, copy=False)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole
+
+
+def _ratios(parts: Ints, wholes: Ints) -> list[float | None]:
+    pairs = zip(parts.tolist(), wholes.tolist(), strict=True)
+    return [part / whole if whole else None for part, whole in pairs]
+
+
+# Whether a model is as often right as it says: confidence against accuracy in equal bins, summed over batches.
+
+
+_TOLERANCE = 1e-3  # how far from 1 the probabilities of a sample may sum: float16 is no better
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Samples whose confidence lies in (low, high]."""
+
+    low: float
+    high: float
+    samples: int
+    confidence: float | None  # the mean of them
+    accuracy: float | None
+
+
+class Calibration:
+    """Reliability of the probability given to the predicted class, in bins of equal width."""
+
+    def __init__(self, bins: int = 15) -> None:
+        if bins < 1:
+            raise BadInput(f"calibration needs at least one bin, not {bins}")
+        self.bins = bins
+        self.samples = np.zeros(bins, np.int64)
+        self.right = np.zeros(bins, np.int64)
+        self.confidence = np.zeros(bins)
+
+    def add(self, probabilities: ArrayLike, labels: ArrayLike, predictions: ArrayLike | None = None) -> None:
+        """Counts a batch. What was predicted is the likeliest class, unless `predictions` says otherwise."""
+        given = probability_rows(probabilities)
+        truth = class_numbers("labels", labels, given.shape[1])
+        guess = given.argmax(1) if predictions is None else class_numbers("predictions", predictions, given.shape[1])
+        if not len(truth) == len(guess) == len(given):
+            raise BadInput(f"{len(given)} rows of probabilities for {len(truth)} labels and {len(guess)} predictions")
+        confidence = given[np.arange(len(given)), guess]
+        # A bin has its upper edge: 1.0 belongs to the last, 0.0 to the first.
+        place = np.clip(np.ceil(confidence * self.bins).astype(np.int64) - 1, 0, self.bins - 1)
+        self.samples += np.bincount(place, minlength=self.bins)
+        self.right += np.bincount(place[guess == truth], minlength=self.bins)
+        self.confidence += np.bincount(place, weights=confidence, minlength=self.bins)
+
+    def __add__(self, other: Calibration) -> Calibration:
+        if self.bins != other.bins:
+            raise BadInput(f"{self.bins} and {other.bins} bins cannot be added")
+        both = Calibration(self.bins)
+        both.samples, both.right = self.samples + other.samples, self.right + other.right
+        both.confidence = self.confidence + other.confidence
+        return both
+
+    def expected_error(self) -> float:
+        """ECE: the mean distance between confidence and accuracy, each bin weighing as many samples as it has."""
+        total = int(self.samples.sum())
+        if not total:
+            raise BadInput("nothing was counted: there is no calibration of no samples")
+        return float(np.abs(self.confidence - self.right).sum() / total)
+
+    def table(self) -> list[Bin]:
+        """Every bin, the empty ones too."""
+        edges = np.linspace(0.0, 1.0, self.bins + 1).tolist()
+        rows = zip(self.samples.tolist(), self.confidence.tolist(), self.right.tolist(), strict=True)
+        return [
+            Bin(edges[i], edges[i + 1], n, confidence / n if n else None, right / n if n else None)
+            for i, (n, confidence, right) in enumerate(rows)
+        ]
+
+
+def probability_rows(given: ArrayLike) -> Floats:
+    """Rows of probabilities that sum to one, checked."""
+    rows = np.asarray(given, np.float64)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise BadInput(f"probabilities must be samples × classes, not an array of shape {rows.shape}")
+    if not np.isfinite(rows).all() or (rows < 0).any():
+        raise BadInput("probabilities must be finite and not below 0", fix="apply softmax to the logits first")
+    if len(rows) and float(np.abs(rows.sum(1) - 1).max()) > _TOLERANCE:
+        worst = int(np.abs(rows.sum(1) - 1).argmax())
+        raise BadInput(
+            f"the probabilities of sample {worst} sum to {rows[worst].sum():.4f}, not 1",
+            fix="apply softmax to the logits first",
+        )
+    return rows
+
+
+class ClassificationScores:
+    """Counts classified samples batch by batch. `groups` names the group of every class, for grouped accuracy."""
+
+    def __init__(
+        self,
+        classes: Sequence[str] | int,
+        *,
+        groups: Mapping[str, str] | None = None,
+        top: Sequence[int] = (5,),
+        bins: int = 15,
+    ) -> None:
+        self.classes = list(map(str, range(classes))) if isinstance(classes, int) else list(classes)
+        if len(set(self.classes)) != len(self.classes):
+            raise BadInput("two classes have the same name")
+        if groups is not None and (missing := [name for name in self.classes if name not in groups]):
+            raise BadInput(f"{len(missing)} classes belong to no group, {missing[0]} among them")
+        self.groups = dict(groups) if groups is not None else None
+        self.confusion = Confusion(len(self.classes))
+        self.calibration = Calibration(bins)
+        self.top_hits = dict.fromkeys((k for k in top if 1 < k < len(self.classes)), 0)
+
+    def add(
+        self, labels: ArrayLike, predictions: ArrayLike | None = None, probabilities: ArrayLike | None = None
+    ) -> None:
+        """Counts a batch of class numbers. Without `predictions`, the likeliest class is the prediction."""
+        truth = class_numbers("labels", labels, len(self.classes))
+        if probabilities is None:
+            if predictions is None:
+                raise BadInput("either predictions or probabilities are needed")
+            self.confusion.add(truth, predictions)
+            return
+        rows = probability_rows(probabilities)
+        if rows.shape[1] != len(self.classes):
+            raise BadInput(f"{rows.shape[1]} probabilities a sample for {len(self.classes)} classes")
+        guess = rows.argmax(1) if predictions is None else predictions
+        self.calibration.add(rows, truth, guess)
+        self.confusion.add(truth, guess)
+        rank = _rank(rows, truth)
+        for k in self.top_hits:
+            self.top_hits[k] += int((rank < k).sum())
+
+    def __add__(self, other: ClassificationScores) -> ClassificationScores:
+        """The counts of both, as of two ranks."""
+        if self.classes != other.classes or self.top_hits.keys() != other.top_hits.keys():
+            raise BadInput("scores of different classes cannot be added")
+        both = ClassificationScores(
+            self.classes, groups=self.groups, top=tuple(self.top_hits), bins=self.calibration.bins
+        )
+        both.confusion, both.calibration = self.confusion + other.confusion, self.calibration + other.calibration
+        both.top_hits = {k: hits + other.top_hits[k] for k, hits in self.top_hits.items()}
+        return both
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to log."""
+        metrics = {"accuracy": self.confusion.accuracy(), "macro_f1": self.confusion.macro_f1()}
+        metrics["balanced_accuracy"] = self.confusion.balanced_accuracy()
+        if judged := int(self.calibration.samples.sum()):
+            metrics |= {f"top_{k}": hits / judged for k, hits in self.top_hits.items()}
+            metrics["ece"] = self.calibration.expected_error()
+        if self.groups is not None:
+            metrics["grouped_accuracy"] = self._grouped(self.groups)[1].accuracy()
+        return metrics
+
+    def report(self) -> dict[str, Any]:
+        """The metrics, a row for each class, and the confusion matrices."""
+        report: dict[str, Any] = {**self.metrics(), "samples": self.confusion.total, "per_class": self._per_class()}
+        report["confusion"] = {"classes": self.classes, "counts": self.confusion.counts.tolist()}
+        if self.groups is not None:
+            names, counts = self._grouped(self.groups)
+            report["grouped_confusion"] = {"classes": names, "counts": counts.counts.tolist()}
+        judged = int(self.calibration.samples.sum())
+        if judged:
+            report["calibration"] = [asdict(row) for row in self.calibration.table() if row.samples]
+        partial = 0 < judged < self.confusion.total
+        note = f"top-k and ece are of the {judged:,} samples that came with probabilities"
+        return {**report, "notes": [note] if partial else []}
+
+    def _per_class(self) -> list[dict[str, Any]]:
+        counts = self.confusion.counts
+        columns = {
+            "class": self.classes,
+            "samples": counts.sum(1).tolist(),
+            "accuracy": self.confusion.recall(),
+            "precision": self.confusion.precision(),
+            "f1": self.confusion.f1(),
+            "predicted": counts.sum(0).tolist(),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _grouped(self, groups: Mapping[str, str]) -> tuple[list[str], Confusion]:
+        names = list(dict.fromkeys(groups[name] for name in self.classes))
+        return names, self.confusion.grouped([names.index(groups[name]) for name in self.classes])
+
+
+def score(
+    labels: ArrayLike,
+    predictions: ArrayLike | None = None,
+    probabilities: ArrayLike | None = None,
+    *,
+    classes: Sequence[str] | int,
+    groups: Mapping[str, str] | None = None,
+    top: Sequence[int] = (5,),
+) -> dict[str, Any]:
+    """All scores of whole lists of class numbers."""
+    scores = ClassificationScores(classes, groups=groups, top=top)
+    scores.add(labels, predictions, probabilities)
+    return scores.report()
+
+
+def _rank(rows: Floats, truth: Ints) -> Ints:
+    """How many classes come before the true one; of equally likely ones the lower number, as argmax has it."""
+    own = rows[np.arange(len(rows)), truth][:, None]
+    before = (rows > own) | ((rows == own) & (np.arange(rows.shape[1]) < truth[:, None]))
+    rank: Ints = before.sum(1)
+    return rank

@@ -1,0 +1,486 @@
+"""Scores of files, as `headway score` gives them: reads, checks, scores. Bad input is named, counted and refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.metrics import classification, ordinal, translation
+from headway.metrics import rouge_meteor as meteor_jar
+from headway.metrics.captions import CaptionScorer
+from headway.metrics.ptb_tokenizer import tokenize
+from headway.metrics.samples import Findings, kind, parse_json, read_text, short
+
+# COCO's results and annotations, read and paired. Whatever does not fit is named, counted and refused.
+
+
+PictureId = int | str
+
+_RESULTS = '[{"image_id": 1, "caption": "a dog"}, …]'
+_ANNOTATIONS = '{"annotations": [{"id": 1, "image_id": 1, "caption": "a dog"}, …]}'
+
+
+@dataclass(slots=True)
+class Paired:
+    """The pictures to score: one hypothesis and all references for each, in the order of the results."""
+
+    pictures: list[PictureId]
+    hypotheses: list[str]
+    references: list[list[str]]
+    notes: list[str] = field(default_factory=list)  # what was left out, since it was allowed
+
+
+def read_pair(
+    results_path: Path, references_path: Path, *, tokenized: bool, allow_missing: bool, allow_empty: bool
+) -> Paired:
+    """Reads both files. All problems of both are in one BadInput.
+
+    `allow_missing` takes the pictures that are in both; `allow_empty` keeps empty results and drops empty references.
+    """
+    findings, notes = Findings(), list[str]()
+    results = _read_results(results_path, findings)
+    references = _read_references(references_path, findings)
+    silent = [picture for picture, caption in results.items() if not _has_words(caption, tokenized)]
+    notes += _refuse_or_note(
+        findings, allow_empty, results_path, _EMPTY, silent, "--allow-empty scores them as they are"
+    )
+    empty = _take_empty(references, tokenized)
+    notes += _refuse_or_note(findings, allow_empty, references_path, _EMPTY, empty, "--allow-empty leaves them out")
+    both = "--allow-missing scores the pictures that are in both files"
+    for path, missing in (
+        (results_path, _only_in(results, references, "references")),
+        (references_path, _only_in(references, results, "a result")),
+    ):
+        notes += _refuse_or_note(findings, allow_missing, path, *missing, both)
+    findings.refuse()
+    pictures = [picture for picture in results if picture in references]
+    if not pictures:
+        raise BadInput(f"no picture has both a result in {results_path} and references in {references_path}")
+    return Paired(pictures, [results[one] for one in pictures], [references[one] for one in pictures], notes)
+
+
+_EMPTY = "captions without a word, of pictures"
+
+
+def _refuse_or_note(
+    findings: Findings, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
+) -> list[str]:
+    if allowed:
+        done = fix.partition(" ")[2]  # what the option does
+        return [f"{path.name}: {len(culprits):,} {what.removesuffix(', of pictures')}; {done}"] if culprits else []
+    for culprit in culprits:
+        findings.add(path, what, culprit, fix=fix)
+    return []
+
+
+def _only_in(here: Collection[PictureId], there: Collection[PictureId], wanted: str) -> tuple[str, list[PictureId]]:
+    alone = [picture for picture in here if picture not in there]
+    what = f"pictures without {wanted}"
+    if len(alone) == len(here) and set(map(str, here)) & set(map(str, there)):
+        what += " (image_id is text in one file and a number in the other)"
+    return what, alone
+
+
+def _take_empty(references: dict[PictureId, list[str]], tokenized: bool) -> list[PictureId]:
+    """Takes references without a word out, and pictures without any other. Returns whose they were."""
+    empty = []
+    for picture, captions in list(references.items()):
+        kept = [caption for caption in captions if _has_words(caption, tokenized)]
+        empty += [picture] * (len(captions) - len(kept))
+        references[picture] = kept
+        if not kept:
+            del references[picture]
+    return empty
+
+
+def _has_words(caption: str, tokenized: bool) -> bool:
+    return bool(caption.split() if tokenized else tokenize(caption))
+
+
+def _read_results(path: Path, findings: Findings) -> dict[PictureId, str]:
+    entries = parse_json(read_text(path), path)
+    if not isinstance(entries, list):
+        raise BadInput(f"results must be a list, not {kind(entries)}", where=str(path), fix=_RESULTS)
+    results: dict[PictureId, str] = {}
+    for picture, caption in _captions(entries, path, "results", findings):
+        if picture in results:
+            findings.add(path, "results for a picture that has one already", picture)
+        results.setdefault(picture, caption)
+    return results
+
+
+def _read_references(path: Path, findings: Findings) -> dict[PictureId, list[str]]:
+    raw = parse_json(read_text(path), path)
+    entries = raw.get("annotations") if isinstance(raw, Mapping) else raw
+    if not isinstance(entries, list):
+        found = 'an object without a list "annotations"' if isinstance(raw, Mapping) else kind(raw)
+        raise BadInput(f"references must be COCO annotations, not {found}", where=str(path), fix=_ANNOTATIONS)
+    for twice in _repeated(entry.get("id") for entry in entries if isinstance(entry, Mapping)):
+        findings.add(path, "annotations with an id used before", twice)
+    references: dict[PictureId, list[str]] = {}
+    for picture, caption in _captions(entries, path, "annotations", findings):
+        references.setdefault(picture, []).append(caption)
+    return references
+
+
+def _captions(entries: list[Any], path: Path, noun: str, findings: Findings) -> Iterator[tuple[PictureId, str]]:
+    """Every picture and caption that is well formed; the others go to the findings."""
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            findings.add(path, f"{noun} that are no objects", f"number {number} is {kind(entry)}")
+            continue
+        missing = [key for key in ("image_id", "caption") if key not in entry]
+        if missing:
+            findings.add(path, f"{noun} without {' and '.join(missing)}", f"number {number}")
+            continue
+        picture, caption = entry["image_id"], entry["caption"]
+        if isinstance(picture, bool) or not isinstance(picture, (int, str)):
+            findings.add(path, f"{noun} whose image_id is no whole number or text", f"number {number}: {kind(picture)}")
+        elif not isinstance(caption, str):
+            findings.add(path, f"{noun} whose caption is no text", f"picture {short(picture)}: {kind(caption)}")
+        else:
+            yield picture, caption
+
+
+def _repeated(ids: Iterable[object]) -> Iterator[object]:
+    seen: set[Hashable] = set()
+    for one in ids:
+        if one is not None and isinstance(one, Hashable):
+            if one in seen:
+                yield one
+            seen.add(one)
+
+
+# Predictions and labels from CSV, JSON or JSON lines, paired by id or by order. All that is wrong is said at once.
+
+
+_IDS = ("id", "image_id", "image", "file", "name", "id_code")
+_LABELS = ("label", "target", "truth", "grade", "y_true")
+_PREDICTIONS = ("prediction", "predicted", "pred", "y_pred")
+_PROBABILITIES = "probabilities"  # in JSON a list; in CSV the columns p_0, p_1, … or probability_0, …
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was predicted for each sample, and what is true; as they stand in the file."""
+
+    labels: list[Any]
+    predictions: list[Any]
+    probabilities: list[list[float]] | None
+    columns: list[int] | None  # the class of each probability, where the file says it: p_1, p_2 …
+    notes: list[str]
+
+
+def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Judged:
+    """Samples with label and prediction, from one file that has both or from two that share an id (or an order)."""
+    findings, notes = Findings(), list[str]()
+    guesses = read_rows(predictions)
+    if labels is None:
+        pairs = [(row, row) for row in guesses]
+        label_path = predictions
+    else:
+        pairs, notes = _pair(guesses, read_rows(labels), (predictions, labels), findings, allow_missing)
+        label_path = labels
+    if not pairs:
+        findings.refuse()
+        raise BadInput("there are no samples to score", where=str(predictions))
+    label_key = _column(pairs[0][1], _LABELS, "true", label_path)
+    guess_key = _column(pairs[0][0], _PREDICTIONS, "predicted", predictions, alone=labels is not None)
+    truth = [_value(row, label_key, label_path, number, findings) for number, (_, row) in enumerate(pairs, 1)]
+    guess = [_value(row, guess_key, predictions, number, findings) for number, (row, _) in enumerate(pairs, 1)]
+    columns = _probability_columns(pairs[0][0])
+    probabilities = _probabilities([row for row, _ in pairs], columns, predictions, findings)
+    findings.refuse()
+    return Judged(truth, guess, probabilities, list(columns.values()) or None, notes)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a table: CSV with a header, a JSON list of objects, or an object on each line."""
+    text = read_text(path)
+    start = text.lstrip()[:1]
+    if path.suffix.lower() in (".jsonl", ".ndjson") or (start == "{" and path.suffix.lower() != ".json"):
+        lines = [line for line in text.split("\n") if line.strip()]
+        return _objects([parse_json(line, path) for line in lines], path)
+    if start in ("[", "{"):
+        return _objects(parse_json(text, path), path)
+    return _csv(text, path)
+
+
+def _objects(rows: object, path: Path) -> list[Row]:
+    if not isinstance(rows, list):
+        raise BadInput(f"rows must be a list of objects, not {kind(rows)}", where=str(path))
+    findings = Findings()
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            findings.add(path, "rows that are no objects", f"number {number} is {kind(row)}")
+    findings.refuse()
+    return rows
+
+
+def _csv(text: str, path: Path) -> list[Row]:
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise BadInput(f"not CSV: {error}", where=str(path)) from None
+    rows = [row for row in rows if row]
+    if not rows:
+        raise BadInput("the file is empty", where=str(path))
+    header, findings = [name.strip() for name in rows[0]], Findings()
+    if len(set(header)) != len(header):
+        raise BadInput("two columns have the same name", where=f"{path}:1")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            findings.add(path, f"rows without exactly {len(header)} columns", f"row {number} has {len(row)}")
+    findings.refuse()
+    return [dict(zip(header, row, strict=True)) for row in rows[1:]]
+
+
+def _pair(
+    guesses: Sequence[Row], truths: Sequence[Row], paths: tuple[Path, Path], findings: Findings, allow_missing: bool
+) -> tuple[list[tuple[Row, Row]], list[str]]:
+    key = next((name for name in _IDS if guesses and truths and name in guesses[0] and name in truths[0]), None)
+    if key is None:
+        if len(guesses) != len(truths):
+            raise BadInput(
+                f"{len(guesses):,} predictions in {paths[0]}, but {len(truths):,} labels in {paths[1]}",
+                fix=f"give both files a column {_IDS[0]!r}, so that they can be paired",
+            )
+        return list(zip(guesses, truths, strict=True)), []
+    mine, theirs = _by_id(guesses, key, paths[0], findings), _by_id(truths, key, paths[1], findings)
+    notes = []
+    for path, here, there, what in (
+        (paths[0], mine, theirs, "predictions without a label"),
+        (paths[1], theirs, mine, "labels without a prediction"),
+    ):
+        alone = [one for one in here if one not in there]
+        if allow_missing and alone:
+            notes.append(f"{path.name}: {len(alone):,} {what} were left out")
+        elif alone:
+            for one in alone:
+                findings.add(path, what, one, fix="--allow-missing scores the samples that are in both files")
+    return [(row, theirs[one]) for one, row in mine.items() if one in theirs], notes
+
+
+def _by_id(rows: Sequence[Row], key: str, path: Path, findings: Findings) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for number, row in enumerate(rows, 1):
+        if key not in row:
+            findings.add(path, f"rows without {key}", f"row {number}")
+            continue
+        one = str(row[key])
+        if one in found:
+            findings.add(path, f"rows whose {key} was used before", one)
+        found.setdefault(one, row)
+    return found
+
+
+def _column(row: Row, names: Sequence[str], what: str, path: Path, *, alone: bool = False) -> str:
+    """The column of the names that the table has. A file of predictions alone may call them labels."""
+    wanted = (*names, *_LABELS) if alone else names
+    for name in wanted:
+        if name in row:
+            return name
+    raise BadInput(
+        f"no column says what was {what}: there are {', '.join(map(str, row)) or 'none'}",
+        where=str(path),
+        fix=f"name it {' or '.join(map(repr, names))}",
+    )
+
+
+def _value(row: Row, key: str, path: Path, number: int, findings: Findings) -> Any:
+    value = row.get(key)
+    if isinstance(value, str):
+        value = value.strip()
+    if value is None or value == "" or isinstance(value, (bool, list, dict)):
+        findings.add(path, f"rows without a usable {key}", f"row {number}")
+        return None
+    return value
+
+
+def _probabilities(
+    rows: Sequence[Row], columns: Mapping[str, int], path: Path, findings: Findings
+) -> list[list[float]] | None:
+    if not columns and _PROBABILITIES not in rows[0]:
+        return None
+    found = []
+    for number, row in enumerate(rows, 1):
+        given: Any = [row.get(name) for name in columns] if columns else row.get(_PROBABILITIES)
+        try:
+            found.append([float(value) for value in given or ()])
+        except (TypeError, ValueError):
+            findings.add(path, "rows whose probabilities are no numbers", f"row {number}")
+    for number, values in enumerate(found, 1):
+        if len(values) != len(found[0]):
+            findings.add(path, f"rows without {len(found[0])} probabilities like the first", f"row {number}")
+    return found
+
+
+def _probability_columns(row: Row) -> dict[str, int]:
+    """The columns of probabilities, and the class that each is of, in order."""
+    for prefix in ("p_", "probability_"):
+        numbers = {name: name.removeprefix(prefix) for name in row if name.startswith(prefix)}
+        found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
+        if found:
+            return dict(sorted(found.items(), key=lambda item: item[1]))
+    return {}
+
+
+def score_captions(
+    results: str | Path,
+    references: str | Path,
+    *,
+    tokenized: bool = False,
+    per_image: bool = False,
+    allow_missing: bool = False,
+    allow_empty: bool = False,
+    meteor: bool = True,
+) -> dict[str, Any]:
+    """bleu_1 … bleu_4, rouge_l, cider, and meteor where Java is, of COCO's results against COCO's annotations.
+
+    Refused unless allowed: pictures in one file only (`allow_missing` scores those in both) and empty captions. Always
+    refused: two results for a picture, ids used twice, wrong types. `pictures`, `references` and `notes` come with
+    the scores, and with `per_image` the scores of each picture under its id.
+    """
+    pair = read_pair(
+        Path(results), Path(references), tokenized=tokenized, allow_missing=allow_missing, allow_empty=allow_empty
+    )
+    scorer = CaptionScorer(pair.references, tokenized=tokenized)
+    scores = scorer.measure(pair.hypotheses)
+    corpus, each, notes = scores.corpus(), scores.each(), pair.notes
+    if meteor and (reason := meteor_jar.why_not()):
+        notes = [*notes, f"meteor is left out: {reason}"]
+    elif meteor:
+        corpus["meteor"], each["meteor"] = meteor_jar.meteor(scorer.tokens(pair.hypotheses), scorer.groups)
+    counts = {"pictures": len(pair.pictures), "references": sum(map(len, pair.references))}
+    answer: dict[str, Any] = {**corpus, **counts, "notes": notes}
+    if per_image:
+        rows = (dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True))
+        answer["per_image"] = dict(zip(map(str, pair.pictures), rows, strict=True))
+    return answer
+
+
+def score_ordinal(
+    predictions: str | Path,
+    labels: str | Path | None = None,
+    *,
+    grades: Sequence[int] | None = None,
+    allow_missing: bool = False,
+) -> dict[str, Any]:
+    """qwk, mae, accuracy, within_one, a row for each grade and the confusion matrix, from one table or two.
+
+    Tables are CSV, JSON or JSON lines with the columns `label` and `prediction`, paired by `id` where they are two
+    files. With probabilities (columns `p_1`, `p_2` …, or a list `probabilities`) also ece and emd2.
+    """
+    judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
+    truth, guess = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
+    if grades is None and judged.probabilities:
+        grades = judged.columns or _numbered(len(judged.probabilities[0]), [*truth, *guess])
+    report = ordinal.score(truth, guess, judged.probabilities, grades=grades)
+    return {**report, "notes": judged.notes + report["notes"]}
+
+
+def score_classification(
+    predictions: str | Path,
+    labels: str | Path | None = None,
+    *,
+    top: Sequence[int] = (5,),
+    allow_missing: bool = False,
+) -> dict[str, Any]:
+    """accuracy, macro_f1, a row for each class and the confusion matrix, from tables like those of `score_ordinal`.
+
+    Classes are whatever names or numbers occur; with probabilities they are the numbers of their columns.
+    """
+    judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
+    if judged.probabilities:
+        numbers = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
+        truth, guess = list(map(str, numbers[0])), list(map(str, numbers[1]))
+        classes = list(map(str, judged.columns or _numbered(len(judged.probabilities[0]), [*numbers[0], *numbers[1]])))
+    else:
+        truth, guess = list(map(str, judged.labels)), list(map(str, judged.predictions))
+        classes = sorted({*truth, *guess}, key=_natural)
+    place = {name: number for number, name in enumerate(classes)}
+    if strange := [name for name in truth + guess if name not in place]:
+        raise BadInput(f"class {strange[0]} has no probability", where=str(predictions))
+    rows = [place[name] for name in truth], [place[name] for name in guess]
+    report = classification.score(*rows, judged.probabilities, classes=classes, top=top)
+    return {**report, "notes": judged.notes + report["notes"]}
+
+
+def score_translation(
+    hypotheses: str | Path,
+    references: str | Path | Sequence[str | Path],
+    *,
+    tokenizer: str = "13a",
+    lowercase: bool = False,
+    allow_empty: bool = False,
+) -> dict[str, Any]:
+    """bleu and chrf of a file with a sentence on each line, by sacrebleu, with its signature."""
+    paths = [references] if isinstance(references, (str, Path)) else list(references)
+    if not paths:
+        raise BadInput("there is no file of references")
+    mine, theirs = _lines(Path(hypotheses)), [_lines(Path(path)) for path in paths]
+    findings, fix = Findings(), "--allow-empty scores them as they are"
+    for path, lines in zip(paths, theirs, strict=True):
+        if len(lines) != len(mine):
+            raise BadInput(f"{len(lines):,} lines, but {hypotheses} has {len(mine):,}", where=str(path))
+    empty = 0
+    for path, lines in zip([hypotheses, *paths], [mine, *theirs], strict=True):
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                empty += 1
+                findings.add(Path(path), "empty lines", f"line {number}", fix=fix)
+    if not allow_empty:
+        findings.refuse()
+    report = translation.score(mine, theirs, tokenizer=tokenizer, lowercase=lowercase)
+    return {**report, "notes": [f"{empty:,} empty lines were scored as they are"] if empty else []}
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text, however they end. Other line separators are part of a sentence: files must stay in step."""
+    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _whole_numbers(judged: Judged, predictions: Path, labels: Path) -> tuple[list[int], list[int]]:
+    findings, columns = Findings(), []
+    for path, what, values in ((labels, "labels", judged.labels), (predictions, "predictions", judged.predictions)):
+        column = []
+        for number, value in enumerate(values, 1):
+            whole = _whole(value)
+            if whole is None:
+                findings.add(path, f"{what} that are no whole numbers", f"row {number}: {value}")
+            else:
+                column.append(whole)
+        columns.append(column)
+    findings.refuse()
+    return columns[0], columns[1]
+
+
+def _whole(value: object) -> int | None:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if abs(number) < _HUGE and number == int(number) else None
+
+
+_HUGE = 1e9  # no grade or class is as high; a table of so many would not fit in memory
+
+
+def _numbered(count: int, seen: Sequence[int]) -> list[int]:
+    """Which classes a plain list of probabilities is of: counted from 0, or from 1 where the highest says so."""
+    first = 1 if max(seen) == count and min(seen) >= 1 else 0
+    return list(range(first, first + count))
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    """Sorts 2 before 10, and numbers before names."""
+    number = int(name) if name.isdecimal() and len(name) < 10 else 0
+    return not name.isdecimal(), number, name

@@ -1,0 +1,84 @@
+"""The folder that an image is built from: a Dockerfile, what it copies, and nothing else of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headway.core.errors import BadPlan, NotThere
+from headway.packaging import requirements
+from headway.packaging.code import archive_path, unpack, wheel_path
+from headway.packaging.dockerfile import Blueprint
+from headway.packaging.ignore import dockerignore
+from headway.storage import join, open_store
+
+OWN_IGNORE = ".dockerignore"
+
+
+@contextmanager
+def context(image: Blueprint, outputs: str) -> Iterator[Path]:
+    """A temporary one, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="headway-image-") as folder:
+        write(image, outputs, Path(folder))
+        yield Path(folder)
+
+
+def write(image: Blueprint, outputs: str, folder: Path) -> None:
+    """Fill a folder so that `docker build` in it makes the image. Code and wheel come from `outputs`, or our cache."""
+    code, wheel = folder / "code", folder / image.wheel
+    folder.mkdir(parents=True, exist_ok=True)
+    _unpack_code(image, outputs, folder)
+    wheel.write_bytes(_wheel(image, outputs))
+    own = code / OWN_IGNORE
+    lines = own.read_text().splitlines() if own.is_file() else []
+    (folder / "Dockerfile").write_text(image.dockerfile())
+    (folder / OWN_IGNORE).write_text(dockerignore(lines))
+    _write_requirements(image, code, folder / "requirements", wheel)
+    _open_to_all(code)
+
+
+def _unpack_code(image: Blueprint, outputs: str, folder: Path) -> None:
+    archive = archive_path(image.code_sha256)
+    if archive.is_file():
+        unpack(archive, image.code_sha256, folder / "code")
+        return
+    with tempfile.NamedTemporaryFile(prefix="headway-code-", suffix=".tar.gz") as copy:
+        copy.write(_sent(outputs, archive.name))
+        copy.flush()
+        unpack(Path(copy.name), image.code_sha256, folder / "code")
+
+
+def _wheel(image: Blueprint, outputs: str) -> bytes:
+    cached = wheel_path(image.wheel)
+    body = cached.read_bytes() if cached.is_file() else _sent(outputs, image.wheel)
+    if hashlib.sha256(body).hexdigest() != image.wheel_sha256:
+        raise BadPlan(f"{image.wheel} is not the one that was planned", fix="headway plan")
+    return body
+
+
+def _sent(outputs: str, name: str) -> bytes:
+    try:
+        return open_store(join(outputs, "code")).read(name)
+    except NotThere:
+        raise BadPlan(f"{name} is neither here nor in {outputs}/code", fix="headway plan") from None
+
+
+def _write_requirements(image: Blueprint, code: Path, folder: Path, wheel: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "headway.txt").write_text(requirements.needed(wheel, image.extras))
+    for name in requirements.files(code, image.requirements) if image.requirements else []:
+        copy = folder / "yours" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(code / name, copy)
+
+
+def _open_to_all(code: Path) -> None:
+    """Any user may run the image, and scripts do write beside their code; times would make a new layer of old files."""
+    for path in [code, *code.rglob("*")]:
+        executable = path.is_dir() or os.access(path, os.X_OK)
+        path.chmod(0o777 if executable else 0o666)

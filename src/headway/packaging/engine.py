@@ -1,0 +1,198 @@
+"""docker or podman, through its own command line: the one seam to a daemon. Its refusals come out as ours."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headway.core.errors import TargetError
+
+ANSWER_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls may take as long as they like
+_LAST_LINES = 30
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Refusal(TargetError):
+    """The daemon, or its command, said no. `said` is its own word."""
+
+    def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.said = said
+
+
+class NotInstalled(Refusal):
+    """There is no such command on this machine."""
+
+
+class Unreachable(Refusal):
+    """The command is here, and no daemon answers it."""
+
+
+class TooLong(Unreachable):
+    """It has not answered in time."""
+
+
+class Gone(Refusal):
+    """What was asked about does not exist."""
+
+
+class Taken(Refusal):
+    """The name belongs to something else."""
+
+
+class Engine(Protocol):
+    """Runs one command and returns what it printed. Raises a Refusal."""
+
+    def __call__(self, argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str: ...
+
+
+def run(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
+    """The real one. `within_s=None` waits for as long as it takes, and shows the command's own progress meanwhile."""
+    try:
+        if within_s is None:
+            return _watched(argv)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within_s
+        )
+    except FileNotFoundError:
+        raise not_installed(argv[0]) from None
+    except PermissionError:
+        raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l {argv[0]}") from None
+    except subprocess.TimeoutExpired:
+        what = f"`{_shown(argv)}` has not been answered for {within_s:.0f} s"
+        raise TooLong(what, fix="sudo systemctl restart docker") from None
+    if done.returncode:
+        raise refusal(argv, done.stderr or done.stdout)
+    return done.stdout
+
+
+def not_installed(command: str) -> NotInstalled:
+    name = command.rpartition("/")[2]
+    package = {"docker": "docker.io", "podman": "podman"}.get(name)
+    fix = f"sudo apt-get install {package}" if package else "mend `command` in the target's entry: docker or podman"
+    return NotInstalled(f"{command} is not installed", fix=fix)
+
+
+def refusal(argv: Sequence[str], said: str) -> Refusal:
+    """What the command printed when it failed, as an error that says what to type."""
+    said = _COLOUR.sub("", said).strip()
+    for pattern, kind, what, fix in _KNOWN:
+        found = re.search(pattern, said, re.IGNORECASE)
+        if found:
+            return kind(what.format(*found.groups(), command=argv[0]), said=said, fix=fix)
+    what = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
+    return Refusal(f"`{_shown(argv)}` failed: {_plain(what)}", said=said)
+
+
+# (what it says, kind of error, what happened, what to type). The first that fits.
+_KNOWN: tuple[tuple[str, type[Refusal], str, str], ...] = (
+    (
+        r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
+        Unreachable,
+        "this user may not talk to the Docker daemon",
+        'sudo usermod -aG docker "$USER", then log out and in again',
+    ),
+    (
+        r"cannot connect to the docker daemon at (\S+?)\.? ",
+        Unreachable,
+        "no Docker daemon answers at {0}",
+        "sudo systemctl start docker",
+    ),
+    (
+        r"cannot connect to the docker daemon|error during connect|connection refused|cannot connect to podman",
+        Unreachable,
+        "the daemon behind `{command}` does not answer",
+        "sudo systemctl start docker",
+    ),
+    (r"no such (container|network|image|object|volume)", Gone, "there is no such {0}", ""),
+    (r"(network|container) \S+ not found|no (container) with name", Gone, "it is not there", ""),
+    (
+        r"(?:container )?name \S+ is already in use|network with name \S+ already exists|network (?:name )?\S+ already",
+        Taken,
+        "something else has that name already",
+        "headway ps",
+    ),
+    (
+        r"no space left on device",
+        Refusal,
+        "no space left where Docker keeps its images",
+        "docker system df, then docker system prune",
+    ),
+    (
+        r"could not select device driver|nvidia-container-cli|unknown or invalid runtime name: nvidia",
+        Refusal,
+        "containers cannot use the GPUs of this machine",
+        "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker",
+    ),
+    (
+        r"pull access denied for ([^\s,]+)|manifest for (\S+) not found|(manifest unknown)",
+        Refusal,
+        "the image is neither here nor where its name says",
+        "mend image.base or image.uri; log in first if it is private: docker login HOST",
+    ),
+    (
+        r"(unauthorized|denied: |no basic auth credentials|authentication required)",
+        Refusal,
+        "the registry wants to know who you are",
+        "docker login HOST; for Google's: gcloud auth configure-docker LOCATION-docker.pkg.dev",
+    ),
+    (
+        r"could not find an available.* address pool|no available network|all predefined address pools",
+        Refusal,
+        "there is no room for another network",
+        "docker network prune",
+    ),
+    (
+        r"invalid mount config for type \"bind\": bind source path does not exist: (.+)",
+        Refusal,
+        "there is no {0} on this machine",
+        "mend the path in the job file",
+    ),
+    (
+        r"exec: \"?([^\"\s]+)\"?: (?:executable file not found|stat)",
+        Refusal,
+        "there is no {0} in the image",
+        "name the interpreter inside the image: python: … in the target's entry",
+    ),
+)
+
+
+def _watched(argv: Sequence[str], show: Callable[[str], None] | None = None) -> str:
+    """Run it with its progress on our standard error, where a person looks; the last lines are kept for an error."""
+    show = show or _on_the_terminal
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line)
+            show(line)
+    said = "".join(last)
+    if process.returncode:
+        known = refusal(argv, said)
+        raise type(known)(f"{known.problem.what}\n{_tail(said)}", said=said, fix=known.problem.fix)
+    return said
+
+
+def _on_the_terminal(line: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(line)
+
+
+def _tail(said: str) -> str:
+    lines = [line.rstrip() for line in _COLOUR.sub("", said).splitlines() if line.strip()]
+    return "\n".join(f"    | {line}" for line in lines[-8:])
+
+
+def _shown(argv: Sequence[str]) -> str:
+    words = [word for word in argv if not word.startswith("-")]
+    return " ".join(words[:3])[:80]
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"^(error response from daemon|error|docker): ", "", line.strip(), flags=re.IGNORECASE)[:400]

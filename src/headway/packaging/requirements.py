@@ -1,0 +1,143 @@
+"""What pip installs into an image: the user's own file first, then what Headway itself needs, held to the former."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from headway.core.errors import BadPlan, Problem
+
+_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable)(?:[ =]\s*|(?=\S))(\S+)")
+_PASSWORD = re.compile(r"://[^/\s@]+:[^/\s@$]+@")  # not ${NAME}: pip reads that from the environment
+_OWN_NAME = re.compile(r"headway\s*(\[|[<>=!~;@ ]|$)", re.IGNORECASE)
+_EXTRA = re.compile(r"""\s*(?:and\s+)?extra\s*==\s*['"]([\w-]+)['"](?:\s+and)?\s*""")
+_SCHEMES = {"gs": "gcp", "gcp-sm": "gcp", "s3": "aws", "aws-sm": "aws", "az": "azure"}
+
+
+def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts of Headway that a job needs where it trains.
+
+    A script that names its requirements says itself what it trains with; one that does not is given torch.
+    """
+    data = job.get("data", {})
+    sources = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
+    secrets = [str(secret["ref"]) for secret in job.get("secrets", {}).values()]
+    places = [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), *sources, *secrets]
+    chosen = {_SCHEMES.get(place.partition("://")[0], "") for place in places if "://" in place}
+    if job.get("log_to"):
+        chosen.add("loggers")
+    if job.get("recipe"):
+        chosen |= {"train", *_of_recipe(str(job["recipe"]))}
+        chosen |= {"data"} if any(not source.startswith("builtin:") for source in sources) else set()
+        chosen |= {"efficientnet"} if "efficientnet_lite0" in job.get("config", {}).values() else set()
+    elif not job.get("requirements"):
+        chosen |= {"train"}
+    return tuple(sorted(chosen - {""}))
+
+
+def _of_recipe(name: str) -> tuple[str, ...]:
+    from headway.plugins import RECIPES
+
+    return RECIPES[name].extras if name in RECIPES else ()
+
+
+def needed(wheel: Path, wanted: Iterable[str]) -> str:
+    """A requirements file with what the wheel says it needs, for itself and for the extras that are wanted."""
+    wanted = set(wanted)
+    lines = [f"# What Headway itself needs{', for ' + ', '.join(sorted(wanted)) if wanted else ''}."]
+    for line in _metadata(wheel):
+        requirement, _, marker = line.partition(";")
+        asked = _EXTRA.search(marker)
+        if (asked and asked[1] not in wanted) or _OWN_NAME.match(requirement.strip()):
+            continue
+        marker = _EXTRA.sub(" ", marker).strip()
+        lines.append(requirement.strip() + (f"; {marker}" if marker else ""))
+    return "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def problems(root: Path, name: str) -> list[Problem]:
+    """What would make the user's file fail in an image, or be a mistake there. Unreadable is a problem too."""
+    found: list[Problem] = []
+    for file in _with_nested(root, PurePosixPath(name), found):
+        for number, line in enumerate(_lines(root / file), start=1):
+            problem = _of_line(line, f"{file}:{number}")
+            if problem is not None:
+                found.append(problem)
+    return found
+
+
+def files(root: Path, name: str) -> list[PurePosixPath]:
+    """The file and those it includes, below `root`."""
+    found: list[Problem] = []
+    listed = list(_with_nested(root, PurePosixPath(name), found))
+    if found:
+        raise BadPlan(str(found[0]), fix="headway plan")
+    return listed
+
+
+def _of_line(line: str, where: str) -> Problem | None:
+    option = _OPTION.match(line)
+    if _PASSWORD.search(line):
+        what = "a password in a requirements file would be in the image, for everybody who can pull it"
+        return Problem(
+            what=what, where=where, fix="export PIP_INDEX_URL=… instead: it is used, and left out of the image"
+        )
+    if _OWN_NAME.match(line):
+        what = "Headway is installed from its own wheel: an index may hold another project of that name"
+        return Problem(what=what, where=where, fix="remove the line")
+    if (option and option[1] in ("-e", "--editable")) or line.startswith((".", "/", "file:")) or " @ file:" in line:
+        what = "a package of this machine's disk is not there when the image is built"
+        return Problem(what=what, where=where, fix="list what it needs instead: the code itself is sent")
+    return None
+
+
+def _with_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Iterator[PurePosixPath]:
+    """Each file once, in the order in which they are met."""
+    waiting, seen = [name], set()
+    while waiting:
+        file = waiting.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        if ".." in file.parts or file.is_absolute() or not (root / file).is_file():
+            what = "leads out of the job's folder" if ".." in file.parts or file.is_absolute() else "is not there"
+            found.append(
+                Problem(what=f"{file} {what}", where="requirements", fix="mend it, or put its lines into one file")
+            )
+            continue
+        yield file
+        for line in _lines(root / file):
+            option = _OPTION.match(line)
+            if option and option[1] in ("-r", "--requirement", "-c", "--constraint") and "://" not in option[2]:
+                waiting.append(_joined(file.parent, option[2]))
+
+
+def _joined(folder: PurePosixPath, name: str) -> PurePosixPath:
+    """The nested file, without needless `..`: what still begins with one leads out."""
+    parts: list[str] = []
+    for part in (folder / name).parts:
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return PurePosixPath(*parts)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Without comments; a line that ends in a backslash goes on."""
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    for line in text.splitlines():
+        yield re.sub(r"(^|\s)#.*$", "", line).strip()
+
+
+def _metadata(wheel: Path) -> Iterator[str]:
+    with zipfile.ZipFile(wheel) as content:
+        name = next(name for name in content.namelist() if name.endswith(".dist-info/METADATA"))
+        for line in content.read(name).decode().splitlines():
+            if not line:
+                return  # the description follows
+            if line.startswith("Requires-Dist:"):
+                yield line.partition(":")[2].strip()

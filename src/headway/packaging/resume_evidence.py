@@ -1,0 +1,217 @@
+"""Whether a script can go on from what it saved: a static look at the sources that are sent. Reads, never runs."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from headway.core.resume_kind import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
+from headway.packaging.code import archive_path
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+LONGEST_SOURCE = 1 << 20  # bytes; anything longer is data
+SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", "")
+
+# Names and short texts that only a program has which loads earlier state. Taken from PyTorch, Lightning, Transformers,
+# Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and the habits of people.
+_LOADS = re.compile(
+    r"resum(e|ing)|HEADWAY_(RUN|RESUME)_DIR|get_last_checkpoint|latest_checkpoint|last_ckpt|load_state|load_checkpoint"
+    r"|load_from_checkpoint|restore_checkpoint|load_ckpt|load_weights|load_model|load_variables|load_optimizer"
+    r"|BackupAndRestore|CheckpointManager|train\.Checkpoint|ckpt_path[=:]|--ckpt.path|orbax|restore_file|xgb_model="
+    r"|torch\.load|load_sharded|load_pytree|dcp\.load|from_checkpoint|estimator\.train|MonitoredTrainingSession",
+    re.IGNORECASE,
+)
+# Libraries that keep anything: evidence only where the same sources both write and read with them.
+_PAIRS = (
+    ("pickle.dump", "pickle.load"),
+    ("joblib.dump", "joblib.load"),
+    ("dill.dump", "dill.load"),
+    ("np.save", "np.load"),
+    ("numpy.save", "numpy.load"),
+    ("save_file", "load_file"),
+    ("torch.save", "jit.load"),
+)
+# A program that starts others, or imports what a text names, may use any source that is sent.
+_DYNAMIC = {"importlib", "runpy", "subprocess", "hydra", "exec", "execv", "execvp", "Popen", "__import__", "system"}
+_LONGEST_WORD = 200  # characters of a text; longer ones are prose
+
+
+@dataclass(kw_only=True, slots=True)
+class _Source:
+    """What one file says: its names and short texts, and the modules it imports."""
+
+    words: set[str] = field(default_factory=set)
+    imports: set[str] = field(default_factory=set)
+    starts_headway: bool = False
+
+
+def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) -> str:
+    """How a script resumes: `exact`, by the `script`, or from the `beginning`. Pure.
+
+    Args:
+        script: its path among the sources.
+        args: its arguments; `--resume` among them counts.
+        sources: text by path of everything readable that is sent. Those that the script imports or names are looked
+            at; all of them where it starts other programs, or is not Python.
+    """
+    parsed = {path: _parse(path, text) for path, text in sources.items()}
+    used = [parsed[path] for path in _reachable(script, args, parsed)]
+    if any(source.starts_headway for source in used):
+        return EXACT
+    words = {word for source in used for word in source.words} | set(args)
+    return BY_SCRIPT if _loads(words) else BEGINNING
+
+
+def kind_of(plan: Plan) -> str:
+    """The plan's own word; for one that has none, by the recorded code if this machine has it."""
+    if plan.resume or plan.job.get("recipe"):
+        return plan.resume or EXACT
+    try:
+        archive = archive_path(plan.code.sha256).read_bytes()
+    except OSError:
+        return UNKNOWN
+    return kind_in(plan, archive)
+
+
+def kind_in(plan: Plan, archive: bytes) -> str:
+    """By the recorded code, as the archive that the plan names."""
+    try:
+        tar = gzip.decompress(archive)
+        if hashlib.sha256(tar).hexdigest() != plan.code.sha256:
+            return UNKNOWN
+        found = dict(_texts(tar))
+    except (OSError, EOFError, zlib.error, tarfile.TarError):
+        return UNKNOWN
+    return resume_kind(str(plan.job.get("script") or ""), [str(word) for word in plan.job.get("args", ())], found)
+
+
+def is_source(path: str, size: int) -> bool:
+    return size <= LONGEST_SOURCE and PurePosixPath(path).suffix.lower() in SOURCES
+
+
+def _texts(tar: bytes) -> Iterator[tuple[str, str]]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+        for member in members:
+            body = members.extractfile(member) if member.isreg() and is_source(member.name, member.size) else None
+            if body is not None:
+                yield member.name, body.read().decode("utf-8", "replace")
+
+
+def _loads(words: Iterable[str]) -> bool:
+    found = set(words)
+    if any(_LOADS.search(word) for word in found):
+        return True
+    return any(
+        any(word.endswith(writes) for word in found) and any(word.endswith(reads) for word in found)
+        for writes, reads in _PAIRS
+    )
+
+
+def _parse(path: str, text: str) -> _Source:
+    if not path.endswith(".py"):
+        return _plain(text)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # for another Python than ours
+        return _plain(text)
+    source = _Source()
+    prose = _docstrings(tree)
+    for node in ast.walk(tree):
+        if id(node) not in prose:
+            _note(node, source)
+    return source
+
+
+def _plain(text: str) -> _Source:
+    """Every word outside comments, and everything that may be a call of headway.start()."""
+    lines = (line.split("#", 1)[0] for line in text.splitlines())
+    words = {word for line in lines for word in re.split(r"[\s\"'(){}\[\],;=]+", line) if word}
+    return _Source(words=words, starts_headway="headway.start" in words)
+
+
+def _note(node: ast.AST, source: _Source) -> None:
+    if isinstance(node, ast.Import):
+        source.imports |= {alias.name for alias in node.names}
+        source.words |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        module = node.module or ""
+        names = {alias.name for alias in node.names}
+        source.imports |= {module, *(f"{module}.{name}".strip(".") for name in names)} - {""}
+        source.words |= {f"{module}.{name}".strip(".") for name in names}
+        source.starts_headway |= module == "headway" and "start" in names
+    elif isinstance(node, ast.Attribute):
+        name = _dotted(node)
+        source.words.add(name)
+        source.starts_headway |= name == "headway.start"
+    elif isinstance(node, ast.Name):
+        source.words.add(node.id)
+    elif isinstance(node, ast.keyword) and node.arg:
+        source.words.add(f"{node.arg}=")
+    elif isinstance(node, ast.arg):
+        source.words.add(node.arg)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        source.words.add(node.name)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= _LONGEST_WORD:
+        source.words.add(node.value)
+
+
+def _dotted(node: ast.Attribute) -> str:
+    parts = [node.attr]
+    inner: ast.expr = node.value
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        parts.append(inner.id)
+    return ".".join(reversed(parts))
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    """Texts that stand alone: they do nothing."""
+    return {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def _reachable(script: str, args: Sequence[str], parsed: Mapping[str, _Source]) -> set[str]:
+    start = PurePosixPath(script).as_posix()
+    if start not in parsed or not start.endswith(".py"):
+        return set(parsed)
+    todo, met = [start, *_named(args, parsed)], set[str]()
+    while todo:
+        path = todo.pop()
+        if path in met:
+            continue
+        met.add(path)
+        source = parsed[path]
+        if any(part in _DYNAMIC for word in source.words for part in word.split(".")):
+            return set(parsed)
+        todo += [*_imported(source.imports, parsed), *_named(source.words, parsed)]
+    return met
+
+
+def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator[str]:
+    """Sent files that one of these modules may be, from whichever folder it is found."""
+    wanted = set(modules)
+    for path in parsed:
+        if path.endswith(".py"):
+            dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            if any(dotted == name or dotted.endswith(f".{name}") for name in wanted):
+                yield path
+
+
+def _named(words: Iterable[str], parsed: Mapping[str, _Source]) -> list[str]:
+    """Sent files that a text names: a program to run, or a file of settings."""
+    ends = {PurePosixPath(word.rpartition("=")[2]).name for word in words if "." in word} - {""}
+    return [path for path in parsed if PurePosixPath(path).name in ends]

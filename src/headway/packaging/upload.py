@@ -1,0 +1,126 @@
+"""The code of a plan, brought beside its runs: named by content, checked, sent once. And whether a plan still holds."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from headway._version import __version__
+from headway.core.errors import BadPlan, Conflict, NotThere
+from headway.core.plan import UNRESOLVED, Plan
+from headway.core.resume_kind import EXACT
+from headway.core.types import Request, Target
+from headway.packaging.code import archive_path, wheel_path
+from headway.packaging.data_sources import fingerprint
+from headway.packaging.resume_evidence import kind_in
+from headway.rundir.layout import CODE_LISTING, RunFolder
+from headway.storage import ABSENT, Store, join, open_store
+
+
+def still_true(plan: Plan, target: Target) -> None:
+    """BadPlan where a saved plan would now be carried out otherwise than it says."""
+    if plan.headway != __version__:
+        raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")
+    if _text(target.render(plan)) != _text(plan.requests):
+        raise _stale("its requests would be others now: another interpreter, or a plan edited by hand")
+    for source, pinned in sorted(plan.data.items()):
+        found = fingerprint(source)
+        if UNRESOLVED not in (pinned, found) and found != pinned:
+            raise _stale(f"the data at {source} has changed")
+
+
+def send_code(plan: Plan, *, also_at: str | None = None) -> None:
+    """The archive and our own wheel under `<outputs>/code/`. `also_at` is another outputs that may have them."""
+    outputs = str(plan.job["outputs"])
+    code = plan.code
+    for key in (f"{code.sha256}.tar.gz", code.wheel):
+        store = open_store(join(outputs, "code"))
+        if not _there(store, key):
+            body = _cached(plan, key) or _elsewhere(also_at, key)
+            if body is None:
+                raise _stale(f"{key} is not on this machine")
+            _check(plan, key, body)
+            try:
+                store.write(key, body, when=ABSENT)
+            except Conflict:
+                pass  # somebody else has sent the same content
+
+
+def list_code(plan: Plan, folder: RunFolder) -> None:
+    """Write the names, sizes and hashes of the code's files into the run folder, for scripts: what else lies in the
+    working folder later is the script's own."""
+    if not plan.job.get("script"):
+        return
+    tar = gzip.decompress(_sent(plan))
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as members:
+        for member in members:
+            body = members.extractfile(member)
+            if body is not None:
+                files[member.name] = [member.size, hashlib.sha256(body.read()).hexdigest()]
+    folder.write_json(CODE_LISTING, {"sha256": plan.code.sha256, "files": files})
+
+
+def resume_recorded(plan: Plan) -> str:
+    """How a run resumes whose plan does not say so: by its recorded code, which `send_code` has seen to."""
+    return plan.resume or (EXACT if plan.job.get("recipe") else kind_in(plan, _sent(plan)))
+
+
+def _sent(plan: Plan) -> bytes:
+    """The archive beside the runs, checked."""
+    outputs, key = str(plan.job["outputs"]), f"{plan.code.sha256}.tar.gz"
+    body = open_store(join(outputs, "code")).read(key)
+    try:
+        _check(plan, key, body)
+    except BadPlan as error:
+        where = join(outputs, "code", key)
+        raise BadPlan(f"the code archive is damaged: {error.problem.what}", where=where, fix="headway plan") from None
+    return body
+
+
+def _text(requests: Iterable[Request]) -> str:
+    return json.dumps([asdict(request) for request in requests], sort_keys=True)
+
+
+def _there(store: Store, key: str) -> bool:
+    try:
+        return store.stat(key).size > 0
+    except NotThere:
+        return False
+
+
+def _cached(plan: Plan, key: str) -> bytes | None:
+    path = wheel_path(key) if key == plan.code.wheel else archive_path(plan.code.sha256)
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _elsewhere(outputs: str | None, key: str) -> bytes | None:
+    try:
+        return open_store(join(outputs, "code")).read(key) if outputs else None
+    except NotThere:
+        return None
+
+
+def _check(plan: Plan, key: str, body: bytes) -> None:
+    """The hash in the plan is of the tar, not of its compressed form; a wheel's is of the file."""
+    try:
+        content, pinned = (
+            (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)
+        )
+    except (OSError, EOFError, zlib.error) as error:
+        raise _stale(f"{key} is damaged: {error}") from None
+    if hashlib.sha256(content).hexdigest() != pinned:
+        raise _stale(f"{key} is not the one that was planned")
+
+
+def _stale(why: str) -> BadPlan:
+    return BadPlan(f"this plan no longer holds: {why}", fix="headway plan, and review it again")

@@ -1,0 +1,99 @@
+"""What past runs and rehearsals took, kept beside the index of runs: what estimates are made from. Can be lost.
+
+One JSON object a line, appended: {"url", "what", "work", "device", "nodes", "length", "examples", "seconds", …}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.paths import home
+
+_REMEMBERED = 2000  # lines read back
+RUN, REHEARSAL = "run", "rehearsal"
+# Settings that say how long to train, not what a step does: a run of 3 epochs tells what one of 30 takes.
+LENGTHS = ("epochs", "max_epochs", "phase1_epochs", "phase2_epochs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """How long some training took on some device, and what it wrote."""
+
+    url: str  # of the run; a later line about the same one replaces this
+    what: str  # the recipe's name, or the script's
+    work: str  # digest of all that a step depends on
+    device: str  # "T4:1", "cpu:2", for each node
+    nodes: int
+    length: float  # epochs
+    seconds: float
+    examples: float | None = None  # over the whole training
+    checkpoint_bytes: int | None = None
+    checkpoint_s: float | None = None
+    export_bytes: int | None = None
+    export_s: float | None = None
+    basis: str = RUN
+
+
+def path() -> Path:
+    return home() / "experience.jsonl"
+
+
+def learn(new: Experience) -> None:
+    """Remember it. Trouble with the file costs an estimate, never a run."""
+    line = json.dumps(asdict(new), sort_keys=True) + "\n"
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True)
+        # One write of less than a page, appended: lines of processes that do so at once do not mix.
+        with open(path(), "a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        import logging
+
+        logging.getLogger("headway").warning("what this run took could not be remembered: %s", error)
+
+
+def remembered() -> list[Experience]:
+    """Oldest first, one for each run. Lines that cannot be read are passed over: they are only hints."""
+    try:
+        with open(path(), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 20)))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-_REMEMBERED:]
+    except OSError:
+        return []
+    found: dict[str, Experience] = {}
+    for line in lines:
+        try:
+            one = Experience(**json.loads(line))
+            if one.seconds > 0 and one.length > 0:
+                found.pop(one.url, None)
+                found[one.url] = one
+        except (ValueError, TypeError):
+            continue
+    return list(found.values())
+
+
+def what_of(job: Mapping[str, Any]) -> str:
+    return str(job["recipe"]) if job.get("recipe") else f"script:{job.get('script')}"
+
+
+def work_of(job: Mapping[str, Any]) -> str:
+    """A digest of what a step does: recipe or script, its settings but for the length, its data."""
+    config = {key: value for key, value in dict(job.get("config") or {}).items() if key not in LENGTHS}
+    known = {"what": what_of(job), "args": list(job.get("args") or ()), "config": config, "data": job.get("data")}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def length_of(job: Mapping[str, Any]) -> float:
+    """Epochs, by the phases or the settings; 1 for a script that says nothing about it."""
+    phases = job.get("phases") or ()
+    if phases:
+        return float(sum(phase["epochs"] for phase in phases))
+    config = dict(job.get("config") or {})
+    told = [config[key] for key in LENGTHS if isinstance(config.get(key), int | float)]
+    return float(sum(told)) or 1.0

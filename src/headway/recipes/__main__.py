@@ -1,0 +1,41 @@
+"""What a rank runs when the job names a recipe: `python -m headway.recipes.__main__`, started by the supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from headway.core.errors import BadInput, HeadwayError
+from headway.plugins import RECIPES, Recipe
+from headway.spec import Job
+
+
+def main() -> int:
+    """Train. The exit code is the rank's: 0 done, 143 stopped after a checkpoint, anything else failed."""
+    import headway
+    from headway.artifacts.checkpoint_model import recipe_of
+    from headway.spec.serialize import from_plain
+
+    if "HEADWAY_RUN_URL" not in os.environ:
+        raise BadInput("this is started by Headway itself, inside a run", fix="headway run -f headway.yaml")
+    run = headway.start()
+    recipe = recipe_of(run.job)
+    refuse_phases(run.job, recipe)
+    config = from_plain(run.config, recipe.load_config(), where="config")
+    recipe.load("train")(run, config)
+    return 0
+
+
+def refuse_phases(job: Job, recipe: Recipe) -> None:
+    """Phases that nobody reads would be settings that silently do nothing."""
+    if job.phases and not recipe.phases:
+        able = ", ".join(sorted(name for name, other in RECIPES.items() if other.phases))
+        raise BadInput(f"the recipe {recipe.name} does not train in phases", fix=f"remove `phases`: {able} reads them")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except HeadwayError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)

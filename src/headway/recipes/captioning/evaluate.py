@@ -1,0 +1,247 @@
+"""How good the captions are: what the model says by itself, against everything people said of the same picture."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.artifacts.evaluate import Baseline, Evaluation, Example, extremes
+from headway.core.progress import counted
+from headway.metrics.captions import CaptionScorer
+from headway.metrics.samples import of_counts, of_values
+from headway.recipes.captioning.beam_search import caption
+from headway.recipes.captioning.config import Config
+from headway.recipes.captioning.data import Batch, EvaluationFeed, Pictures, Sources, load
+from headway.recipes.captioning.model import Captioner
+from headway.spec.model import Cache, Data
+
+if TYPE_CHECKING:
+    from headway.training import Run
+
+# beam, length penalty
+SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.7), (5, 1.0), (8, 0.7), (8, 1.0), (12, 0.7))
+SHOWN: Final = 24  # examples of each group in the report
+SEEN, HELD_OUT = "seen", "held_out"
+REPORTED: Final = ("bleu_4", "cider", "rouge_l")
+EVERY: Final = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "cider", "rouge_l")
+
+
+class Judge:
+    """Scores captions of a split again and again: the references are tokenised and counted once."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+        self._scorer = CaptionScorer(pictures.references)
+
+    def scores(self, said: Sequence[str], metrics: Sequence[str] = REPORTED) -> dict[str, float]:
+        """Against all references; where a grammar can tell, also how many are simply right."""
+        measured = self._scorer.score(said)
+        found = {name: measured[name] for name in metrics}
+        if self._pictures.valid is not None:
+            found["exact"] = float(np.mean(right(self._pictures, said)))
+        return found
+
+    def each(self, said: Sequence[str]) -> list[float]:
+        """How good the caption of each picture is."""
+        found: list[float] = np.asarray(self._scorer.measure(said).cider).tolist()
+        return found
+
+    def samples(self, said: Sequence[str]) -> dict[str, Any]:
+        """What each picture adds to each metric: from these, intervals are drawn and runs compared."""
+        measured = self._scorer.measure(said)
+        found = {
+            **{f"bleu_{order}": of_counts(measured.bleu, order) for order in (1, 4)},
+            "cider": of_values(measured.cider),
+            "rouge_l": of_values(measured.rouge_l),
+        }
+        if self._pictures.valid is not None:
+            found["exact"] = of_values(right(self._pictures, said))
+        return found
+
+
+class Validation:
+    """The validation split of all sources, ready to be captioned and scored after every epoch."""
+
+    def __init__(self, cfg: Config, sources: Sources) -> None:
+        self._cfg, self._sources, self._feed = cfg, sources, EvaluationFeed(sources)
+        self._judges = [Judge(pictures) for pictures in sources.pictures]
+
+    def scores(self, run: Run, model: Captioner) -> dict[str, float]:
+        """Of what the model says greedily, each rank captioning its share: of each source, and together."""
+        share = say(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
+        rows: Tensor = run.total(share.to(run.device))
+        said = [model.vocabulary.decode(row) for row in rows.tolist()]
+        return together(
+            self._sources,
+            [judge.scores(part) for judge, part in zip(self._judges, _parts(self._sources, said), strict=True)],
+        )
+
+
+def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Every source's scores under its name, and their mean, in which each counts as much as its weight says."""
+    if len(each) == 1:
+        return dict(each[0])
+    weights = [pictures.weight for pictures in sources.pictures]
+    shared = [name for name in each[0] if all(name in scores for scores in each)]
+    found = {
+        name: sum(weight * scores[name] for weight, scores in zip(weights, each, strict=True)) / sum(weights)
+        for name in shared
+    }
+    for pictures, scores in zip(sources.pictures, each, strict=True):
+        found |= {f"{name}_{pictures.name}": value for name, value in scores.items()}
+    return found
+
+
+def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
+    """What the model says of the pictures in `batches`: a row of words a picture, zero for those of other ranks."""
+    said = torch.zeros(count, cfg.max_length, dtype=torch.int64)
+    learning = model.training
+    model.eval()
+    for batch in batches:
+        words = caption(model, batch.pictures, max_length=cfg.max_length, beam=beam, length_penalty=cfg.length_penalty)
+        said[batch.rows.cpu()] = words.cpu()
+    model.train(learning)
+    return said
+
+
+def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
+    """The whole split with beam search: of each source, and apart what training showed and did not show."""
+    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
+    feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
+    rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
+    said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+    judges = [Judge(pictures) for pictures in sources.pictures]
+    each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
+    metrics, by_group, examples = together(sources, each), {}, []
+    for pictures, part in zip(sources.pictures, said, strict=True):
+        groups = _groups(pictures)
+        for name, chosen in groups.items():
+            found = by_group[name] = Judge(_only(pictures, chosen)).scores([part[row] for row in chosen])
+            metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu_4", "exact")}
+        alone = pictures.name if len(sources.pictures) > 1 else ""
+        examples += _examples(pictures, part, groups or {alone: list(range(len(pictures)))})
+    if len(sources.pictures) > 1:
+        by_group |= {pictures.name: dict(found) for pictures, found in zip(sources.pictures, each, strict=True)}
+    return Evaluation(
+        data=", ".join(f"{pictures.name} ({split})" for pictures in sources.pictures),
+        count=len(sources),
+        metrics=metrics,
+        groups=by_group,
+        examples=examples,
+        **_best_and_worst(sources, judges, said),
+        baseline=_baseline(sources, judges),
+        samples=judges[0].samples(said[0]) if len(sources.pictures) == 1 else {},
+    )
+
+
+def _best_and_worst(sources: Sources, judges: Sequence[Judge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """By each picture's own CIDEr, over all sources."""
+    places = [(source, row) for source, part in enumerate(said) for row in range(len(part))]
+    good = [value for judge, part in zip(judges, said, strict=True) for value in judge.each(part)]
+
+    def example(at: int) -> Example:
+        source, row = places[at]
+        found = _examples(sources.pictures[source], said[source], {"": [row]})[0]
+        return replace(found, note=f"CIDEr {good[at]:.2f}")
+
+    best, worst = extremes(good)
+    return {"best": [example(at) for at in best], "worst": [example(at) for at in worst]}
+
+
+def _baseline(sources: Sources, judges: Sequence[Judge]) -> Baseline:
+    """Whoever says of every picture what is said most often."""
+    often = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
+    always = min(often, key=lambda text: (-often[text], text))
+    each = [judge.scores([always] * len(part), EVERY) for judge, part in zip(judges, sources.pictures, strict=True)]
+    return Baseline(words=f"says “{always}” of every picture, the commonest caption", metrics=together(sources, each))
+
+
+def choose_search(
+    model: Captioner, cfg: Config, data: Data, *, split: str = "val", cache: Cache | None = None
+) -> tuple[Config, dict[str, float]]:
+    """The beam and length penalty that score best on `split`, in the settings, and those scores."""
+    sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
+    feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
+    with torch.inference_mode():  # the pictures are seen once, whatever is tried
+        seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
+    judges = [Judge(pictures) for pictures in sources.pictures]
+    found: list[tuple[Config, dict[str, float]]] = []
+    for beam, penalty in SEARCHES:
+        tried = replace(cfg, beam=beam, length_penalty=penalty)
+        rows = say(model, tried, len(sources), (Batch(*batch) for batch in seen), beam=beam)
+        said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
+        each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
+        found.append((tried, together(sources, each)))
+    return max(found, key=lambda one: one[1][cfg.best])
+
+
+def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: Cache | None) -> Sources:
+    """With the features that training kept of them, where its encoder was frozen."""
+    from headway.recipes.captioning.data import seen  # a server needs none of it
+
+    return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None, mirrored=cfg.both_sides)
+
+
+def _all(feed: EvaluationFeed) -> Iterator[Batch]:
+    return counted((feed.batch(0, step, 0, 1) for step in range(len(feed))), "captioning", len(feed))
+
+
+def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:
+    return [list(said[start:stop]) for start, stop in pairwise(sources.starts.tolist())]
+
+
+def _groups(pictures: Pictures) -> dict[str, list[int]]:
+    """Which pictures have only combinations that training showed; none where that is true of all."""
+    if pictures.held_out is None or not pictures.held_out.any():
+        return {}
+    return {
+        HELD_OUT: np.flatnonzero(pictures.held_out).tolist(),
+        SEEN: np.flatnonzero(~pictures.held_out).tolist(),
+    }
+
+
+def _only(pictures: Pictures, rows: Sequence[int]) -> Pictures:
+    return Pictures(
+        name=pictures.name,
+        pixels=pictures.pixels,
+        references=[pictures.references[row] for row in rows],
+        valid=None if pictures.valid is None else [pictures.valid[row] for row in rows],
+    )
+
+
+def right(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
+    """Which captions the grammar allows for their picture."""
+    assert pictures.valid is not None
+    return np.array([text in valid for text, valid in zip(said, pictures.valid, strict=True)])
+
+
+def _examples(pictures: Pictures, said: Sequence[str], groups: dict[str, list[int]]) -> list[Example]:
+    judged = None if pictures.valid is None else right(pictures, said)
+    return [
+        Example(
+            picture=_png(pictures.pixels.read(np.array([row]))[0]),
+            answer=said[row],
+            expected=pictures.references[row],
+            right=None if judged is None else bool(judged[row]),
+            group=name,
+        )
+        for name, rows in groups.items()
+        for row in rows[:SHOWN]
+    ]
+
+
+def _png(pixels: Tensor) -> bytes:
+    from PIL import Image
+
+    body = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(body, "PNG", optimize=True)
+    return body.getvalue()

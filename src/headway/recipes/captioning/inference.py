@@ -1,0 +1,253 @@
+"""A trained captioner as a bundle, and a bundle as something that captions picture files."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image as PilImage
+from torch import Tensor, nn
+
+from headway.artifacts.inference_engine import Run
+from headway.artifacts.onnx import Graph
+from headway.artifacts.predictor import Answer, Field, Instance
+from headway.bundle.format import Bundle, BundleParts
+from headway.core.errors import BadInput
+from headway.recipes.captioning.beam_search import Said, describe, views
+from headway.recipes.captioning.config import Config
+from headway.recipes.captioning.data import SCENES
+from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.vocabulary import END, PAD, Vocabulary
+from headway.recipes.common.images import middle_square, open_picture
+from headway.recipes.common.weights import fill
+from headway.spec import Job
+from headway.spec.serialize import from_plain, to_plain
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+# Where a captioner looked for each word, as a picture: one row a picture, one tile a word.
+
+
+TILE: Final = 96  # pixels
+_WORD: Final = 16  # pixels below a tile
+_DARKEST: Final = 0.25  # what is left of the light where it did not look at all
+
+
+def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
+    """A PNG of `pictures` (uint8 n, 3, side, side): each whole, then darkened but for where the words came from."""
+    from PIL import Image, ImageDraw
+
+    seen = views(cfg, pictures)
+    said = describe(model, seen, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
+    if said.looks is None:
+        raise BadInput(f"an {cfg.decoder} decoder looks nowhere", fix="use glimpse, attention or transformer")
+    rows = [[word for word in row if word not in (PAD, END)] for row in said.words.tolist()]
+    width = TILE * (1 + max(map(len, rows)))
+    sheet = Image.new("RGB", (width, (TILE + _WORD) * len(rows)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for number, (words, picture) in enumerate(zip(rows, pictures, strict=True)):
+        top = number * (TILE + _WORD)
+        whole = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).resize((TILE, TILE))
+        sheet.paste(whole, (0, top))
+        for place, word in enumerate(words):
+            light = _light(said.looks[number, place].numpy())
+            sheet.paste(_lit(whole, light), (TILE * (place + 1), top))
+            pen.text((TILE * (place + 1) + 2, top + TILE + 2), model.vocabulary.words[word], fill="black")
+    body = io.BytesIO()
+    sheet.save(body, "PNG", optimize=True)
+    return body.getvalue()
+
+
+def _light(looks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The cells as a square of brightnesses, the most looked at brightest."""
+    side = math.isqrt(len(looks))
+    assert side * side == len(looks)
+    grid = looks.reshape(side, side)
+    light: NDArray[np.float32] = _DARKEST + (1 - _DARKEST) * grid / max(float(grid.max()), 1e-6)
+    return light
+
+
+def _lit(picture: Image, light: NDArray[np.float32]) -> Image:
+    from PIL import Image
+
+    mask = Image.fromarray((255 * light).astype(np.uint8)).resize((TILE, TILE), Image.Resampling.BICUBIC)
+    return Image.composite(picture, Image.new("RGB", picture.size), mask)
+
+
+_AT_ONCE: Final = 64  # pictures captioned together
+
+
+def bundle(model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
+    """Weights, settings, vocabulary and card. `scores` are the validation's, of these very weights."""
+    name = job.export.name or job.name
+    weights = {key: value.detach().clone() for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return BundleParts(
+        recipe="captioning",
+        name=name,
+        config=to_plain(cfg),
+        weights=weights,
+        files=model.vocabulary.files(),
+        metrics=dict(scores),
+        card=_card(name, model, cfg, job, scores),
+    )
+
+
+class Predictor:
+    """Captions picture files with the model of a bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._cfg = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
+        self._model = Captioner(self._cfg, Vocabulary.from_file(bundle.read("vocabulary.json")), fresh=False)
+        fill(self._model, bundle)
+
+    @property
+    def model(self) -> Captioner:
+        return self._model
+
+    @property
+    def config(self) -> Config:
+        return self._cfg
+
+    @property
+    def side(self) -> int:
+        """Of the square pictures it takes, in pixels."""
+        return self._cfg.side
+
+    def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
+        """One answer an input, in order: {"input", "text"}. Every input is read before the first is captioned."""
+        texts = self.captions([middle_square(open_picture(path), self.side) for path in inputs])
+        return [{"input": path, "text": text} for path, text in zip(inputs, texts, strict=True)]
+
+    def captions(self, pictures: Sequence[Tensor]) -> list[str]:
+        """What is said of each picture, given as the encoder takes it."""
+        said: list[str] = []
+        for first in range(0, len(pictures), _AT_ONCE):
+            rows = self.described(pictures[first : first + _AT_ONCE]).words
+            said += [self._model.vocabulary.decode(row) for row in rows.tolist()]
+        return said
+
+    def described(self, pictures: Sequence[Tensor]) -> Said:
+        """The same as numbers, with how sure it is and where it looked."""
+        cfg = self._cfg
+        together = views(cfg, torch.stack(list(pictures)))
+        return describe(
+            self._model, together, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty
+        )
+
+    def word(self, number: int) -> str:
+        return self._model.vocabulary.words[number]
+
+
+def _card(name: str, model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    named = [source.source for source in job.data.train] or [SCENES]
+    sources = ", ".join(f"`{source}`" for source in named)
+    rows = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in sorted(scores.items()))
+    measured = (
+        f"| on validation | |\n| --- | --- |\n{rows}" if scores else "It was not validated before it was exported."
+    )
+    licence = (
+        "The drawn scenes are generated by Headway itself: no rights of others are involved. The weights are yours."
+        if set(named) == {SCENES}
+        else "The weights are yours as far as the licences of the training data allow; see the sources above."
+    )
+    return f"""# {name}
+
+Says in a sentence what a picture shows. Encoder `{cfg.encoder}`, decoder `{cfg.decoder}`,
+{weights:,} weights and {len(model.vocabulary)} words, trained by Headway's `captioning` recipe on {sources},
+seed {job.seed}.
+
+{measured}
+
+## Use
+
+    headway predict PATH_OF_THIS_FOLDER picture.png
+
+`model.safetensors` holds the weights, `config.json` the settings, `vocabulary.json` the words in the order of their
+numbers (`word_to_id.json` and `id_to_word.json` say the same), `bundle.json` the checksums. Pictures are cut to their
+middle square and brought to {cfg.side} pixels a side.
+
+## Limits
+
+It knows the words and the kinds of pictures that it was trained on, and describes everything in those terms.
+
+## Licence
+
+{licence}
+"""
+
+
+# Captions for pictures that a server was sent, and where the model looked for each word.
+
+
+class ComputedBy(nn.Module):
+    """An encoder that is not torch's to compute."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        (grid,) = self._run([pictures])
+        return grid
+
+
+class CaptionService:
+    fields = (Field(name="image", kind="picture", summary="a picture"),)
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._predictor = Predictor(bundle)
+
+    def graph(self) -> Graph:
+        """Of the encoder, which is one pass and most of the work where it is a published one. Torch searches words."""
+        from headway.recipes.captioning.onnx import look
+
+        return look(self._predictor.model, self._predictor.config)
+
+    def use(self, run: Run) -> None:
+        self._predictor.model.encoder = ComputedBy(run)
+
+    def prepare(self, instance: Instance) -> Tensor:
+        return middle_square(PilImage.fromarray(instance["image"]), self._predictor.side)
+
+    def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
+        if not explain:
+            return [{"text": text} for text in self._predictor.captions(list(prepared))]
+        said = self._predictor.described(list(prepared))
+        return [self._explained(said, row) for row in range(len(prepared))]
+
+    def _explained(self, said: Said, row: int) -> Answer:
+        numbers = [number for number in said.words[row].tolist() if number not in (PAD, END)]
+        words = [self._predictor.word(number) for number in numbers]
+        looks = [None] * len(words) if said.looks is None else [_grid(cells) for cells in said.looks[row]]
+        return {
+            "text": " ".join(words),
+            "log_probability": round(float(said.log_probability[row]), 4),
+            "words": [{"word": word, "attention": grid} for word, grid in zip(words, looks, strict=False)],
+            "alternatives": self._alternatives(said, row),
+        }
+
+    def _alternatives(self, said: Said, row: int) -> list[Answer]:
+        """All that the search kept to the end, the best first, with the probability of each as a whole."""
+        if said.kept is None or said.kept_log_probability is None:
+            return []
+        found: dict[str, float] = {}
+        for numbers, sure in zip(said.kept[row].tolist(), said.kept_log_probability[row].tolist(), strict=True):
+            text = " ".join(self._predictor.word(number) for number in numbers if number not in (PAD, END))
+            found.setdefault(text, math.exp(sure))
+        return [{"text": text, "probability": round(value, 6)} for text, value in found.items()]
+
+
+def _grid(cells: Tensor) -> list[list[float]] | None:
+    """Cells as rows of a square; None for a decoder whose memory is no square."""
+    side = math.isqrt(len(cells))
+    if side * side != len(cells):
+        return None
+    return [[round(value, 4) for value in line] for line in cells.reshape(side, side).tolist()]

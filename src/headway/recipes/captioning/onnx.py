@@ -1,0 +1,136 @@
+"""A captioner as two graphs: `see` looks at one picture and gives the first word's scores, `say` gives the next one's.
+
+A search is a loop over a changing set of captions, which no graph holds honestly: it stays with the program, which asks
+`say` once a caption and word, with the state that came out before. One picture and one caption at a time; any search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.artifacts.onnx import BATCH, Graph
+from headway.recipes.captioning.config import Config
+from headway.recipes.captioning.model import Captioner
+from headway.recipes.captioning.vocabulary import START
+
+SAID = "said"  # how many words there are so far, where the state grows with them
+
+
+class See(nn.Module):
+    """A picture, to the scores of the first word and the state after it was asked for."""
+
+    def __init__(self, model: Captioner) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, picture: Tensor) -> tuple[Tensor, ...]:
+        start = torch.full((1, 1), START, device=picture.device)
+        scores, state = self.model.decoder(start, self.model.decoder.start(self.model.see(picture), rows=1))
+        return scores[:, 0], *leaves(state)
+
+
+class Say(nn.Module):
+    """The last word and the state, to the scores of the next word and what of the state has changed."""
+
+    def __init__(self, model: Captioner, like: Any, changing: list[bool]) -> None:
+        super().__init__()
+        self.model, self._like, self._changing = model, like, changing
+
+    def forward(self, word: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        scores, after = self.model.decoder(word, rebuilt(self._like, iter(state)))
+        changed = (leaf for leaf, changes in zip(leaves(after), self._changing, strict=True) if changes)
+        return scores[:, 0], *changed
+
+
+def graphs(model: Captioner, cfg: Config) -> list[Graph]:
+    """`see` and `say`. What `say` takes as state_N is what `see` or `say` last gave under that name."""
+    model.eval()
+    picture, word = _picture(cfg, model), torch.tensor([[START + 4]])
+    with torch.no_grad():
+        grid = model.see(picture)
+        _, first = model.decoder(torch.full((1, 1), START), model.decoder.start(grid, rows=1))
+        _, second = model.decoder(word, first)
+        _, third = model.decoder(word, second)
+    before, after, later = leaves(first), leaves(second), leaves(third)
+    changing = [one is not other for one, other in zip(before, after, strict=True)]
+    names = [f"state_{number}" for number in range(len(before))]
+    grows = {
+        name: {at: SAID for at, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other}
+        for name, a, b in zip(names, before, after, strict=True)
+    }
+    see = Graph(
+        name="see",
+        module=See(model),
+        inputs={"picture": picture},
+        outputs=("scores", *names),
+        about="an RGB picture, its middle square, to the scores of the first word; words are in vocabulary.json",
+    )
+    say = Graph(
+        name="say",
+        module=Say(model, first, changing),
+        inputs={"word": word, **dict(zip(names, after, strict=True))},
+        outputs=("scores", *(f"next_{name}" for name, changes in zip(names, changing, strict=True) if changes)),
+        dynamic={name: dims for name, dims in grows.items() if dims},
+        at_most={SAID: cfg.max_length},
+        more=[{"word": word + 1, **dict(zip(names, state, strict=True))} for state in (before, later)],
+        about="the last word and the state, to the scores of the next word; next_state_N is state_N next time",
+    )
+    return [see, say]
+
+
+def look(model: Captioner, cfg: Config) -> Graph:
+    """The encoder alone, of any number of pictures: what a server may have computed elsewhere than in torch."""
+    model.eval()
+    pictures = _picture(cfg, model).repeat(2, 1, 1, 1)
+    pictures[1] = pictures[1].flip(-1)
+    with torch.no_grad():
+        model.see(pictures)  # what it makes when first asked, it must not make while it is traced
+    return Graph(
+        name="look",
+        module=model.encoder,
+        inputs={"picture": pictures},
+        outputs=("grid",),
+        dynamic={"picture": {0: BATCH}},
+        more=[{"picture": pictures[:1].repeat(3, 1, 1, 1)}],
+        about="RGB pictures, their middle squares, to a grid of features each",
+    )
+
+
+def leaves(state: Any) -> list[Tensor]:
+    """The tensors of nested tuples, in order. Where it looked is told to people, and no part of what goes on."""
+    return list(_walk(state._replace(looks=None)))
+
+
+def _walk(part: Any) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _walk(each)
+
+
+def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same nested tuples around other tensors."""
+    if isinstance(like, Tensor):
+        return next(tensors)
+    if not isinstance(like, tuple):
+        return like
+    kind: Any = type(like)
+    if not hasattr(kind, "_fields"):
+        return tuple(rebuilt(each, tensors) for each in like)
+    return kind(*(None if name == "looks" else rebuilt(getattr(like, name), tensors) for name in kind._fields))
+
+
+def _picture(cfg: Config, model: Captioner) -> Tensor:
+    """A drawn scene: noise would be described with a certainty that hides differences."""
+    from PIL import Image
+
+    from headway.data.synthetic import scenes
+
+    side = int(cfg.side)
+    pixels = Image.fromarray(scenes.draw(scenes.compose("test", 3))).resize((side, side))
+    return torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8).view(1, side, side, 3).permute(0, 3, 1, 2)

@@ -1,0 +1,185 @@
+"""A trained grader as a bundle, and a bundle as something that grades picture files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from headway.artifacts.inference_engine import Run
+from headway.artifacts.onnx import Graph
+from headway.artifacts.predictor import Answer, Field, Instance
+from headway.artifacts.torch_files import as_pth
+from headway.bundle.format import Bundle, BundleParts, to_json
+from headway.core.errors import BadInput
+from headway.recipes.common.images import open_picture, squashed
+from headway.recipes.common.weights import fitting
+from headway.recipes.grading.config import Config
+from headway.recipes.grading.model import DAMAGE, Grader, rebuild
+from headway.spec import Job
+from headway.spec.serialize import from_plain, to_plain
+
+_AT_ONCE: Final = 32  # things graded together
+SEPARATOR: Final = ","  # front,back
+
+
+def bundle(model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
+    """Weights, settings and card, and the weights once more as torch writes them, under the names of old."""
+    name = job.export.name or job.name
+    weights = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    settings = {**to_plain(cfg), "grades": model.grades.tolist()}
+    return BundleParts(
+        recipe="grading",
+        name=name,
+        config=to_plain(cfg),
+        weights=weights,
+        files={f"{name}_state_dict.pth": as_pth(weights), f"{name}_config.json": to_json(settings)},
+        metrics=dict(scores),
+        card=_card(name, model, cfg, job, scores),
+    )
+
+
+class Predictor:
+    """Grades picture files with the model of a bundle. A pair is one input: `front.png,back.png`."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.config = from_plain(bundle.config, Config, where=f"{bundle.url}/config.json")
+        with fitting(bundle):
+            self.model = rebuild(self.config, bundle.weights())
+        self.model.eval()
+
+    @torch.no_grad()
+    def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
+        """One answer an input, in order: the grade, its probabilities, and what was seen of edges and centring."""
+        views = [self._read(text) for text in inputs]
+        answers: list[dict[str, Any]] = []
+        for first in range(0, len(views), _AT_ONCE):
+            some = views[first : first + _AT_ONCE]
+            back = torch.stack([pair[-1] for pair in some])
+            front = torch.stack([pair[0] for pair in some]) if self.config.views == "both" else None
+            chances = self.model.probabilities(self.model(back, front))
+            named = self.model.named(chances).tolist()
+            answers += [
+                {"input": text, **self.told(grade, row.tolist())}
+                for text, grade, row in zip(inputs[first:], named, chances, strict=False)
+            ]
+        return answers
+
+    def told(self, grade: int, row: list[float]) -> dict[str, Any]:
+        """A grade and the probabilities of all of them, for people and programs."""
+        grades = self.model.grades.tolist()
+        expected = sum(each * chance for each, chance in zip(grades, row, strict=True))
+        likely = {str(each): round(chance, 4) for each, chance in zip(grades, row, strict=True)}
+        return {
+            "text": f"grade {grade} (expected {expected:.1f})",
+            "grade": grade,
+            "expected": round(expected, 3),
+            "probabilities": likely,
+        }
+
+    def _read(self, text: str) -> list[Tensor]:
+        paths = text.split(SEPARATOR)
+        wanted = 2 if self.config.views == "both" else 1
+        if len(paths) != wanted:
+            how = "FRONT,BACK: two files with a comma between them" if wanted == 2 else "one file"
+            raise BadInput(f"{text!r} is {len(paths)} files, and this grader takes {wanted} of each thing", fix=how)
+        return [squashed(open_picture(path), self.config.side) for path in paths]
+
+
+def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
+    from headway.recipes.grading.data import CARDS  # needs what data needs, and a server has none
+
+    count = sum(parameter.numel() for parameter in model.parameters())
+    named = [source.source for source in job.data.train] or [CARDS]
+    rows = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in sorted(scores.items()))
+    measured = (
+        f"| on validation | |\n| --- | --- |\n{rows}" if scores else "It was not validated before it was exported."
+    )
+    look = f"front by `{cfg.front}`, back by `{cfg.back}`" if cfg.views == "both" else f"one picture by `{cfg.back}`"
+    usage = "front.png,back.png" if cfg.views == "both" else "picture.png"
+    grades = model.grades.tolist()
+    licence = (
+        "The drawn cards are generated by Headway itself: no rights of others are involved. The weights are yours."
+        if set(named) == {CARDS}
+        else "The weights are yours as far as the licences of the training data allow; see the sources above."
+    )
+    return f"""# {name}
+
+Grades from {grades[0]} to {grades[-1]}: {look}, {cfg.channels} channels at {cfg.side} pixels, head `{cfg.head}`,
+{count:,} weights, trained by Headway's `grading` recipe on {", ".join(f"`{source}`" for source in named)},
+seed {job.seed}.
+
+{measured}
+
+## Use
+
+    headway predict PATH_OF_THIS_FOLDER {usage}
+
+`model.safetensors` holds the weights, `config.json` the settings, `{name}_state_dict.pth` and `{name}_config.json` the
+same for programs that read torch's own format (`torch.load(path, weights_only=True)`), `bundle.json` the checksums.
+
+## Limits
+
+It grades what it was trained on. Its probabilities are as good as the calibration in the run's report says. A grade
+from pictures is an opinion, and no substitute for people who look at the thing itself.
+
+## Licence
+
+{licence}
+"""
+
+
+# Grades for the pictures that a server was sent: a front and a back, or one picture.
+
+
+class GradeService:
+    def __init__(self, bundle: Bundle) -> None:
+        self._predictor = Predictor(bundle)
+        self._run: Run | None = None
+        both = self._predictor.config.views == "both"
+        named = (("front", "its front"), ("back", "its back")) if both else (("image", "a picture"),)
+        self.fields = tuple(Field(name=name, kind="picture", summary=told) for name, told in named)
+
+    def prepare(self, instance: Instance) -> list[Tensor]:
+        side = self._predictor.config.side
+        return [squashed(Image.fromarray(instance[field.name]), side) for field in self.fields]
+
+    def graph(self) -> Graph:
+        from headway.recipes.grading.onnx import graphs
+
+        (whole,) = graphs(self._predictor.model, self._predictor.config)
+        return whole
+
+    def use(self, run: Run) -> None:
+        self._run = run
+
+    @torch.no_grad()
+    def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
+        model = self._predictor.model
+        back = torch.stack([views[-1] for views in prepared])
+        front = torch.stack([views[0] for views in prepared]) if len(self.fields) == 2 else None
+        if self._run is not None and not explain:  # the graph does not say what was seen
+            views = [back] if front is None or not bool(model.both) else [back, front]
+            chances = self._run(views)[0]
+        else:
+            seen = model(back, front)
+            chances = model.probabilities(seen)
+        answers = [
+            self._predictor.told(grade, row.tolist())
+            for grade, row in zip(model.named(chances).tolist(), chances, strict=True)
+        ]
+        if explain:
+            for number, answer in enumerate(answers):
+                answer["distribution"] = answer["probabilities"]
+                answer["evidence"] = _evidence("back", seen.back[number]) | (
+                    _evidence("front", seen.front[number]) if seen.front is not None else {}
+                )
+        return answers
+
+
+def _evidence(side: str, found: Tensor) -> dict[str, float]:
+    words = {"edge": "edge damage", "across": "off centre, across", "down": "off centre, down"}
+    return {f"{side}: {words[name]}": round(value, 3) for name, value in zip(DAMAGE, found.tolist(), strict=True)}

@@ -1,0 +1,129 @@
+"""From a sentence to its translation: a beam search over all sentences of a batch at once; a beam of one is greedy.
+
+Sentences that have ended leave the batch, so that a long one does not make the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.core.progress import tell
+from headway.data.tokenizers import END, PAD, START, UNKNOWN
+from headway.recipes.translation.model import Memory, Translator
+
+_NEVER = (PAD, START, UNKNOWN)  # what no translation says
+_MORE = 10  # tokens that a short sentence may grow by
+_ROOM = 3000  # tokens read at once, times the beam
+
+
+class _Beams(NamedTuple):
+    """The candidates of each sentence that is still being translated, best first."""
+
+    sentence: Tensor  # (n) which one of the batch
+    said: Tensor  # (n, beam, tokens so far)
+    total: Tensor  # (n, beam) log-probability
+    length: Tensor  # (n, beam) tokens, <end> included
+    ended: Tensor  # (n, beam)
+
+
+@torch.inference_mode()
+def translate(
+    model: Translator, source: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 1.0
+) -> list[list[int]]:
+    """The tokens of the best translation of each sentence (rows of `source`, ended by <end>, padded).
+
+    None is longer than `max_length`, nor than twice its sentence and a little.
+    """
+    memory = model.read(source)
+    beams = _start(len(source), beam, source.device)
+    limit = (2 * (source != PAD).sum(dim=1) + _MORE).clamp(max=max_length)
+    found: list[list[int]] = [[] for _ in range(len(source))]
+    for step in range(max_length):
+        beams, memory = _extended(model, beams, memory, length_penalty)
+        done = beams.ended.all(dim=1) | (limit[beams.sentence] <= step + 1)
+        if bool(done.any()):
+            for number, said in zip(beams.sentence[done].tolist(), beams.said[done, 0].tolist(), strict=True):
+                found[number] = said
+            beams, memory = _going_on(beams, memory, ~done)
+        if not len(beams.sentence):
+            break
+    return found
+
+
+def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
+    total = torch.full((sentences, beam), float("-inf"), device=device)
+    total[:, 0] = 0  # all candidates of a sentence begin alike: let one of them branch out
+    return _Beams(
+        sentence=torch.arange(sentences, device=device),
+        said=torch.empty(sentences, beam, 0, dtype=torch.int64, device=device),
+        total=total,
+        length=torch.zeros(sentences, beam, device=device),
+        ended=torch.zeros(sentences, beam, dtype=torch.bool, device=device),
+    )
+
+
+def _extended(model: Translator, beams: _Beams, memory: Memory, penalty: float) -> tuple[_Beams, Memory]:
+    """Every candidate by one token, and the best of what comes out, by log-probability / tokens ^ penalty."""
+    count, beam, spoken = beams.said.shape
+    last = beams.said[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.said.device)
+    scores, memory = model.write(last.flatten(), memory)
+    scores.index_fill_(1, torch.tensor(_NEVER, device=scores.device), float("-inf"))
+    gains = _ended_stay(scores.float().log_softmax(dim=1).view(count, beam, -1), beams.ended)
+    totals = beams.total[:, :, None] + gains
+    lengths = beams.length + ~beams.ended
+    best = (totals / lengths[:, :, None] ** penalty).flatten(1).topk(beam, dim=1).indices
+    origin, chosen = best // gains.shape[2], best % gains.shape[2]
+    ended = beams.ended.gather(1, origin)
+    word = torch.where(ended, PAD, chosen)
+    said = torch.cat([beams.said.gather(1, origin[:, :, None].expand(-1, -1, spoken)), word[:, :, None]], dim=2)
+    first_row = torch.arange(count, device=word.device)[:, None] * beam
+    grown = _Beams(
+        beams.sentence, said, totals.flatten(1).gather(1, best), lengths.gather(1, origin), ended | (chosen == END)
+    )
+    return grown, memory.of((first_row + origin).flatten()) if beam > 1 else memory
+
+
+def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
+    """An ended candidate has one successor, itself, and it costs nothing. It is filed under END."""
+    gains.masked_fill_(ended[:, :, None], float("-inf"))
+    gains[:, :, END] = torch.where(ended, 0.0, gains[:, :, END])
+    return gains
+
+
+def _going_on(beams: _Beams, memory: Memory, kept: Tensor) -> tuple[_Beams, Memory]:
+    rows = kept[:, None].expand(beams.ended.shape).flatten().nonzero()[:, 0]
+    sentences = kept.nonzero()[:, 0]
+    return _Beams(*(part[sentences] for part in beams)), memory.of(rows, sentences)
+
+
+def translate_all(
+    model: Translator, texts: Sequence[str], *, max_length: int, beam: int = 1, length_penalty: float = 1.0
+) -> list[str]:
+    """Each text's translation. Texts of like length are translated together."""
+    tokens = [[*model.tokenizer.encode(text)[:max_length], END] for text in texts]
+    answers = [""] * len(texts)
+    device = model.source.weight.device
+    done = 0
+    for rows in batches_by_length([len(one) for one in tokens], _ROOM // beam):
+        tell("translating", done, len(texts))
+        done += len(rows)
+        source = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(tokens[row]) for row in rows], batch_first=True, padding_value=PAD
+        )
+        said = translate(model, source.to(device), max_length=max_length, beam=beam, length_penalty=length_penalty)
+        for row, ids in zip(rows, said, strict=True):
+            answers[row] = model.tokenizer.decode(ids)
+    return answers
+
+
+def batches_by_length(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Rows in groups whose padded size stays below `room`, the longest first."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        size = max(1, room // max(1, lengths[order[0]]))
+        yield order[:size]
+        order = order[size:]

@@ -1,0 +1,146 @@
+"""How good translations are: sacrebleu's BLEU and chrF of what the model writes by itself, with its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.artifacts.evaluate import Baseline, Evaluation, Example, Table, extremes
+from headway.data.loading.text import SentenceFeed
+from headway.metrics.bleu import BleuCounts
+from headway.metrics.samples import of_counts, of_values
+from headway.metrics.translation import score, translation_counts
+from headway.recipes.translation.beam_search import translate, translate_all
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.data import Pairs, load
+from headway.recipes.translation.model import Translator
+from headway.spec.model import Cache, Data
+
+if TYPE_CHECKING:
+    from headway.training import Run
+
+SHOWN: Final = 24  # examples of each group in the report
+LONGEST: Final = 1000  # tokens of a sentence in an evaluation: none is left out for its length
+REPORTED: Final = ("bleu", "chrf", "length_ratio")
+
+
+def validate(run: Run, model: Translator, cfg: Config, pairs: Pairs) -> dict[str, float]:
+    """Loss and scores of greedy translations of all sentences, each rank translating its share."""
+    learning = model.training
+    model.eval()
+    feed = SentenceFeed(pairs.sources, max(4096, LONGEST + 2), training=False, max_length=LONGEST)
+    written = torch.zeros(len(pairs), cfg.max_length, dtype=torch.int64)
+    loss, tokens = torch.zeros(()), 0
+    with torch.inference_mode():
+        for batch in run.evaluating(feed):
+            found, count = model(batch["source"], batch["target"])
+            loss, tokens = loss + found.cpu(), tokens + int(count)
+            said = translate(model, batch["source"], max_length=cfg.max_length)
+            for row, ids in zip(batch["row"].tolist(), said, strict=True):
+                written[row, : len(ids)] = torch.tensor(ids)
+    model.train(learning)
+    sums = run.total({"loss": float(loss), "tokens": float(tokens)})
+    rows: Tensor = run.total(written.to(run.device))
+    texts = [model.tokenizer.decode(row) for row in rows.tolist()]
+    return {"val_loss": sums["loss"] / sums["tokens"], **scores(pairs, texts)}
+
+
+def scores(pairs: Pairs, said: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, float]:
+    """Of all sentences, or of some; where a grammar can tell, also how many are simply right."""
+    wanted = pairs.texts("target")
+    chosen = range(len(said)) if rows is None else rows
+    mine, theirs = [said[row] for row in chosen], [wanted[row] for row in chosen]
+    measured = score(mine, theirs)
+    found = {name: float(measured[name]) for name in REPORTED if measured[name] is not None}
+    if pairs.held_out is not None:
+        found["exact"] = float(np.mean([one == other for one, other in zip(mine, theirs, strict=True)]))
+    return found
+
+
+def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
+    """The whole split with beam search; apart, what has combinations that training showed and did not show."""
+    pairs = load(cfg, data, split, cache=cache)
+    given, wanted = pairs.texts("source"), pairs.texts("target")
+    said = translate_all(model, given, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
+    groups = _groups(pairs)
+    by_group = {name: scores(pairs, said, rows) for name, rows in groups.items()}
+    metrics = scores(pairs, said)
+    for name, found in by_group.items():
+        metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu", "exact")}
+    good = _goodness(said, wanted)
+
+    def example(row: int, group: str = "", note: str = "") -> Example:
+        right = None if pairs.held_out is None else said[row] == wanted[row]
+        return Example(given=given[row], answer=said[row], expected=(wanted[row],), right=right, group=group, note=note)
+
+    best, worst = ([example(row, note=f"{100 * good[row]:.0f} % in common") for row in rows] for rows in extremes(good))
+    return Evaluation(
+        data=pairs.name,
+        count=len(pairs),
+        metrics=metrics,
+        groups=by_group,
+        examples=[
+            example(row, group=name)
+            for name, rows in (groups or {"": range(len(given))}).items()
+            for row in rows[:SHOWN]
+        ],
+        best=best,
+        worst=worst,
+        baseline=Baseline(words="repeats the sentence as it was given", metrics=scores(pairs, given)),
+        tables=[_signatures(said, wanted), _by_length(given, said, wanted)],
+        samples=_samples(pairs, said, wanted),
+    )
+
+
+def _goodness(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
+    """Of each sentence, the share of words and runs of up to four that it has in common with what was wanted."""
+    counts = translation_counts(said, wanted)
+    whole = np.maximum(counts.guesses.sum(axis=1), np.maximum(4 * counts.reference_length - 6, 1))
+    found: list[float] = (counts.correct.sum(axis=1) / whole).tolist()
+    return found
+
+
+def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:
+    """Which sentences have only combinations that training showed; none where that is true of all."""
+    if pairs.held_out is None or not pairs.held_out.any() or pairs.held_out.all():
+        return {}
+    return {
+        "held_out": np.flatnonzero(pairs.held_out).tolist(),
+        "seen": np.flatnonzero(~pairs.held_out).tolist(),
+    }
+
+
+def _samples(pairs: Pairs, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    """What each sentence adds to a metric: from these, intervals are drawn and runs compared."""
+    counts = translation_counts(said, wanted)
+    found = BleuCounts(counts.correct, counts.guesses, counts.length, counts.reference_length)
+    record: dict[str, Any] = {"bleu": of_counts(found, scale=100.0)}
+    if pairs.held_out is not None:
+        record["exact"] = of_values([one == other for one, other in zip(said, wanted, strict=True)])
+    return record
+
+
+def _signatures(said: Sequence[str], wanted: Sequence[str]) -> Table:
+    """How it was counted: what makes scores comparable to other people's."""
+    measured = score(said, wanted)
+    rows = [
+        ("bleu", measured["bleu"], measured["signature"]),
+        ("chrf", measured["chrf"], measured["chrf_signature"]),
+    ]
+    return Table(name="signatures", title="How it was counted", head=("metric", "value", "signature"), rows=rows)
+
+
+def _by_length(given: Sequence[str], said: Sequence[str], wanted: Sequence[str]) -> Table:
+    """BLEU of shorter and longer sentences: a model that loses the thread shows it here."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for low, high in ((1, 8), (9, 12), (13, 18), (19, 30), (31, LONGEST)):
+        chosen = [row for row, text in enumerate(given) if low <= len(text.split()) <= high]
+        if chosen:
+            found = score([said[row] for row in chosen], [wanted[row] for row in chosen])
+            name = f"{low} to {high}" if high < LONGEST else f"{low} and more"
+            rows.append((name, len(chosen), found["bleu"], found["length_ratio"]))
+    return Table(name="by_length", title="By length", head=("words", "sentences", "bleu", "length ratio"), rows=rows)

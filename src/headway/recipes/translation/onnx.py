@@ -1,0 +1,90 @@
+"""A translator as two graphs: one reads the sentences once, one scores the token after what is written so far.
+
+A program that uses them begins with <start> (1), appends the token it chooses, and ends with <end> (2). Sentences are
+subwords of tokenizer.json, each ended by <end> and filled up with <pad> (0).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.artifacts.onnx import BATCH, Graph
+from headway.data.tokenizers import END, PAD, START
+from headway.recipes.translation.config import Config
+from headway.recipes.translation.model import Heads, Translator
+
+
+class Reads(nn.Module):
+    """Keys and values of the sentences, (layers, sentences, heads, tokens, width of a head) each."""
+
+    def __init__(self, model: Translator) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.model.heads_of(source, _visible(source))
+        return torch.stack([each.keys for each in heads]), torch.stack([each.values for each in heads])
+
+
+class Writes(nn.Module):
+    """Log-probabilities of the token after `written`, which begins with <start>."""
+
+    def __init__(self, model: Translator) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, keys: Tensor, values: Tensor, written: Tensor) -> Tensor:
+        read = [Heads(*each) for each in zip(keys.unbind(0), values.unbind(0), strict=True)]
+        understood = self.model.understood(written, read, _visible(source))
+        scores = functional.linear(understood[:, -1], self.model.table)
+        return scores.float().log_softmax(dim=1)
+
+
+def _visible(source: Tensor) -> Tensor:
+    return (source != PAD)[:, None, None]
+
+
+def graphs(model: Translator, cfg: Config) -> list[Graph]:
+    """`reads` once a sentence, then `writes` once a token."""
+    reads, writes = Reads(model.eval()), Writes(model)
+    first, second = _example(len(model.tokenizer), 2, 7, 4), _example(len(model.tokenizer), 3, 9, 5)
+    length = {0: BATCH, 1: "length"}
+    heads = {1: BATCH, 3: "length"}
+    return [
+        Graph(
+            name="reads",
+            module=reads,
+            inputs={"source": first[0]},
+            outputs=("keys", "values"),
+            dynamic={"source": length},
+            more=[{"source": second[0]}],
+            about="sentences as subwords, to what `writes` asks for of them",
+        ),
+        Graph(
+            name="writes",
+            module=writes,
+            inputs=_asked(reads, *first),
+            outputs=("scores",),
+            dynamic={"source": length, "keys": heads, "values": heads, "written": {0: BATCH, 1: "written"}},
+            more=[_asked(reads, *second)],
+            about="log-probabilities of the next token, after what is written so far",
+        ),
+    ]
+
+
+def _asked(reads: Reads, source: Tensor, written: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        keys, values = reads(source)
+    return {"source": source, "keys": keys, "values": values, "written": written}
+
+
+def _example(size: int, count: int, length: int, written: int) -> tuple[Tensor, Tensor]:
+    """Sentences of different lengths: the padding is to be seen."""
+    source = torch.arange(count * length).view(count, length) % (size - 4) + 4
+    source[:, -1] = END
+    source[0, -2:] = torch.tensor([END, PAD])
+    said = torch.arange(count * written).view(count, written) % (size - 4) + 4
+    said[:, 0] = START
+    return source, said

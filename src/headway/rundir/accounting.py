@@ -1,0 +1,69 @@
+"""What a run has used up of its budget, over all its attempts: from its folder alone, as durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.core.plan import Plan
+from headway.rundir import lease
+from headway.rundir.layout import RunFolder
+
+RESERVE_S = 60.0  # with less than this left, a new attempt could only end again
+
+
+def spent_s(folder: RunFolder, *more: Mapping[str, Any]) -> float:
+    """`lease.seconds_spent` of a folder. `more` are records beside its events that say `spent_s`: the progress."""
+    record, _ = lease.read(folder.store)  # before the events: a lease is given up after the last word
+    return lease.seconds_spent([*folder.events(), *more], record)
+
+
+def spent_usd(plan: Plan, seconds: float) -> float | None:
+    """By the price that the plan was reviewed with, disks included; None where nothing is billed."""
+    rate = rate_usd(plan)
+    return None if rate is None else seconds / 3600 * rate
+
+
+def rate_usd(plan: Plan) -> float | None:
+    """Dollars an hour of all nodes, as the plan bills them."""
+    price: dict[str, Any] = dict(plan.price)
+    if not price.get("usd_per_hour"):
+        return None
+    billed = price["spot_usd_per_hour"] if price.get("billed") == "spot" else price["usd_per_hour"]
+    return float(billed) + float((price.get("disk") or {}).get("usd_per_hour", 0.0))
+
+
+def remainder(plan: Plan, spent: float) -> Plan:
+    """The plan with what is left as its limit, for a target whose own limit counts each start anew."""
+    budget = plan.limits.budget_s
+    if budget is None or not spent:
+        return plan
+    return replace(plan, limits=replace(plan.limits, budget_s=max(RESERVE_S, budget - spent)))
+
+
+def require_some_left(plan: Plan, spent: float, run: str) -> None:
+    """BadInput where another attempt could only say that the budget is spent."""
+    budget = plan.limits.budget_s
+    if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
+        what = f"the budget of {run} is spent: {spent / 3600:.2f} of {budget / 3600:.2f} hours"
+        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (the new total)")
+
+
+def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
+    """The plan with another total budget. Dollars become time by the plan's own price."""
+    rate = rate_usd(plan)
+    if usd is not None and rate is None:
+        raise BadInput("nothing is billed on this target, so dollars limit nothing", fix="--budget-hours N")
+    limits = [value for value in (hours, usd / rate if usd is not None and rate else None) if value is not None]
+    if not limits:
+        return plan
+    if min(limits) <= 0:
+        raise BadInput("a budget is more than nothing", fix="--budget-hours 8")
+    allowed = min(limits)
+    job = {**plan.job, "budget": {"usd": usd, "hours": hours}}
+    price = {**plan.price, "ceiling_usd": round(allowed * rate, 3)} if rate else plan.price
+    if rate:
+        job["env"] = {**job["env"], "HEADWAY_BUDGET_USD": f"{allowed * rate:.6g}"}
+    return replace(plan, job=job, price=price, limits=replace(plan.limits, budget_s=allowed * 3600))

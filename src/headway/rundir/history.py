@@ -1,0 +1,119 @@
+"""A run's curves: read once, added to as the run goes on. A million points take seconds and 16 MB a curve."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final
+
+from headway.core.errors import BadPlan
+from headway.core.safe_json import json_of
+from headway.rundir.layout import RunFolder, Segment, lines, segments
+
+NOT_CURVES: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})
+_NUMBERS: Final = frozenset({int, float})  # what is true or false is no number
+
+
+def _numbers() -> array[float]:
+    return array("d")
+
+
+@dataclass(slots=True)
+class Curve:
+    """One metric. Grows at its end; what an earlier attempt wrote past a resume is cut off."""
+
+    steps: array[float] = field(default_factory=_numbers)
+    values: array[float] = field(default_factory=_numbers)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: float, value: float) -> None:
+        if self.steps and step <= self.steps[-1]:
+            at = bisect_left(self.steps, step)
+            if self.steps[at] == step:
+                self.values[at] = value
+                return
+            del self.steps[at:], self.values[at:]  # steps only go back at a resume, and then what was ahead is void
+        self.steps.append(step)
+        self.values.append(value)
+
+    def cut(self, after: float) -> None:
+        at = bisect_right(self.steps, after)
+        del self.steps[at:], self.values[at:]
+
+
+class Curves:
+    """All curves of one run. `refresh` reads only segments that it has not seen."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._seen: set[str] = set()
+        self._attempt = 0  # the newest one read
+        self._curves: dict[str, Curve] = {}
+        self.lock = Lock()  # held while curves change, and by whoever copies one
+
+    def refresh(self) -> bool:
+        """Whether there was anything new."""
+        with self.lock:
+            fresh = [each for each in segments(self._folder.store, "metrics") if each.key not in self._seen]
+            for segment in fresh:
+                self._read(segment)
+                self._attempt = max(self._attempt, segment.attempt)
+            return bool(fresh)
+
+    def _read(self, segment: Segment) -> None:
+        try:
+            self._add(segment)
+        except (ValueError, TypeError, OverflowError) as error:
+            where = f"{self._folder.url}/{segment.key}"
+            raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
+        self._seen.add(segment.key)
+
+    def _add(self, segment: Segment) -> None:
+        # One parse a segment: a third quicker than one a line.
+        for record in json_of(f"[{','.join(filter(None, lines(self._folder.store, segment)))}]"):
+            if type(record) is not dict:
+                continue  # somebody else's
+            if record.get("resume_attempt", self._attempt) not in (self._attempt, segment.attempt):
+                self._begin_anew()  # it goes on from an attempt before the last one: seldom, and told by the folder
+            elif "resume_step" in record:
+                for curve in self._curves.values():
+                    curve.cut(float(record["resume_step"]))
+            elif "step" in record:
+                self._take(record)
+
+    def _begin_anew(self) -> None:
+        self._curves = {}
+        for record in self._folder.metrics():
+            self._take(record)
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        step, curves = float(record["step"]), self._curves
+        for name, value in record.items():
+            if name in NOT_CURVES or type(value) not in _NUMBERS:
+                continue
+            value = float(value)  # before anything is added: it may be too large
+            curve = curves.get(name)
+            if curve is None:
+                curve = curves[name] = Curve()
+            if curve.steps and step <= curve.steps[-1]:
+                curve.add(step, value)
+            else:  # as `add` does, without the call: it is made a million times
+                curve.steps.append(step)
+                curve.values.append(value)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._curves)
+
+    def __getitem__(self, name: str) -> Curve:
+        """Empty where nothing of that name was logged."""
+        return self._curves.get(name) or Curve()
+
+    def last(self) -> dict[str, float]:
+        with self.lock:
+            return {name: curve.values[-1] for name, curve in self._curves.items() if len(curve)}

@@ -1,0 +1,193 @@
+"""This machine's index of runs: makes `headway ps` fast, and can be lost. The truth about a run is in its folder.
+
+Nothing here ever stops a run: trouble with the file is said, and work goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from headway.core.paths import home
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+FORMAT = 1
+PATIENCE_S = 5.0  # for another process that is writing
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS runs (
+  url TEXT PRIMARY KEY, name TEXT NOT NULL, target TEXT NOT NULL, job TEXT NOT NULL,
+  created REAL NOT NULL, state TEXT NOT NULL, seen REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS by_age ON runs (created);
+CREATE INDEX IF NOT EXISTS by_name ON runs (name);
+"""
+_COLUMNS = "name, url, target, job, created, state, seen"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One run as it was last seen from here. Times are Unix seconds."""
+
+    name: str
+    url: str
+    target: str
+    job: str
+    created: float
+    state: str = "pending"
+    seen: float = 0.0
+
+
+def _warn(text: str) -> None:
+    import logging
+
+    logging.getLogger("headway").warning(text)
+
+
+class Ledger:
+    """The index. Every call opens the file anew, so any number of processes and threads may use it at once."""
+
+    def __init__(self, path: Path | None = None, *, say: Callable[[str], None] = _warn) -> None:
+        self.path = home() / "ledger.sqlite" if path is None else path
+        self._say = say
+
+    def record(self, *rows: Row) -> None:
+        """Add runs; one that is known by its URL is brought up to date."""
+        values = [(r.name, r.url, r.target, r.job, r.created, r.state, r.seen or time.time()) for r in rows]
+        self._write(
+            lambda db: db.executemany(
+                f"INSERT INTO runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (url) DO UPDATE SET "
+                "name = excluded.name, target = excluded.target, job = excluded.job, created = excluded.created, "
+                "state = excluded.state, seen = excluded.seen",
+                values,
+            )
+        )
+
+    def saw(self, url: str, state: str) -> None:
+        """Note the state in which a run was just seen."""
+        self._write(
+            lambda db: db.execute("UPDATE runs SET state = ?, seen = ? WHERE url = ?", (state, time.time(), url))
+        )
+
+    def forget(self, url: str) -> None:
+        self._write(lambda db: db.execute("DELETE FROM runs WHERE url = ?", (url,)))
+
+    def rows(self, *, glob: str | None = None, target: str | None = None, limit: int | None = None) -> list[Row]:
+        """Newest first."""
+        return self._read(
+            "WHERE (?1 IS NULL OR name GLOB ?1) AND (?2 IS NULL OR target = ?2) "
+            "ORDER BY created DESC, rowid DESC LIMIT ?3",
+            (glob, target, -1 if limit is None else limit),
+        )
+
+    def page(self, words: Sequence[str], *, offset: int, limit: int) -> tuple[int, list[Row]]:
+        """How many runs say all these words in name, job, target or state; and some of them, newest first."""
+        said = "lower(name || ' ' || job || ' ' || target || ' ' || state)"
+        where = "WHERE " + " AND ".join(["1", *(f"instr({said}, ?)" for _ in words)])
+        values: tuple[object, ...] = tuple(word.lower() for word in words)
+
+        def count(db: sqlite3.Connection) -> int:
+            return int(db.execute(f"SELECT count(*) FROM runs {where}", values).fetchone()[0])
+
+        total = self._attempt(count, 0) if self.path.exists() else 0
+        shown = f"{where} ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?"
+        return total, self._read(shown, (*values, limit, offset))
+
+    def named(self, prefix: str) -> list[Row]:
+        """Runs whose name starts with `prefix`, newest first."""
+        return self._read(
+            "WHERE name >= ? AND name < ? ORDER BY created DESC, rowid DESC", (prefix, prefix + "\U0010ffff")
+        )
+
+    def rebuild(self, outputs: str) -> int:
+        """Record every run found below `outputs`; how many there were."""
+        from headway.rundir.status import rows_below
+
+        found = list(rows_below(outputs))
+        self.record(*found)
+        return len(found)
+
+    def _read(self, clause: str, values: tuple[object, ...]) -> list[Row]:
+        def select(db: sqlite3.Connection) -> list[Row]:
+            names = _COLUMNS.split(", ")
+            return [
+                Row(**dict(zip(names, found, strict=True)))
+                for found in db.execute(f"SELECT {_COLUMNS} FROM runs {clause}", values)
+            ]
+
+        return self._attempt(select, []) if self.path.exists() else []
+
+    def _write(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        self._attempt(work, None)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Do it, on a fresh file if this one is damaged; `otherwise` where it cannot be done at all."""
+        import sqlite3
+
+        try:
+            try:
+                return self._with_database(work)
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:
+                    raise  # busy, full, read-only: not damage
+                self._set_aside(error)
+                return self._with_database(work)
+        except (sqlite3.Error, OSError) as error:
+            self._say(f"the index of runs could not be used, and the run is not affected: {self.path}: {error}")
+            return otherwise
+
+    def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        import sqlite3
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self.path, timeout=PATIENCE_S)) as db, db:
+            (form,) = db.execute("PRAGMA user_version").fetchone()
+            if form > FORMAT:
+                raise OSError("it was written by a newer Headway")
+            if form < FORMAT:
+                db.executescript(f"BEGIN IMMEDIATE; {_TABLE} PRAGMA user_version = {FORMAT}; COMMIT;")
+            return work(db)
+
+    def _set_aside(self, why: Exception) -> None:
+        """Rename a damaged file, so that a new one can be started. Of several processes one does it."""
+        with _locked(self.path.with_suffix(".lock")):
+            if self._whole():
+                return  # another process was quicker
+            aside = self.path.with_suffix(f".damaged-{time.time_ns()}")
+            os.replace(self.path, aside)
+            # A journal left behind would be played back into the new file.
+            for journal in _journals(self.path):
+                journal.unlink(missing_ok=True)
+        self._say(
+            f"the index of runs was damaged ({why}) and is started anew; the old one is {aside}. "
+            "No run is lost: headway ps --rebuild OUTPUTS lists them again"
+        )
+
+    def _whole(self) -> bool:
+        import sqlite3
+
+        try:
+            with closing(sqlite3.connect(self.path, timeout=PATIENCE_S)) as db:
+                return bool(db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+        except sqlite3.DatabaseError:
+            return False
+
+
+def _journals(path: Path) -> Iterable[Path]:
+    return (path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm"))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

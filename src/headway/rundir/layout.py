@@ -1,0 +1,280 @@
+"""A run's folder, read: the one place that knows its layout. Any run can be understood from here alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import BadPlan, Conflict, NotThere, StoreError, UnknownRun
+from headway.core.plan import Plan
+from headway.core.safe_json import json_of
+from headway.core.types import LogLine
+from headway.storage.base import ABSENT, Store
+
+# Immutable numbered segments: how things that grow are kept where nothing can be appended. No torch.
+
+
+SHORTEST_S, LONGEST_S = 2.0, 60.0
+_NAME = re.compile(r"a(?P<attempt>\d{4,})-(?:(?P<writer>[a-z]\d*)-)?(?P<number>\d{7,})\.(?:jsonl|log)$")
+
+
+def interval_s(age_s: float) -> float:
+    """How long a segment stays open: short at first, for who waits; long later, so that listings stay small."""
+    return min(LONGEST_S, max(SHORTEST_S, age_s / 100))
+
+
+def stem(attempt: int, writer: str = "") -> str:
+    """`a0001-`, or `a0001-r0-` for one of several writers: rank r0, supervisor s, node n1."""
+    return f"a{attempt:04d}-{writer}-" if writer else f"a{attempt:04d}-"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    attempt: int
+    writer: str
+    number: int
+    key: str
+
+
+class SegmentWriter:
+    """Lines into numbered segments under one prefix, in order, each written once. Safe to share between threads."""
+
+    def __init__(self, store: Store, folder: str, attempt: int, writer: str = "", suffix: str = "jsonl") -> None:
+        self._store = store
+        self._prefix = f"{folder}/{stem(attempt, writer)}"
+        self._suffix = suffix
+        self._number = 1
+        self._lines: list[str] = []
+        self._sealed: bytes | None = None  # a segment whose write has failed keeps its number and its bytes
+        self._adding, self._writing = threading.Lock(), threading.Lock()
+
+    def add(self, line: str) -> None:
+        with self._adding:
+            self._lines.append(line)
+
+    @property
+    def pending(self) -> int:
+        return len(self._lines) + (self._sealed is not None)
+
+    def flush(self) -> None:
+        """Everything added so far is in the store when this returns. On a StoreError nothing is lost: flush again."""
+        with self._writing:
+            if self._sealed is not None:
+                self._write(self._sealed)
+            with self._adding:
+                lines, self._lines = self._lines, []
+            if lines:
+                self._write(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+
+    def _write(self, body: bytes) -> None:
+        self._sealed = body
+        key = f"{self._prefix}{self._number:07d}.{self._suffix}"
+        try:
+            self._store.write(key, body, when=ABSENT)
+        except Conflict:
+            # Our own write whose answer was lost, or a second writer, which the lease should have made impossible.
+            if self._store.read(key) != body:
+                raise StoreError(f"{key} was written by somebody else", where=self._store.url) from None
+        self._number += 1
+        self._sealed = None
+
+
+def segments(store: Store, folder: str) -> list[Segment]:
+    """The segments below `folder`, by attempt, then writer, then number. Other files are passed over."""
+    found = []
+    for entry in store.list(f"{folder}/"):
+        match = _NAME.search(entry.key)
+        if match:
+            attempt, number = int(match["attempt"]), int(match["number"])
+            found.append(Segment(attempt, match["writer"] or "", number, entry.key))
+    return sorted(found)
+
+
+def lines(store: Store, segment: Segment) -> Iterator[str]:
+    try:
+        text = store.read(segment.key).decode("utf-8", "replace")
+    except NotThere:  # removed between listing and reading
+        return
+    yield from text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
+
+
+PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
+CODE_LISTING = "code.json"  # {"sha256", "files": {name: [size, sha256]}}: what the code archive brings
+REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
+LAST_CHECKPOINT = "checkpoints/last.json"
+SUPERVISOR = -1  # the rank under which the supervisor's own words are logged
+
+
+_PROGRESS = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
+_OF_EVENTS = ("attempt", "spent_s", "held_from_s")  # numbers that others reckon with
+
+
+def checkpoint_folder(step: int) -> str:
+    return f"checkpoints/{step:08d}"
+
+
+def encode(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+class RunFolder:
+    """Reading and writing one run's records. Holds no state but its store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rsplit("/", 1)[-1]
+
+    def plan(self) -> Plan:
+        try:
+            return Plan.from_json(self.store.read(PLAN), where=f"{self.url}/{PLAN}")
+        except NotThere:
+            raise UnknownRun(f"{self.url} is not a run folder: it has no {PLAN}", fix="headway ps") from None
+
+    def read_json(self, key: str) -> dict[str, Any] | None:
+        """The record, or None where it was never written. One that is damaged is an error, not an absence."""
+        try:
+            text = self.store.read(key)
+        except NotThere:
+            return None
+        try:
+            value = json_of(text)
+        except ValueError as error:
+            raise BadPlan(f"damaged: {error}", where=f"{self.url}/{key}") from None
+        if not isinstance(value, dict):
+            raise BadPlan("damaged: not a record", where=f"{self.url}/{key}")
+        return value
+
+    def write_json(self, key: str, value: Any, *, when: str | None = None) -> str:
+        return self.store.write(key, encode(value), when=when)
+
+    def create_json(self, key: str, value: Any) -> str:
+        """Conflict when it is there already."""
+        return self.write_json(key, value, when=ABSENT)
+
+    def progress(self) -> dict[str, Any] | None:
+        """The newest progress record, its numbers checked; None where there is none."""
+        record = self.read_json(PROGRESS)
+        for name in _PROGRESS:
+            if record is not None and record.get(name) is not None and not is_number(record[name]):
+                raise BadPlan(f"damaged: {name} is not a number", where=f"{self.url}/{PROGRESS}")
+        return record
+
+    def kept_checkpoints(self) -> list[dict[str, Any]]:
+        """The run's own record of its committed checkpoints: each has a step, names and perhaps a score."""
+        record = self.read_json(LAST_CHECKPOINT) or {}
+        wrong = damage_of_kept(record.get("kept") or [])
+        if wrong is not None:
+            raise BadPlan(
+                f"damaged: {wrong}", where=f"{self.url}/{LAST_CHECKPOINT}", fix="restore the file, or remove it"
+            )
+        return record.get("kept") or []
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, oldest first. Every event carries its attempt. BadPlan for one that makes no sense."""
+        return [
+            {"attempt": segment.attempt, **_sound(record, f"{self.url}/{segment.key}")}
+            for segment in segments(self.store, "events")
+            for record in _records(self.store, segment, {"kind": str})
+        ]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One history without gaps or duplicates: a record a step, and what was done again replaces what was before.
+
+        A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be done again.
+        """
+        history: dict[int, dict[str, Any]] = {}
+        past: dict[int, dict[int, dict[str, Any]]] = {}  # what each attempt had come to, with all before it
+        for segment in segments(self.store, "metrics"):
+            for record in _records(self.store, segment, {"step": int, "resume_step": int}):
+                if "resume_step" in record:
+                    start = record["resume_step"]
+                    before = past.get(record.get("resume_attempt", -1), history)
+                    history = {step: dict(kept) for step, kept in before.items() if step <= start}
+                    past[segment.attempt] = history
+                elif "step" in record:
+                    history.setdefault(record["step"], {}).update(record)
+        return list(history.values())
+
+    def log_lines(self, rank: int | None = None) -> Iterator[LogLine]:
+        """What was printed, in order within a rank and merged by time over ranks."""
+        streams: dict[int, list[Segment]] = {}
+        for segment in segments(self.store, "logs"):
+            streams.setdefault(rank_of(segment.writer), []).append(segment)
+        if rank is not None:
+            streams = {rank: streams.get(rank, [])}
+        from heapq import merge
+
+        yield from merge(*(_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
+
+    def ended(self) -> dict[str, Any] | None:
+        """How the newest attempt ended, by its own last word; None while it runs, or when it had none."""
+        events = self.events()
+        newest = max((event["attempt"] for event in events), default=0)
+        farewells = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
+        return farewells[-1] if farewells else None
+
+
+def rank_of(writer: str) -> int:
+    return SUPERVISOR if writer.startswith("s") else int(writer[1:] or 0)
+
+
+def parse_log(rank: int, line: str) -> LogLine:
+    time, _, text = line.partition(" ")
+    return LogLine(rank=rank, time=time, text=text)
+
+
+def _log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
+    for segment in parts:
+        for line in lines(store, segment):
+            yield parse_log(rank, line)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def damage_of_kept(kept: object) -> str | None:
+    """Why this is no list of committed checkpoints; None where it is one."""
+    if not isinstance(kept, list):
+        return "kept is not a list"
+    for one in kept:
+        if not isinstance(one, dict) or not isinstance(one.get("step"), int):
+            return "a checkpoint without a step"
+        names = one.get("names", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return f"the names of the checkpoint of step {one['step']} are not texts"
+        if one.get("score") is not None and not is_number(one["score"]):
+            return f"the score of the checkpoint of step {one['step']} is not a number"
+    return None
+
+
+def _sound(event: dict[str, Any], where: str) -> dict[str, Any]:
+    needed = ("step",) if event["kind"] == "checkpoint" else ()
+    for name in (*_OF_EVENTS, *needed):
+        if (name in event or name in needed) and not is_number(event.get(name)):
+            what = f"a record is damaged: the {name} of an event '{event['kind'][:40]}' is not a number"
+            raise BadPlan(what, where=where, fix="restore the file, or remove it")
+    return event
+
+
+def _records(store: Store, segment: Segment, needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    """The records that have one of these fields, of its type: others are somebody else's. No JSON at all is damage."""
+    for number, line in enumerate(lines(store, segment), 1):
+        try:
+            record = json_of(line)
+        except ValueError as error:
+            where = f"{store.url}/{segment.key}:{number}"
+            raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
+        if isinstance(record, dict) and any(isinstance(record.get(name), kind) for name, kind in needs.items()):
+            yield record

@@ -1,0 +1,277 @@
+"""Who runs a run now. One conditional put decides; the attempt number it carries fences everything written later."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from headway.core import processes
+from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
+from headway.core.safe_json import json_of
+from headway.rundir.layout import RunFolder, segments
+from headway.storage import same_place
+from headway.storage.base import ABSENT, Store
+
+KEY = "lease.json"
+RENEW_S, STALE_S = 10.0, 60.0
+_URLS = (
+    "HEADWAY_RUN_URL",
+    "HEADWAY_CLIENT_URL",
+)  # its folder, by its own machine and by its client
+
+
+class LeaseLost(HeadwayError):
+    """Somebody else runs this now: stop at once and write nothing more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    attempt: int
+    holder: str | None  # None: given up
+    host: str = ""
+    boot: str = ""
+    pid: int = 0
+    started: str = ""
+    beat: int = 0
+    spent_s: float = 0.0  # by the run before this holder took it; once a dead holder's lease is freed, its own too
+    renew_s: float = RENEW_S  # seconds that one beat stands for
+
+    @classmethod
+    def of(cls, raw: Any) -> Record:
+        """TypeError unless it is a record as we write them: nobody's numbers are taken on trust.
+
+        A field that is missing was unknown to an earlier Headway; one that we do not know is a later one's.
+        """
+        names = {field.name for field in fields(cls)}
+        found = cls(**{name: value for name, value in {**raw}.items() if name in names})
+        numbers, words = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
+        if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in words):
+            raise TypeError("not a lease")
+        if not all(_is_duration(value) for value in (found.beat, found.spent_s, found.renew_s)):
+            raise TypeError("not a lease")
+        return found
+
+    def seen_at(self, url: str) -> bool | None:
+        """Whether the process that runs the folder at `url` lives, where this very host can see it; None elsewhere.
+
+        In a copy of a live run's folder the record names a process that lives, and that runs the other folder.
+        """
+        if self.boot != processes.here():
+            return None
+        if not processes.alive(self.pid, self.started):
+            return False
+        carried = processes.environment(self.pid)
+        if carried is None:
+            return None
+        labels = [carried[name] for name in _URLS if carried.get(name)]
+        return not labels or any(same_place(label, url) for label in labels)
+
+
+def read(store: Store) -> tuple[Record | None, str]:
+    """The record and its version; (None, ABSENT) where nobody ever took it."""
+    try:
+        version = store.stat(KEY).version
+        return Record.of(json_of(store.read(KEY))), version
+    except NotThere:
+        return None, ABSENT
+    except (ValueError, TypeError):
+        # Damaged: its attempt is unknown, so it is replaced by one above every attempt that left a trace.
+        return None, store.stat(KEY).version
+
+
+def seconds_spent(events: Sequence[Mapping[str, Any]], record: Record | None) -> float:
+    """Count the seconds that a run has used up, over all attempts. Everybody who needs the number gets it from here.
+
+    A holder counts by its own clock, so clocks may jump and waiting in a queue is not counted, and says so in its
+    events. One that was killed has spent what its lease shows: the total when it took it, and its beats.
+    All of these are running totals, of which the largest counts: nothing is added twice, in whatever order it is read.
+    """
+    said = max((float(event.get("spent_s") or 0.0) for event in events), default=0.0)
+    if record is None:
+        return said
+    if record.holder is None or _said_last_word(events, record.attempt):
+        return max(said, record.spent_s)
+    # Leases of earlier versions do not say from where they count: there the newest attempt's first event does.
+    starts = [float(event.get("held_from_s", 0.0)) for event in events if event.get("kind") == "attempt"]
+    before = max([record.spent_s, *starts[-1:]])
+    return max(said, before + record.beat * record.renew_s)
+
+
+def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = None) -> bool:
+    """Give up the lease for a holder that is gone for certain: nobody need wait for it to go stale.
+
+    One conditional write frees it and credits what the holder had spent. False, and nothing written, where nobody holds
+    it, where `gone` says that its holder is not, or where it has been written meanwhile (since `version`, if given).
+    """
+    record, found = read(store)
+    if record is None or record.holder is None or version not in (None, found) or not gone(record):
+        return False
+    freed = replace(record, holder=None, spent_s=_credited(store, record))
+    try:
+        store.write(KEY, _encode(freed), when=found)
+    except Conflict:
+        return False
+    return True
+
+
+class Lease:
+    """Held by the supervisor. `attempt` rises with every start of the gang, first or repeated."""
+
+    def __init__(self, store: Store, record: Record, version: str) -> None:
+        self._store, self._record, self._version = store, record, version
+
+    @property
+    def attempt(self) -> int:
+        return self._record.attempt
+
+    @property
+    def record(self) -> Record:
+        return self._record
+
+    @classmethod
+    def take(
+        cls,
+        store: Store,
+        *,
+        wait: bool = True,
+        holder: str = "",
+        stale_s: float = STALE_S,
+        renew_s: float = RENEW_S,
+        on_wait: Callable[[Record], None] = lambda record: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Lease:
+        """Take it, or raise RunBusy: at once if its holder is seen alive here, or when it is renewed while we wait.
+
+        A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree. Whoever calls
+        again after a store's error gives the same `holder` (`new_holder()`): the first call may have succeeded.
+        What a former holder had spent is in the new record: the beats that show it are overwritten by the same put.
+        """
+        holder = holder or new_holder()
+        while True:
+            found, version = read(store)
+            if found is not None and found.holder == holder:
+                return cls(store, found, version)  # our own, whose answer was lost
+            seen = found.seen_at(store.url) if found is not None and found.holder is not None else False
+            if found is not None and seen is not False:
+                if seen or not wait:
+                    raise _busy(found)
+                on_wait(found)
+                _wait_until_stale(store, version, found, stale_s, clock, sleep)
+            record = _mine(holder, _next_attempt(store, found), _credited(store, found), renew_s)
+            try:
+                return cls(store, record, store.write(KEY, _encode(record), when=version))
+            except Conflict:
+                continue  # somebody was quicker: look again, and meet a live lease
+
+    def renew(self) -> None:
+        """Say that we live. LeaseLost when fenced; a store that is down raises its own error and loses nothing."""
+        self._put(replace(self._record, beat=self._record.beat + 1))
+
+    def advance(self) -> int:
+        """The next attempt, under the same holder: called before the gang is started again in place."""
+        self._put(replace(self._record, attempt=self._record.attempt + 1))
+        return self.attempt
+
+    def release(self, spent_s: float | None = None) -> None:
+        """Give it up. `spent_s` is the run's total, from a holder whose events have not said it."""
+        total = self._record.spent_s if spent_s is None else spent_s
+        self._put(replace(self._record, holder=None, spent_s=total))
+
+    def _put(self, record: Record) -> None:
+        try:
+            self._version = self._store.write(KEY, _encode(record), when=self._version)
+        except Conflict:
+            found, version = read(self._store)
+            if found is None or found.holder != self._record.holder or found.attempt > record.attempt:
+                raise LeaseLost(
+                    "this run was taken over by another start of it", where=self._store.url, fix="headway ps"
+                ) from None
+            self._version = version  # our own write, whose answer was lost
+            if found != record:
+                self._version = self._store.write(KEY, _encode(record), when=version)
+        self._record = record
+
+
+def _wait_until_stale(
+    store: Store,
+    version: str,
+    found: Record,
+    stale_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    since = clock()
+    while clock() - since < stale_s:
+        sleep(min(1.0, stale_s / 10))
+        now, now_version = read(store)
+        if now is None or now.holder is None or now.seen_at(store.url) is False:
+            return
+        if now_version != version:
+            raise _busy(found)
+
+
+def _busy(record: Record) -> RunBusy:
+    return RunBusy(
+        f"this run is live: attempt {record.attempt} on {record.host} (pid {record.pid})",
+        fix="headway stop RUN, or give this one another --name",
+    )
+
+
+def _next_attempt(store: Store, found: Record | None) -> int:
+    if found is not None:
+        return found.attempt + 1
+    return 1 + max((segment.attempt for segment in segments(store, "events")), default=0)
+
+
+def new_holder() -> str:
+    """A name that nobody else has."""
+    pid = os.getpid()
+    return f"{socket.gethostname()}-{pid}-{processes.started(pid)}-{os.urandom(4).hex()}"
+
+
+def _credited(store: Store, found: Record | None) -> float:
+    """The run's total with what this record shows, before it is replaced."""
+    if found is None:
+        return 0.0
+    if found.holder is None:
+        return found.spent_s
+    try:
+        events = RunFolder(store).events()
+    except BadPlan:  # damaged: a supervisor reads them again under its lease, and says so in the folder
+        events = []
+    return seconds_spent(events, found)
+
+
+def _said_last_word(events: Sequence[Mapping[str, Any]], attempt: int) -> bool:
+    """Whether that attempt has said how it ended, and what was spent by then."""
+    return any(
+        event.get("kind") == "ended" and event.get("attempt") == attempt and "spent_s" in event for event in events
+    )
+
+
+def _is_duration(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15
+
+
+def _mine(holder: str, attempt: int, spent_s: float, renew_s: float) -> Record:
+    pid = os.getpid()
+    return Record(
+        attempt=attempt,
+        holder=holder,
+        host=socket.gethostname(),
+        boot=processes.here(),
+        pid=pid,
+        started=processes.started(pid),
+        spent_s=spent_s,
+        renew_s=renew_s,
+    )
+
+
+def _encode(record: Record) -> bytes:
+    return (json.dumps(asdict(record), sort_keys=True) + "\n").encode()

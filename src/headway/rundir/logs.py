@@ -1,0 +1,137 @@
+"""What a run printed, complete and in order, from before it starts to its end. Each line once.
+
+A rank's lines are in two places: the spool on the machine that runs it, at once, and the segments in the run folder,
+a little later. Both hold the same lines in the same order, so a count of lines is a position in either.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+from pathlib import Path
+
+from headway.core.types import LogLine
+from headway.rundir.layout import RunFolder, Segment, lines, parse_log, rank_of, segments
+
+POLL_S, FAR_POLL_S = 0.2, 1.0  # of the spool on this machine, of the folder elsewhere
+Key = tuple[int, str]  # attempt, writer
+_SPOOLED = re.compile(r"a(\d{4,})-([a-z]\d*)\.log")
+
+
+def tail(
+    folder: RunFolder,
+    *,
+    spool: Path | None,
+    over: Callable[[], bool] | None,
+    rank: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[LogLine]:
+    """Every line there is; then, with `over` (asks whether the run has ended), every line there will be."""
+    tailed = _Tail(folder, spool)
+    while True:
+        last = over is None or over()  # asked before reading: what was printed before the end is then there to read
+        tailed.discover()
+        yield from tailed.fresh(rank, last)
+        if last:
+            return
+        sleep(POLL_S if tailed.spooled else FAR_POLL_S)
+
+
+class _Tail:
+    """The streams of a run: one for each rank of each attempt."""
+
+    def __init__(self, folder: RunFolder, spool: Path | None) -> None:
+        self._folder, self._spool = folder, spool
+        self._streams: dict[Key, _Stream] = {}
+        self._listed = False
+        self.spooled: set[Key] = set()
+
+    def discover(self) -> None:
+        lost = self._find_spools()
+        # A live spool says it all; listing a bucket five times a second would not be free.
+        if lost or not self.spooled or not self._listed:
+            self._find_segments()
+            self._listed = True
+
+    def fresh(self, rank: int | None, last: bool) -> Iterator[LogLine]:
+        for attempt in sorted({attempt for attempt, _ in self._streams}):
+            chosen = [
+                stream.fresh(last)
+                for (number, writer), stream in sorted(self._streams.items(), key=lambda item: item[0])
+                if number == attempt and rank in (None, rank_of(writer))
+            ]
+            yield from merge(*chosen, key=lambda line: line.time)
+
+    def _find_spools(self) -> set[Key]:
+        """Look into the spool folder; the streams whose file has gone since."""
+        before, self.spooled = self.spooled, set()
+        for path in sorted(self._spool.glob("*.log")) if self._spool is not None else []:
+            match = _SPOOLED.fullmatch(path.name)
+            if match:
+                key = int(match[1]), match[2]
+                self.spooled.add(key)
+                self._stream(key).spool = path
+        for key in before - self.spooled:
+            self._stream(key).spool = None
+        return before - self.spooled
+
+    def _find_segments(self) -> None:
+        groups: dict[Key, list[Segment]] = {}
+        for segment in segments(self._folder.store, "logs"):
+            groups.setdefault((segment.attempt, segment.writer), []).append(segment)
+        for key, parts in groups.items():
+            self._stream(key).parts = parts
+
+    def _stream(self, key: Key) -> _Stream:
+        return self._streams.setdefault(key, _Stream(self._folder, rank_of(key[1])))
+
+
+@dataclass
+class _Stream:
+    """One rank's lines in one attempt, and how far they have been read."""
+
+    folder: RunFolder
+    rank: int
+    spool: Path | None = None
+    parts: list[Segment] = field(default_factory=list)
+    taken: int = 0  # lines handed out, from either place
+    offset: int = 0  # bytes of the spool read …
+    spooled: int = 0  # … and the lines in them
+    passed: int = 0  # segments read to their end …
+    counted: int = 0  # … and the lines in them
+
+    def fresh(self, last: bool) -> Iterator[LogLine]:
+        source = self._from_spool(last) if self.spool is not None else self._from_segments()
+        for line in source:
+            yield parse_log(self.rank, line)
+
+    def _from_spool(self, last: bool) -> Iterator[str]:
+        assert self.spool is not None
+        try:
+            file = self.spool.open("rb")
+        except OSError:  # removed since it was listed: the segments have it all
+            yield from self._from_segments()
+            return
+        with file:
+            file.seek(self.offset)
+            for raw in file:
+                if not raw.endswith(b"\n") and not last:
+                    return  # half a line: the rest is still being written
+                self.offset += len(raw)
+                self.spooled += 1
+                if self.spooled > self.taken:  # else it has been handed out from the segments already
+                    self.taken = self.spooled
+                    yield raw.decode("utf-8", "replace").rstrip("\n")
+
+    def _from_segments(self) -> Iterator[str]:
+        for segment in self.parts[self.passed :]:
+            texts = list(lines(self.folder.store, segment))
+            skipped = max(0, self.taken - self.counted)
+            self.passed += 1
+            self.counted += len(texts)
+            for text in texts[skipped:]:
+                self.taken += 1
+                yield text

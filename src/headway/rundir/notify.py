@@ -1,0 +1,111 @@
+"""Telling people how a run ended: a Slack-compatible webhook, or a command on the machine that watches. Never fatal.
+
+The supervisor posts to the webhook, wherever it runs, so a detached run is announced too. A run that went away without
+a last word is announced by whoever finds that out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import HeadwayError
+from headway.storage.secrets import redact, resolve
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+    from headway.rundir.layout import RunFolder
+
+WEBHOOK = "HEADWAY_WEBHOOK"  # the secret by which a plan brings the webhook's address to the run
+PATIENCE_S, COMMAND_S = 10.0, 60.0
+Say = Callable[[str], None]
+_MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """What is told. Holds no secrets: reasons have been through the log's redaction."""
+
+    event: str  # finished, failed, budget, stopped, lost
+    run: str
+    job: str
+    target: str
+    url: str
+    reason: str
+    seconds: float
+    usd: float | None = None
+    next: str = ""
+
+    @classmethod
+    def of(
+        cls, folder: RunFolder, plan: Plan, event: str, reason: str, seconds: float, usd: float | None = None
+    ) -> Notice:
+        verb = {"finished": "eval", "failed": "why", "lost": "resume", "stopped": "resume"}.get(event, "export")
+        return cls(
+            event=event,
+            run=folder.name,
+            job=str(plan.job.get("name", "")),
+            target=plan.target,
+            url=folder.url,
+            reason=reason,
+            seconds=round(seconds, 1),
+            usd=None if usd is None else round(usd, 2),
+            next=f"headway {verb} {folder.name}",
+        )
+
+    @property
+    def text(self) -> str:
+        cost = "" if self.usd is None else f", ${self.usd:.2f}"
+        hours = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
+        reason = f": {self.reason}" if self.reason else ""
+        head = f"{_MARKS.get(self.event, '')} {self.run} on {self.target} {self.event}{reason} ({hours}{cost})"
+        return f"{head.strip()}\nnext: {self.next}"
+
+
+def notify_here(wanted: Mapping[str, Any], notice: Notice, *, lost: bool, say: Say) -> None:
+    """On the machine that watches: the command; and the webhook, where the run could not do so itself."""
+    if wanted.get("command"):
+        run_command(str(wanted["command"]), notice, say)
+    if wanted.get("webhook") and lost:
+        try:
+            url = resolve(str(wanted["webhook"]))
+        except HeadwayError as error:
+            say(f"nobody was told of the end: {error}")
+            return
+        post(url, notice, say)
+
+
+def post(url: str, notice: Notice, say: Say) -> None:
+    """`{"text": …}` and the notice's fields beside it: Slack, Mattermost and Discord's /slack take it as it is."""
+    from urllib.request import Request, urlopen  # some milliseconds, which only who tells somebody pays
+
+    try:
+        if not url.startswith(("https://", "http://")):
+            raise ValueError("it is not an address of the web")
+        body = json.dumps({"text": notice.text, "headway": asdict(notice)}).encode()
+        request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
+        with urlopen(request, timeout=PATIENCE_S) as answer:
+            answer.read(1024)
+    except (OSError, ValueError) as error:  # the address is a secret: it is not repeated
+        say(f"the webhook did not take the notice: {redact(str(error), [url])}")
+
+
+def run_command(command: str, notice: Notice, say: Say) -> None:
+    """By /bin/sh, as it stands in the job file. What happened is in its environment, never in its words."""
+    told = {f"HEADWAY_{key.upper()}": "" if value is None else str(value) for key, value in asdict(notice).items()}
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            env={**os.environ, **told, "HEADWAY_TEXT": notice.text},
+            stdin=subprocess.DEVNULL,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        if done.returncode:
+            say(f"notify.command ended with {done.returncode}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"notify.command could not be run: {error}")

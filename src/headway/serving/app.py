@@ -1,0 +1,357 @@
+"""The server's routes: Vertex AI's contract, KServe's two protocols, uploads, health, metrics and the pages."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
+from headway.artifacts.predictor import Refusal, Service, bad_request
+from headway.serving import kserve
+from headway.serving.batching import Batcher
+from headway.serving.inputs import Fetch, Limits, Reader
+from headway.serving.openapi import described, page
+
+# What a server tells Prometheus.
+
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Gauges:
+    """A registry of its own, so that two servers in one process do not share numbers."""
+
+    def __init__(self) -> None:
+        self._registry = made = CollectorRegistry()
+        self.requests = Counter("headway_requests", "Requests", ["route", "status"], registry=made)
+        self.seconds = Histogram(
+            "headway_request_seconds", "Until the answer", ["route"], registry=made, buckets=_SECONDS
+        )
+        self.batches = Histogram("headway_batch_instances", "Instances in a batch", registry=made, buckets=_BATCHES)
+        self.model_seconds = Histogram(
+            "headway_model_seconds", "The model's time for a batch", registry=made, buckets=_SECONDS
+        )
+        self.waiting = Gauge("headway_waiting_instances", "Instances in the queue", registry=made)
+        self.ready = Gauge("headway_ready", "1 while requests are taken", registry=made)
+
+    def batch(self, instances: int, seconds: float) -> None:
+        self.batches.observe(instances)
+        self.model_seconds.observe(seconds)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+# Where the files of the try-out page lie.
+
+
+STATIC: Final = Path(__file__).parent / "static"
+INDEX: Final = STATIC / "index.html"
+
+
+log = logging.getLogger("headway.serving")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is served, besides the model itself."""
+
+    name: str
+    card: Mapping[str, Any] = field(default_factory=dict)  # what the try-out page says about it
+    limits: Limits = field(default_factory=Limits)
+    predict_route: str = "/predict"
+    health_route: str = "/health"
+    token: str | None = None
+    fetch: Fetch | None = None
+
+
+class Server:
+    """One model, its queue and its state: loading, ready or draining."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.settings, self.service, self.gauges = settings, service, Gauges()
+        self.draining = False
+        self._reader = Reader(service.fields, settings.limits, settings.fetch)
+        self._batcher: Batcher | None = None
+        self.gauges.waiting.set_function(lambda: self._batcher.waiting if self._batcher else 0)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        limits = self.settings.limits
+        self._batcher = Batcher(
+            lambda prepared, explain: self.service.answer(prepared, explain=explain),
+            batch=limits.batch,
+            queue=limits.queue,
+            told=self.gauges.batch,
+        )
+        self._batcher.start()
+        self.gauges.ready.set(1)
+        try:
+            yield
+        finally:
+            self.gauges.ready.set(0)
+            await self._batcher.stop()
+            self._batcher = None
+
+    @property
+    def ready(self) -> bool:
+        return self._batcher is not None and not self.draining
+
+    async def predictions(self, body: Any) -> list[dict[str, Any]]:
+        """Read, prepare and answer everything in `{"instances": […], "parameters": {…}}`, within the time allowed."""
+        instances = self._reader.instances_of(body)
+        explain = _explain(body.get("parameters"))
+        if self._batcher is None:
+            raise Refusal(503, "the server is not ready", headers={"Retry-After": "1"})
+        waited = asyncio.wait_for(self._answered(self._batcher, instances, explain), self.settings.limits.seconds)
+        try:
+            return await waited
+        except asyncio.TimeoutError:
+            told = f"no answer within {self.settings.limits.seconds:g} seconds"
+            raise Refusal(504, told, headers={"Retry-After": "5"}) from None
+
+    async def _answered(
+        self, batcher: Batcher, instances: Sequence[Mapping[str, Any]], explain: bool
+    ) -> list[dict[str, Any]]:
+        with batcher.room_for(len(instances)):
+            prepared = await asyncio.to_thread(self._prepared, instances)
+        return await batcher.ask(prepared, explain=explain)
+
+    def _prepared(self, instances: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [self._prepare(each, f"/instances/{number}") for number, each in enumerate(instances)]
+
+    def _prepare(self, instance: Mapping[str, Any], at: str) -> Any:
+        read = self._reader.read(instance, at)
+        try:
+            return self.service.prepare(read)
+        except Refusal as refusal:
+            refusal.at = refusal.at or at  # a recipe does not know which of many this is
+            raise
+
+
+def application(server: Server) -> Starlette:
+    """All routes of one server. It takes requests from its start-up to its shutdown."""
+    handle = _Handlers(server)
+    name, settings = server.settings.name, server.settings
+
+    def route(path: str, handler: Handler, *methods: str, open_: bool = False) -> Route:
+        return Route(path, _guarded(server, path, handler, open_=open_), methods=list(methods))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with server.running():
+            yield
+
+    routes = [
+        route(settings.predict_route, handle.predict, "POST"),
+        route(f"/v1/models/{name}:predict", handle.predict, "POST"),
+        route("/v1/models", handle.models, "GET"),
+        route(f"/v1/models/{name}", handle.model, "GET"),
+        route("/v2", handle.about, "GET"),
+        route("/v2/health/live", handle.live, "GET", open_=True),
+        route("/v2/health/ready", handle.ready, "GET", open_=True),
+        route(f"/v2/models/{name}", handle.tensors, "GET"),
+        route(f"/v2/models/{name}/ready", handle.ready, "GET", open_=True),
+        route(f"/v2/models/{name}/infer", handle.infer, "POST"),
+        route(settings.health_route, handle.ready, "GET", open_=True),
+        route("/live", handle.live, "GET", open_=True),
+        route("/ready", handle.ready, "GET", open_=True),
+        route("/metrics", handle.metrics, "GET"),
+        route("/openapi.json", handle.openapi, "GET", open_=True),
+        route("/docs", handle.docs, "GET", open_=True),
+        route("/about", handle.about, "GET", open_=True),
+        route("/", handle.index, "GET", open_=True),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    handlers = {404: _nothing_here, 405: _nothing_here}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+class _Handlers:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._openapi = described(server.settings, server.service.fields)
+
+    async def predict(self, request: Request) -> Response:
+        body = await _body(request, self._server.settings.limits)
+        return JSONResponse({"predictions": await self._server.predictions(body)})
+
+    async def infer(self, request: Request) -> Response:
+        body = await _json(request, self._server.settings.limits)
+        asked = kserve.instances_of(body, self._server.service.fields)
+        predictions = await self._server.predictions(asked)
+        return JSONResponse(kserve.answer(self._server.settings.name, predictions, body.get("id")))
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"models": [self._server.settings.name]})
+
+    async def model(self, _: Request) -> Response:
+        return JSONResponse({"name": self._server.settings.name, "ready": self._server.ready})
+
+    async def tensors(self, _: Request) -> Response:
+        return JSONResponse(kserve.described(self._server.settings.name, self._server.service.fields, ("text",)))
+
+    async def about(self, _: Request) -> Response:
+        from headway._version import __version__
+
+        inputs = [{"name": each.name, "kind": each.kind, "summary": each.summary, "required": each.required}
+                  for each in self._server.service.fields]  # fmt: skip
+        settings = self._server.settings
+        told = {"name": settings.name, "version": __version__, "extensions": [], "predict": settings.predict_route}
+        return JSONResponse({**told, "inputs": inputs, **settings.card})
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        return JSONResponse({"ready": self._server.ready}, status_code=200 if self._server.ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._server.gauges.page(), media_type=MEDIA_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self._openapi)
+
+    async def docs(self, _: Request) -> Response:
+        return Response(page(self._openapi), media_type="text/html", headers=_PAGE)
+
+    async def index(self, _: Request) -> Response:
+        return Response(INDEX.read_bytes(), media_type="text/html", headers=_PAGE)
+
+
+# A page of ours runs our own scripts only, shows in nobody's frame, and sends nothing elsewhere.
+_PAGE = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline';"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Handler:
+    """The token is checked, problems become answers, and everything is counted and logged."""
+
+    async def guarded(request: Request) -> Response:
+        began = time.perf_counter()
+        try:
+            if server.settings.token is not None and not open_:
+                _check_token(request, server.settings.token)
+            response = await handler(request)
+        except Refusal as refusal:
+            response = _problem(refusal)
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:  # a bug of ours must not end the connection without an answer
+            log.exception("%s failed", path)
+            response = _problem(Refusal(500, "the server failed; its log says how"))
+        seconds = time.perf_counter() - began
+        server.gauges.requests.labels(path, str(response.status_code)).inc()
+        server.gauges.seconds.labels(path).observe(seconds)
+        log.info("request", extra={"told": {"method": request.method, "path": path, "status": response.status_code,
+                                            "ms": round(seconds * 1000, 1)}})  # fmt: skip
+        return response
+
+    return guarded
+
+
+def _check_token(request: Request, token: str) -> None:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise Refusal(401, "send the server's token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _problem(refusal: Refusal) -> Response:
+    return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers, media_type=PROBLEM)
+
+
+async def _nothing_here(request: Request, error: Any) -> Response:
+    if error.status_code == 405:
+        return _problem(Refusal(405, f"{request.method} is not for this address", headers=dict(error.headers or {})))
+    return _problem(Refusal(404, "nothing is here; /docs lists what there is"))
+
+
+async def _body(request: Request, limits: Limits) -> Any:
+    """JSON, or an upload: a form whose files and fields are one instance."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+        return await _json(request, limits)
+    return await _form(request, await _bytes(request, limits))
+
+
+async def _json(request: Request, limits: Limits) -> Any:
+    try:
+        return json.loads(await _bytes(request, limits), parse_constant=_no_number)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {error}") from None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+async def _bytes(request: Request, limits: Limits) -> bytes:
+    """The body, which ends the reading as soon as it is too long, whatever its header says."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limits.body:
+            raise Refusal(413, f"the body is longer than {limits.body:,} bytes", headers={"Connection": "close"})
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _form(request: Request, body: bytes) -> Any:
+    from starlette.formparsers import MultiPartException, MultiPartParser
+
+    async def once() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(request.headers, once(), max_files=8, max_fields=16, max_part_size=len(body) + 1)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise bad_request(f"the form cannot be read: {error.message}") from None
+    except KeyError:
+        raise bad_request("the form cannot be read: its boundary is missing") from None
+    instance: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name == "explain" and isinstance(value, str):
+            parameters["explain"] = value in ("1", "true", "on")
+        elif name in instance:
+            raise bad_request(f"{name!r} comes twice in the form")
+        else:
+            instance[name] = value if isinstance(value, str) else await value.read()
+    await form.close()
+    return {"instances": [instance], "parameters": parameters}
+
+
+def _explain(parameters: Any) -> bool:
+    if parameters is None:
+        return False
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("explain", False), bool):
+        raise bad_request('parameters is an object such as {"explain": true}', "/parameters")
+    unknown = sorted(set(parameters) - {"explain"})
+    if unknown:
+        raise bad_request(f'there is no parameter {unknown[0]!r}; there is "explain"', "/parameters")
+    return bool(parameters.get("explain", False))

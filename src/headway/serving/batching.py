@@ -1,0 +1,212 @@
+"""Requests that come together are answered together, and one that comes alone does not wait.
+
+While the model works on a batch, what arrives queues up; when it is done, all that waits (up to `batch`) is the next
+one. So the batch grows with the load by itself, and no request is held back to wait for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headway.artifacts.predictor import Field, Instance, Refusal, Service
+
+log = logging.getLogger("headway.serving")
+
+Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) -> answers
+
+
+@dataclass(slots=True)
+class _Asked:
+    prepared: Any
+    explain: bool
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast answers come, so that a refused client can be told when to come back."""
+
+    seconds_each: float = 0.05
+
+    def note(self, seconds: float, count: int) -> None:
+        self.seconds_each += 0.1 * (seconds / count - self.seconds_each)
+
+
+class Batcher:
+    """Owns the model's one thread. `ask` is called on the event loop."""
+
+    def __init__(self, work: Work, *, batch: int, queue: int, told: Callable[[int, float], None]) -> None:
+        self._work, self._batch, self._queue, self._told = work, batch, queue, told
+        self._waiting: deque[_Asked] = deque()
+        self._held = 0  # places for inputs that are being decoded
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._pace = Pace()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the thread; whoever still waits is told."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        while self._waiting:
+            asked = self._waiting.popleft()
+            if not asked.answer.done():
+                asked.answer.set_exception(Refusal(503, "the server is shutting down"))
+        await asyncio.to_thread(self._thread.shutdown)
+
+    @contextmanager
+    def room_for(self, more: int) -> Iterator[None]:
+        """Holds places while inputs are decoded. A Refusal with 429 when there are none: before anything is decoded.
+
+        What is being decoded counts as well as what waits: else a crowd that comes at once would all be let in.
+        """
+        taken = len(self._waiting) + self._held
+        if more > self._queue:
+            raise Refusal(413, f"{more} inputs: at most {self._queue} may wait", at="/instances")
+        if taken + more > self._queue:
+            seconds = max(1, round(taken * self._pace.seconds_each))
+            told = f"{taken} inputs wait already, and at most {self._queue} may"
+            raise Refusal(429, told, headers={"Retry-After": str(seconds)})
+        self._held += more
+        try:
+            yield
+        finally:
+            self._held -= more
+
+    async def ask(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
+        """The answers to these inputs, in order. Whoever stops waiting (time-out, gone) costs no model time."""
+        loop = asyncio.get_running_loop()
+        asked = [_Asked(each, explain, loop.create_future()) for each in prepared]
+        self._waiting.extend(asked)
+        self._arrived.set()
+        try:
+            return list(await asyncio.gather(*(each.answer for each in asked)))
+        except BaseException:  # a time-out or a client that has gone too: nobody waits for these any more
+            for each in asked:
+                each.answer.cancel()
+            raise
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            batch = self._next()
+            if not batch:
+                self._arrived.clear()
+                continue
+            began = time.perf_counter()
+            answers = await loop.run_in_executor(self._thread, self._answers, batch)
+            seconds = time.perf_counter() - began
+            self._pace.note(seconds, len(batch))
+            self._told(len(batch), seconds)
+            for asked, answer in zip(batch, answers, strict=True):
+                _deliver(asked.answer, answer)
+
+    def _next(self) -> list[_Asked]:
+        """The oldest that somebody still waits for; those of a batch are explained or not, all alike."""
+        batch: list[_Asked] = []
+        while self._waiting and len(batch) < self._batch:
+            first = self._waiting[0]
+            if first.answer.done():
+                self._waiting.popleft()
+            elif batch and first.explain != batch[0].explain:
+                break
+            else:
+                batch.append(self._waiting.popleft())
+        return batch
+
+    def _answers(self, batch: list[_Asked]) -> list[Any]:
+        """In the model's thread. One bad input spoils its own answer, not those of its batch."""
+        try:
+            return self._work([each.prepared for each in batch], batch[0].explain)
+        except Exception as error:  # whatever the model raises is that input's answer, and is logged
+            if len(batch) == 1:
+                log.exception("the model failed")
+                return [error]
+        return [answer for each in batch for answer in self._answers([each])]
+
+
+def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
+    if answer.done():
+        return  # whoever asked has gone
+    if isinstance(value, Refusal):
+        answer.set_exception(value)
+    elif isinstance(value, Exception):
+        answer.set_exception(Refusal(500, "the model failed on this input; the server's log says how"))
+    else:
+        answer.set_result(value)
+
+
+# How many threads torch answers with: as many as were fastest at this very start.
+#
+# A small model's threads wait for each other longer than they work, and a neighbour on one of the cores makes that
+# many times worse. What is faster depends on the model and the machine, so that it is tried.
+
+
+_TOGETHER: Final = 8  # in a batch, besides one alone
+_ROUNDS: Final = 3
+_LONG_S: Final = 2.0  # after this no further round is begun
+
+
+def wait_briefly() -> None:
+    """Before torch is loaded: its threads spin only for a moment when they wait for each other (see the supervisor)."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def choose(service: Service) -> str:
+    """Try each number of threads on made-up inputs, keep the fastest, and say so. OMP_NUM_THREADS is obeyed."""
+    import torch
+
+    most = torch.get_num_threads()
+    if os.environ.get("OMP_NUM_THREADS"):
+        return f"{most}, by OMP_NUM_THREADS"
+    if most == 1:
+        return "1"
+    prepared = [service.prepare(made_up(service.fields)) for _ in range(_TOGETHER)]
+    taken = {count: float("inf") for count in _counts(most)}
+    began = time.monotonic()
+    for _ in range(_ROUNDS):
+        for count in taken:  # in turn: what disturbs hits all alike
+            torch.set_num_threads(count)
+            taken[count] = min(taken[count], _seconds(service, prepared))
+        if time.monotonic() - began > _LONG_S:
+            break
+    best = min(taken, key=lambda count: taken[count])
+    torch.set_num_threads(best)
+    return f"{best} of {most}: " + ", ".join(f"{1e3 * taken[count]:.0f} ms with {count}" for count in taken)
+
+
+def made_up(fields: Sequence[Field]) -> Instance:
+    import numpy as np
+
+    grey = np.linspace(0, 255, 224, dtype=np.uint8)[:, None, None].repeat(224, axis=1).repeat(3, axis=2)
+    return {field.name: grey if field.kind == "picture" else "a man in a blue shirt" for field in fields}
+
+
+def _counts(most: int) -> list[int]:
+    """1, 2, 4, … and all of them."""
+    return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
+
+
+def _seconds(service: Service, prepared: Sequence[Any]) -> float:
+    began = time.perf_counter()
+    service.answer(prepared[:1], explain=False)
+    service.answer(prepared, explain=False)
+    return time.perf_counter() - began

@@ -1,0 +1,216 @@
+"""Cloud Run's and Vertex AI's HTTP interfaces, as far as deploying goes. Each thing is made once, or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import BadInput, HeadwayError, TargetError
+from headway.serving.deploy import vertex
+from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
+from headway.targets.vertex.client import OVERRIDES, Client, Gone, Refused
+
+LOOK_S = 3.0
+READY_S = 1800.0  # a first machine with a GPU and a large image takes its time
+_ROLE = (
+    "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/run.admin"
+)
+
+
+@dataclass(slots=True)
+class Cloud(Client):
+    """One project's Cloud Run and Vertex AI."""
+
+    def run_url(self, region: str, path: str) -> str:
+        override = os.environ.get(f"{OVERRIDES}RUN")
+        host = override.rstrip("/") if override else f"https://{region}-run.googleapis.com"
+        return f"{host}/{path}"
+
+    def vertex_url(self, region: str, path: str) -> str:
+        override = os.environ.get(f"{OVERRIDES}AIPLATFORM")
+        host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
+        return f"{host}/{path}"
+
+    def ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Once: what an answer that is lost was about may have been made."""
+        return self._told(url, lambda: self._asked(method, url, body, None))
+
+    def look(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        return self._told(url, lambda: self._patiently("GET", url, None, query))
+
+    def _told(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The shared words for refusals speak of Vertex AI: Cloud Run's are mended here."""
+        try:
+            return asked()
+        except Refused as error:
+            if "aiplatform" in url or isinstance(error, Gone) or "/locations/" in url:
+                raise
+            what = error.problem.what.replace("Vertex AI", "Cloud Run")
+            fix = error.problem.fix.replace("aiplatform.googleapis.com logging", "run.googleapis.com logging")
+            fix = _ROLE.format(project=self.project) if "aiplatform.user" in fix else fix
+            raise type(error)(what, status=error.status, said=error.said, fix=fix) from None
+
+
+# ── Cloud Run ────────────────────────────────────────────────────────────────
+
+
+def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Callable[[str], None]) -> str:
+    """Create the service, or replace the one of ours by that name, and wait until it answers. Its address."""
+    create, *rest = requests
+    home = cloud.run_url(d.region, create.url)
+    one = f"{home}/{d.name}"
+    before = _ours(cloud, one, d.name)
+    if before is None:
+        cloud.ask("POST", home, create.body)
+    else:
+        kept = {"resourceVersion": before["metadata"]["resourceVersion"]}
+        cloud.ask("PUT", one, {**create.body, "metadata": {**create.body["metadata"], **kept}})
+    tell(f"{'replaces' if before else 'made'} the service {d.name}; it is starting")
+    try:
+        url = _ready(cloud, one)
+        for request in rest:
+            cloud.ask(request.method, cloud.run_url(d.region, request.url), request.body)
+    except BaseException:  # Ctrl-C too. All or nothing: what never answered is not left there
+        if before is None:
+            _give_back(lambda: cloud.ask("DELETE", one), d, tell)
+        raise
+    return url
+
+
+def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str], None]) -> None:
+    """After a failure, whose error goes up: if the removal fails too, that is said beside it and does not hide it."""
+    try:
+        remove()
+    except HeadwayError as error:
+        tell(f"what was made could not be removed and may be billed ({error}). Next: {take_down(d)}")
+
+
+def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
+    """The service by that name; None where there is none. One that somebody else made is left alone."""
+    try:
+        found = cloud.look(one)
+    except Gone:
+        return None
+    if found["metadata"].get("labels", {}).get(LABEL) != name:
+        raise BadInput(f"there is a service {name} already, which Headway did not make", fix="another --name")
+    return found
+
+
+def _ready(cloud: Cloud, one: str) -> str:
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end:
+        found = cloud.look(one)
+        status = found.get("status", {})
+        seen = status.get("observedGeneration") == found["metadata"].get("generation")
+        ready: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+        if seen and ready.get("status") == "True":
+            return str(status["url"])
+        if seen and ready.get("status") == "False":
+            fix = "look at its log: gcloud run services logs read, or try the image here: docker run -p 8080:8080 IMAGE"
+            raise TargetError(f"the service does not start: {ready.get('message', 'no reason given')}", fix=fix)
+        time.sleep(LOOK_S)
+    raise TargetError(f"the service has not started within {READY_S:.0f} s", fix="gcloud run services describe")
+
+
+def remove_service(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
+    """What was removed, and what a second look still finds."""
+    one = cloud.run_url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
+    if _ours(cloud, one, d.name) is None:
+        return [], []
+    cloud.ask("DELETE", one)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if _ours(cloud, one, d.name) is None:
+            return [f"service {d.name}"], []
+        time.sleep(LOOK_S)
+    return [], [f"service {d.name}"]
+
+
+# ── Vertex AI ────────────────────────────────────────────────────────────────
+
+
+def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> str:
+    """Upload, deploy to the endpoint of that name, and let go of the model before it. The endpoint's address."""
+    upload, create, _ = vertex.requests(d)
+    before = _names(cloud, d)
+    try:
+        made = _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, upload.url), upload.body))
+        name = str(made["model"])
+        tell(f"uploaded {name}")
+        endpoint = next(_listed(cloud, d, "endpoints"), None)
+        if endpoint is None:
+            endpoint = _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, create.url), create.body))
+            tell(f"made {endpoint['name']}")
+        place = str(endpoint["name"])
+        tell("starting machines for it: some minutes")
+        _done(
+            cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name))
+        )
+    except BaseException:  # Ctrl-C too. All or nothing: an endpoint with half a model costs as much as a whole one
+        _give_back(lambda: _drop(cloud, d, [each for each in _names(cloud, d) if each not in before]), d, tell)
+        raise
+    _let_go(cloud, d, place, keep=name)
+    return cloud.vertex_url(d.region, f"v1/{place}:predict")
+
+
+def _let_go(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> None:
+    """Undeploy every model but one: each holds machines."""
+    found = cloud.look(cloud.vertex_url(d.region, f"v1/{endpoint}"))
+    for each in found.get("deployedModels", []):
+        if keep is None or not same_model(each["model"], keep):
+            body = {"deployedModelId": each["id"]}
+            _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{endpoint}:undeployModel"), body))
+
+
+def same_model(one: str, other: str) -> bool:
+    """Google writes the project as its number, and versions after an @: the number at the end is the model."""
+    return one.rpartition("/")[2].partition("@")[0] == other.rpartition("/")[2].partition("@")[0]
+
+
+def _drop(cloud: Cloud, d: Deployment, names: Iterable[str]) -> None:
+    for name in names:
+        if "/endpoints/" in name:
+            _let_go(cloud, d, name, keep=None)
+        _done(cloud, d, cloud.ask("DELETE", cloud.vertex_url(d.region, f"v1/{name}")))
+
+
+def remove_endpoint(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
+    """All of that name: endpoints with what is deployed to them, then models. What was removed, and what is left."""
+    there = _names(cloud, d)
+    _drop(cloud, d, there)
+    return there, _names(cloud, d)
+
+
+def _names(cloud: Cloud, d: Deployment) -> list[str]:
+    """All that carries the label, in the order in which it can be removed: a model that is deployed cannot."""
+    return [str(each["name"]) for kind in ("endpoints", "models") for each in _listed(cloud, d, kind)]
+
+
+def _listed(cloud: Cloud, d: Deployment, kind: str) -> Iterator[dict[str, Any]]:
+    query = {"filter": f"labels.{vertex.KEY}={d.name}", "pageSize": "100"}
+    while True:
+        page = cloud.look(cloud.vertex_url(d.region, f"v1/projects/{d.project}/locations/{d.region}/{kind}"), query)
+        yield from page.get(kind, [])
+        if not page.get("nextPageToken"):
+            return
+        query = {**query, "pageToken": page["nextPageToken"]}
+
+
+def _done(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str, Any]:
+    """The end of something that takes long: what it made, or its error as ours."""
+    end = time.monotonic() + READY_S
+    while not operation.get("done"):
+        if time.monotonic() > end:
+            raise TargetError(f"{operation['name']} has not ended within {READY_S:.0f} s", fix="headway deploy --down")
+        time.sleep(LOOK_S)
+        operation = cloud.look(cloud.vertex_url(d.region, f"v1/{operation['name']}"))
+    if "error" in operation:
+        said = str(operation["error"].get("message", "no reason given"))
+        raise TargetError(
+            f"Vertex AI: {said}", fix="its log: gcloud logging read resource.type=aiplatform.googleapis.com/Endpoint"
+        )
+    made: dict[str, Any] = operation.get("response", {})
+    return made

@@ -1,0 +1,156 @@
+"""The container that serves a bundle: a readable Dockerfile, the folder it is built from, and a name by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.packaging import requirements
+from headway.packaging.build import build_command, digest_of, present
+from headway.packaging.dockerfile import ENVIRONMENT, HOME, LABEL, PLATFORM, Blueprint
+from headway.packaging.quoting import exec_form, labels, quoted
+from headway.plugins import require_recipe
+from headway.serving.deploy.model import service_name
+
+if TYPE_CHECKING:
+    from headway.bundle.format import Bundle, Record
+    from headway.packaging.engine import Engine
+
+BUNDLE = "/headway/bundle"
+PORT = 8080
+# torch's default build brings gigabytes of CUDA, which a machine without a GPU only has to download.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingImage(Blueprint):
+    """`code_sha256` is the bundle's; without a bundle it serves the one that $AIP_STORAGE_URI names."""
+
+    recipe: str
+    holds_bundle: bool
+    gpu: bool = False
+
+    def _base(self) -> list[str]:
+        what = f"{self.job} ({self.recipe})" if self.holds_bundle else "any bundle, which $AIP_STORAGE_URI names"
+        return [
+            f"# A server for {quoted(what, 'comment', 'bundle')}, made by {self._maker}.",
+            "# `headway serve --image` prints it. It listens on $PORT, and on what Vertex AI says.",
+            "",
+            self._from,
+        ]
+
+    def _final(self) -> list[str]:
+        told = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
+        model = [
+            "",
+            "# The model comes last: another one costs one layer. Every byte of it is checked when it is opened.",
+            f"COPY bundle/ {BUNDLE}/",
+        ]
+        return [
+            "",
+            "FROM base",
+            f"RUN install -d -m 1777 {HOME} {HOME}/.cache",
+            f"ENV PATH={ENVIRONMENT}/bin:$PATH HOME={HOME} PYTHONUNBUFFERED=1 PORT={PORT}",
+            f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
+            "",
+            "# Headway itself, from the file beside this one: never by name from an index.",
+            f"COPY {self._wheel} /tmp/",
+            f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
+            *(model if self.holds_bundle else []),
+            labels({f"{LABEL}.{key}": value for key, value in told.items()}),
+            "# Nothing here needs root, and nothing that is shipped can be changed by who runs it.",
+            "USER 1000:1000",
+            f"EXPOSE {PORT}",
+            f"ENTRYPOINT {exec_form(['headway', 'serve'])}",
+            *([f"CMD {exec_form([BUNDLE])}"] if self.holds_bundle else []),
+        ]
+
+
+def serving_image(
+    record: Record, *, bundled: bool = True, gpu: bool = False, repository: str | None = None, base: str | None = None
+) -> ServingImage:
+    """What would be built to serve this bundle by this Headway and this Python. Asks no daemon.
+
+    Raises BadBundle for a recipe that this Headway does not have: its server could not answer.
+    """
+    from headway._version import __version__
+    from headway.packaging.code import own_wheel
+
+    wheel, wheel_sha256 = own_wheel()
+    content = json.dumps(record.as_json(), sort_keys=True) if bundled else ""
+    return ServingImage(
+        job=service_name(record.name) if bundled else "server",
+        headway=__version__,
+        base=base or f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim",
+        platform=PLATFORM,
+        setup=(),
+        requirements=None,
+        extras=("serve",) if bundled else ("gcp", "serve"),
+        wheel=wheel,
+        wheel_sha256=wheel_sha256,
+        code_sha256=hashlib.sha256(content.encode()).hexdigest(),
+        repository=repository,
+        recipe=require_recipe(record.recipe, where=record.name).name if bundled else "any",
+        holds_bundle=bundled,
+        gpu=gpu,
+    )
+
+
+def write(image: ServingImage, bundle: Bundle, folder: Path) -> None:
+    """Fill a folder so that `docker build` in it makes the image."""
+    from headway.bundle.format import RECORD, to_json
+    from headway.packaging.code import wheel_path
+
+    needed = folder / "requirements"
+    needed.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(wheel_path(image.wheel), folder / image.wheel)
+    index = [] if image.gpu else [f"--extra-index-url {CPU_INDEX}"]
+    (needed / "headway.txt").write_text("\n".join([*index, requirements.needed(folder / image.wheel, image.extras)]))
+    (folder / "Dockerfile").write_text(image.dockerfile())
+    if not image.holds_bundle:
+        return
+    inside = folder / "bundle"
+    inside.mkdir(exist_ok=True)
+    for name in bundle.record.files:
+        (inside / name).write_bytes(bundle.read(name))  # checked once more, on its way
+    (inside / RECORD).write_bytes(to_json(_plain_names(bundle.record).as_json()))
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _plain_names(record: Record) -> Record:
+    """In a folder files lie under their own names, whatever the store called them."""
+    from dataclasses import replace
+
+    return replace(record, files={name: replace(entry, at=None) for name, entry in record.files.items()}, replaces=())
+
+
+@contextmanager
+def context(image: ServingImage, bundle: Bundle) -> Iterator[Path]:
+    """A temporary folder to build from, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="headway-server-") as folder:
+        write(image, bundle, Path(folder))
+        yield Path(folder)
+
+
+def build(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> str:
+    """Make it, unless it is there. Returns its name."""
+    if not present(engine, command, image.name):
+        with context(image, bundle) as folder:
+            engine([*build_command(command, image)[:-1], str(folder)], within_s=None)
+    return image.name
+
+
+def push(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> str:
+    """Build it, send it to its repository, and return the digest by which it is deployed."""
+    name = build(engine, command, image, bundle)
+    engine([command, "push", name], within_s=None)
+    return digest_of(engine, command, image)

@@ -1,0 +1,132 @@
+"""Vertex AI: a model, an endpoint and the one deployed to the other, as its API takes them; and the price. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headway.core.errors import Problem
+from headway.pricing.quote import VERTEX_FACTOR
+from headway.pricing.table import ACCELERATOR, MACHINE, load
+from headway.serving.deploy.image import PORT
+from headway.serving.deploy.model import LABEL, Bill, Deployment, Request
+from headway.targets.vertex.machines import ACCELERATORS, MACHINES
+
+MODEL, ENDPOINT = "{MODEL}", "{ENDPOINT}"
+PREDICT, HEALTH = "/predict", "/health"
+# A label's key has no dash in Vertex AI's filters.
+KEY = LABEL.replace("-", "_")
+
+
+def problems(d: Deployment) -> Iterator[Problem]:
+    if d.least < 1:
+        yield Problem(what="a Vertex AI endpoint has at least one machine, day and night", fix="--min 1")
+    if d.token:
+        yield Problem(what="Vertex AI asks for Google's own credentials already", fix="leave out --token")
+    if d.public:
+        yield Problem(what="a Vertex AI endpoint cannot be open to everybody", fix="leave out --public")
+    if d.model is not None and not d.model.startswith("gs://"):
+        yield Problem(
+            what="Vertex AI reads models from gs:// only", fix="publish the bundle there: headway export --to"
+        )
+    machine = MACHINES.get(d.machine)
+    if machine is None:
+        yield Problem(what=f"Vertex AI has no machine {d.machine!r} that we know", fix="--machine n1-standard-4")
+    elif d.accelerator is not None and d.accelerator[0] not in ACCELERATORS:
+        yield Problem(what=f"Vertex AI has no accelerator {d.accelerator[0]!r}", fix="--accelerator T4:1")
+
+
+def model(d: Deployment) -> dict[str, Any]:
+    return {
+        "model": {
+            "displayName": d.name,
+            "labels": {KEY: d.name, "headway_recipe": d.recipe},
+            **({"artifactUri": d.model} if d.model else {}),
+            "containerSpec": {
+                "imageUri": d.image,
+                "ports": [{"containerPort": PORT}],
+                "predictRoute": PREDICT,
+                "healthRoute": HEALTH,
+            },
+        }
+    }
+
+
+def endpoint(d: Deployment) -> dict[str, Any]:
+    return {"displayName": d.name, "labels": {KEY: d.name}}
+
+
+def deployed(d: Deployment, model_name: str = MODEL) -> dict[str, Any]:
+    machine: dict[str, Any] = {"machineType": d.machine}
+    if d.accelerator:
+        machine |= {"acceleratorType": ACCELERATORS[d.accelerator[0]], "acceleratorCount": d.accelerator[1]}
+    resources = {"machineSpec": machine, "minReplicaCount": d.least, "maxReplicaCount": d.most}
+    return {
+        "deployedModel": {
+            "model": model_name,
+            "displayName": d.name,
+            "dedicatedResources": resources,
+            **({"serviceAccount": d.account} if d.account else {}),
+        },
+        "trafficSplit": {"0": 100},  # "0" is the one that is being deployed: all requests go to it
+    }
+
+
+def requests(d: Deployment) -> list[Request]:
+    parent = f"v1/projects/{d.project}/locations/{d.region}"
+    return [
+        Request(file="1-upload-model.json", method="POST", url=f"{parent}/models:upload", body=model(d)),
+        Request(file="2-create-endpoint.json", method="POST", url=f"{parent}/endpoints", body=endpoint(d)),
+        Request(file="3-deploy-model.json", method="POST", url=f"v1/{ENDPOINT}:deployModel", body=deployed(d)),
+    ]
+
+
+def script(d: Deployment) -> str:
+    """The same by hand: gcloud makes these very requests."""
+    where = f"--project {d.project} --region {d.region}"
+    artifact = f" --artifact-uri {d.model}" if d.model else ""
+    gpu = (
+        f" --accelerator type={ACCELERATORS[d.accelerator[0]].lower().replace('_', '-')},count={d.accelerator[1]}"
+        if d.accelerator
+        else ""
+    )
+    account = f" --service-account {d.account}" if d.account else ""
+    return "\n".join(
+        [
+            f"MODEL=$(gcloud ai models upload {where} --display-name {d.name} --labels {KEY}={d.name}{artifact} \\",
+            f"  --container-image-uri {d.image} --container-ports {PORT} --container-predict-route {PREDICT} \\",
+            f"  --container-health-route {HEALTH} --format 'value(model)')",
+            f"ENDPOINT=$(gcloud ai endpoints create {where} --display-name {d.name} --labels {KEY}={d.name} \\",
+            "  --format 'value(name)')",
+            f'gcloud ai endpoints deploy-model "$ENDPOINT" {where} --model "$MODEL" --display-name {d.name} \\',
+            f"  --machine-type {d.machine}{gpu} --min-replica-count {d.least} --max-replica-count {d.most}{account} \\",
+            f"  --traffic-split {json.dumps({'0': 100})[1:-1].replace(chr(34), '').replace(': ', '=')}",
+        ]
+    )
+
+
+def bill(d: Deployment) -> Bill:
+    """From Compute Engine's dated table, with Vertex AI's fee on top."""
+    table = load()
+    body = table.price(MACHINE, d.machine, d.region)
+    if body is None:
+        return _unknown(f"{d.machine} in {d.region} is not in the price table")
+    one, what = body.usd, d.machine
+    if d.accelerator:
+        gpu = table.price(ACCELERATOR, d.accelerator[0], d.region, d.accelerator[1])
+        if gpu is None:
+            return _unknown(f"{d.accelerator[0]} in {d.region} is not in the price table")
+        one, what = one + gpu.usd, f"{what} with {d.accelerator[1]} × {d.accelerator[0]}"
+    one *= VERTEX_FACTOR
+    told = (
+        f"${one:.3f} an hour of a machine, asked or not ({what}, × {VERTEX_FACTOR} for Vertex's management, prices of "
+    )
+    told += f"{table.dated}); {d.least} always: ${one * d.least:.2f} an hour, ${one * d.least * 730:.0f} a month"
+    told += f"; at most {d.most}: ${one * d.most:.2f} an hour"
+    return Bill(idle_usd_per_hour=one * d.least, busy_usd_per_hour=one * d.most, told=told,
+                besides=("traffic out, logs, and the image in its registry",))  # fmt: skip
+
+
+def _unknown(why: str) -> Bill:
+    return Bill(idle_usd_per_hour=0.0, busy_usd_per_hour=0.0, told=f"not known: {why}", missing=why)

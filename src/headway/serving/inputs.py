@@ -1,0 +1,209 @@
+"""From what a client sends to what a model takes: every instance checked, with a pointer to what is wrong in it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import io
+import ipaddress
+import re
+import socket
+import ssl
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from headway.artifacts.predictor import Field, Instance, Refusal, bad_request
+
+# How much one client may ask for at once. All of it is refused before it costs anything.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    body: int = 20_000_000  # bytes of a request
+    pixels: int = 40_000_000  # of a picture, as its header claims, before it is decoded
+    instances: int = 64  # in a request
+    text: int = 5_000  # characters
+    batch: int = 32  # instances given to the model at once
+    queue: int = 256  # instances that wait; more are refused with 429
+    seconds: float = 30.0  # until a request is answered with 504
+
+
+# Pictures that strangers send: what they claim is checked before a pixel is decoded.
+
+
+# Formats whose decoders are maintained against hostile files; Pillow knows many more.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
+    """Upright RGB pixels (height, width, 3). A Refusal for what is no picture, damaged or too large."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of bombs, and of damage that we refuse or survive
+            with Image.open(io.BytesIO(body), formats=_FORMATS) as file:
+                width, height = file.size
+                if width * height > pixels:
+                    told = f"a picture of {width} × {height} pixels: at most {pixels // 1_000_000} million are taken"
+                    raise Refusal(413, told, at=at)
+                return _upright(file)
+    except UnidentifiedImageError:
+        raise bad_request(f"this is not a picture; send one of {', '.join(_FORMATS)}", at) from None
+    except (Image.DecompressionBombError, MemoryError):
+        raise Refusal(413, "this picture is too large", at=at) from None
+    except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError) as error:
+        raise bad_request(f"this picture is damaged: {error}", at) from None
+
+
+def _upright(file: Any) -> NDArray[np.uint8]:
+    turned = ImageOps.exif_transpose(file)
+    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
+        turned = turned.convert("RGBA")
+        white = Image.new("RGBA", turned.size, (255, 255, 255, 255))
+        turned = Image.alpha_composite(white, turned)
+    return np.asarray(turned.convert("RGB"))
+
+
+# Text that is more than blanks: of Python's and of JavaScript's, whose \s are not the same.
+SAYS_SOMETHING = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
+Fetch = Callable[[str, str], bytes]  # (address, pointer) -> body
+
+
+class Reader:
+    """Reads instances for one service. `fetch` is there where addresses are allowed."""
+
+    def __init__(self, fields: Sequence[Field], limits: Limits, fetch: Fetch | None = None) -> None:
+        self._fields = {field.name: field for field in fields}
+        self._limits, self._fetch = limits, fetch
+
+    def instances_of(self, body: Any) -> list[Mapping[str, Any]]:
+        """The list in `{"instances": […]}`, every element an object. Values are not looked at yet."""
+        if not isinstance(body, dict) or not isinstance(body.get("instances"), list):
+            raise bad_request('the body must be an object with a list "instances"')
+        instances = body["instances"]
+        if not instances:
+            raise bad_request("there are no instances", "/instances")
+        if len(instances) > self._limits.instances:
+            told = f"{len(instances)} instances: at most {self._limits.instances} are taken at once"
+            raise Refusal(413, told, at="/instances")
+        return [self._as_object(each, f"/instances/{number}") for number, each in enumerate(instances)]
+
+    def _as_object(self, instance: Any, at: str) -> Mapping[str, Any]:
+        required = [field.name for field in self._fields.values() if field.required]
+        if isinstance(instance, str) and len(required) == 1:
+            instance = {required[0]: instance}  # the short form, where there is but one thing it can mean
+        if not isinstance(instance, dict):
+            raise bad_request(f"an instance is an object with {self._named()}", at)
+        unknown = sorted(set(instance) - set(self._fields))
+        if unknown:
+            raise bad_request(f"this model knows no {unknown[0]!r}: an instance has {self._named()}", at)
+        for name in required:
+            if name not in instance:
+                raise bad_request(f"{name!r} is missing: an instance has {self._named()}", at)
+        return instance
+
+    def read(self, instance: Mapping[str, Any], at: str) -> Instance:
+        """Pixels and text of one instance. Runs in a thread: pictures are decoded here."""
+        return {name: self._value(self._fields[name], value, f"{at}/{name}") for name, value in instance.items()}
+
+    def _value(self, field: Field, value: Any, at: str) -> Any:
+        if field.kind == "text":
+            return self._text(value, at)
+        body = value if isinstance(value, bytes) else self._bytes(value, at)
+        return decode_picture(body, pixels=self._limits.pixels, at=at)
+
+    def _text(self, value: Any, at: str) -> str:
+        if not isinstance(value, str) or not re.search(SAYS_SOMETHING, value):
+            raise bad_request("this must be text that says something", at)
+        if len(value) > self._limits.text:
+            raise Refusal(413, f"{len(value)} characters: at most {self._limits.text} are taken", at=at)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise bad_request("this text is not valid Unicode", at) from None
+        return value
+
+    def _bytes(self, value: Any, at: str) -> bytes:
+        if isinstance(value, dict) and set(value) == {"b64"}:
+            value = value["b64"]  # as TensorFlow Serving has it
+        if not isinstance(value, str):
+            raise bad_request("a picture is sent as base64 text", at)
+        if value.startswith(("http://", "https://")):
+            if self._fetch is None:
+                raise bad_request("this server fetches no addresses: send the picture as base64", at)
+            return self._fetch(value, at)
+        if value.startswith("data:"):
+            value = value.partition(",")[2]
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise bad_request("this is not base64", at) from None
+
+    def _named(self) -> str:
+        return " and ".join(f"{name!r}" for name in self._fields)
+
+
+# Pictures fetched for a client, where the operator allowed it: public addresses only, small, soon, and no detours.
+#
+# A server that fetches what strangers name must not become their way into its own network: the name is resolved once,
+# every address must be public, and the connection goes to that very address. Redirects are not followed.
+
+
+_SECONDS = 10.0
+
+
+def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
+    """A function that fetches at most `limit` bytes. `public_only` is there for tests on this machine."""
+
+    def fetch(url: str, at: str) -> bytes:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+            raise bad_request("this is no address that can be fetched", at)
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            address = _address(parts.hostname, port, public_only)
+        except (OSError, ValueError, UnicodeError):
+            raise bad_request(f"{parts.hostname} cannot be fetched from", at) from None
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        try:
+            return _body(_connection(parts.scheme, parts.hostname, port, address), path, limit, at)
+        except (OSError, http.client.HTTPException) as error:
+            raise bad_request(f"{parts.hostname} did not send it: {type(error).__name__}", at) from None
+
+    return fetch
+
+
+def _address(host: str, port: int, public_only: bool) -> str:
+    """The first address, if all are public. ValueError otherwise."""
+    found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if public_only and not all(ipaddress.ip_address(each.partition("%")[0]).is_global for each in found):
+        raise ValueError("not public")
+    return found[0]
+
+
+def _connection(scheme: str, host: str, port: int, address: str) -> http.client.HTTPConnection:
+    made = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    plain = socket.create_connection((address, port), _SECONDS)
+    made.sock = plain if scheme == "http" else ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    return made
+
+
+def _body(connection: http.client.HTTPConnection, path: str, limit: int, at: str) -> bytes:
+    try:
+        connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "headway"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise bad_request(f"the address answers {answer.status}", at)
+        body = answer.read(limit + 1)
+        if len(body) > limit:
+            raise Refusal(413, f"what lies there is longer than {limit:,} bytes", at=at)
+        return body
+    finally:
+        connection.close()

@@ -1,0 +1,247 @@
+"""What the server takes and gives, as an OpenAPI document and as a page that needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headway._version import __version__
+from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
+from headway.artifacts.predictor import Field
+from headway.serving.inputs import SAYS_SOMETHING
+
+if TYPE_CHECKING:
+    from headway.serving.app import Settings
+
+
+def described(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    name = settings.name
+    predict = _operation(
+        "Predictions for a list of instances", _instances(settings, fields), "Predictions", form=_form(fields)
+    )
+    v1 = _operation("The same, as KServe's first protocol has it", _instances(settings, fields), "Predictions")
+    v2 = _operation("The same, as KServe's second protocol has it", _tensors(settings, fields), "Tensors")
+    paths: dict[str, Any] = {
+        settings.predict_route: {"post": predict},
+        f"/v1/models/{name}:predict": {"post": v1},
+        f"/v2/models/{name}/infer": {"post": v2},
+        "/v1/models": {"get": _plain("The models here")},
+        f"/v1/models/{name}": {"get": _plain("Whether the model is ready")},
+        "/v2": {"get": _plain("What serves")},
+        f"/v2/models/{name}": {"get": _plain("The model's inputs and outputs")},
+        "/v2/health/live": {"get": _health("Whether the process lives")},
+        "/v2/health/ready": {"get": _health("Whether requests are taken")},
+        f"/v2/models/{name}/ready": {"get": _health("Whether requests are taken")},
+        settings.health_route: {"get": _health("Whether requests are taken")},
+        "/live": {"get": _health("Whether the process lives")},
+        "/ready": {"get": _health("Whether requests are taken")},
+        "/about": {"get": _plain("The model, its inputs and how it was trained")},
+        "/metrics": {"get": _plain("For Prometheus", "text/plain")},
+    }
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": name, "version": __version__, "description": f"{name}, served by Headway"},
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS},
+    }
+    if settings.token is not None:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    return document
+
+
+_SCHEMAS: dict[str, Any] = {
+    "Problem": {
+        "type": "object",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "pointer": {"type": "string", "description": "what in the body is wrong (RFC 6901)"},
+        },
+    },
+    "Predictions": {
+        "type": "object",
+        "required": ["predictions"],
+        "properties": {"predictions": {"type": "array", "items": {"type": "object"}}},
+    },
+    "Tensors": {
+        "type": "object",
+        "required": ["model_name", "outputs"],
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {},
+            "outputs": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["name", "shape", "datatype", "data"],
+                    "properties": {
+                        "name": {"type": "string"},
+                        "shape": {"type": "array", "items": {"type": "integer"}},
+                        "datatype": {"enum": ["BYTES", "INT64", "FP64", "BOOL"]},
+                        "data": {"type": "array"},
+                    },
+                },
+            },
+        },
+    },
+}
+_REFUSALS = {
+    "400": "what was sent cannot be read",
+    "401": "the token is missing or wrong",
+    "413": "more was sent than is taken",
+    "429": "too many wait already; Retry-After says when to come back",
+    "500": "the model failed",
+    "503": "not ready",
+    "504": "no answer in time",
+}
+
+
+def _operation(summary: str, schema: dict[str, Any], answer: str, form: dict[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if form is not None:
+        content["multipart/form-data"] = {"schema": form}
+    answers: dict[str, Any] = {"200": _answer("the answer", f"#/components/schemas/{answer}")}
+    for status, told in _REFUSALS.items():
+        answers[status] = _answer(told, "#/components/schemas/Problem", PROBLEM)
+    return {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": answers}
+
+
+def _answer(told: str, ref: str, kind: str = "application/json") -> dict[str, Any]:
+    return {"description": told, "content": {kind: {"schema": {"$ref": ref}}}}
+
+
+def _plain(summary: str, kind: str = "application/json") -> dict[str, Any]:
+    answers = {
+        "200": {"description": "the answer", "content": {kind: {}}},
+        "401": _answer(_REFUSALS["401"], "#/components/schemas/Problem", PROBLEM),
+    }
+    return {"summary": summary, "responses": answers}
+
+
+def _health(summary: str) -> dict[str, Any]:
+    body = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    answers = {"200": {"description": "yes", **body}, "503": {"description": "not now", **body}}
+    return {"summary": summary, "responses": answers, "security": []}
+
+
+def _value(settings: Settings, field: Field) -> dict[str, Any]:
+    if field.kind == "picture":
+        plain = {"type": "string", "contentEncoding": "base64", "minLength": 1}
+        wrapped = {"type": "object", "required": ["b64"], "properties": {"b64": plain}, "additionalProperties": False}
+        return {"anyOf": [plain, wrapped], "description": f"{field.summary}, as base64"}
+    limit = settings.limits.text
+    pattern = {"minLength": 1, "maxLength": limit, "pattern": SAYS_SOMETHING}
+    return {"type": "string", **pattern, "description": field.summary}
+
+
+def _instance(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    required = [field for field in fields if field.required]
+    named = {
+        "type": "object",
+        "required": [field.name for field in required],
+        "properties": {field.name: _value(settings, field) for field in fields},
+        "additionalProperties": False,
+    }
+    if len(required) != 1:
+        return named
+    (only,) = required
+    return {"anyOf": [named, {**_value(settings, only), "type": "string"}]}  # where there is but one thing it can mean
+
+
+def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    instance = _instance(settings, fields)
+    limit = settings.limits.instances
+    return {
+        "type": "object",
+        "required": ["instances"],
+        "properties": {
+            "instances": {"type": "array", "minItems": 1, "maxItems": limit, "items": instance},
+            "parameters": _PARAMETERS,
+        },
+    }
+
+
+_PARAMETERS: dict[str, Any] = {
+    "type": ["object", "null"],
+    "properties": {"explain": {"type": "boolean", "description": "add what the try-out page shows"}},
+    "additionalProperties": False,
+}
+
+
+def _form(fields: Sequence[Field]) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        field.name: {"type": "string", "format": "binary"} if field.kind == "picture" else {"type": "string"}
+        for field in fields
+    }
+    return {"type": "object", "required": [f.name for f in fields if f.required], "properties": parts}
+
+
+def _tensors(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
+    """That a shape fits its data, and that no input comes twice, cannot be said here."""
+    required = sum(field.required for field in fields)
+    return {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": ["string", "null"]},
+            "inputs": {
+                "type": "array",
+                "minItems": max(1, required),
+                "maxItems": len(fields),
+                "items": {"anyOf": [_tensor(settings, field) for field in fields]},
+            },
+            "parameters": _PARAMETERS,
+        },
+    }
+
+
+def _tensor(settings: Settings, field: Field) -> dict[str, Any]:
+    limit = settings.limits.instances
+    return {
+        "type": "object",
+        "required": ["name", "shape", "datatype", "data"],
+        "properties": {
+            "name": {"enum": [field.name]},
+            "shape": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "integer", "minimum": 1}},
+            "datatype": {"enum": ["BYTES"]},
+            "data": {"type": "array", "minItems": 1, "maxItems": limit, "items": _value(settings, field)},
+        },
+    }
+
+
+def page(document: dict[str, Any]) -> str:
+    """The document for people: every address with what it takes, as plain HTML."""
+    parts = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parts.append(_section(method, path, operation))
+    title = html.escape(document["info"]["title"])
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}: API</title>"
+        '<meta name=viewport content="width=device-width,initial-scale=1">'
+        '<link rel=stylesheet href="/static/style.css"><main class=docs>'
+        f'<h1>{title}</h1><p><a href="/">Try it</a> · <a href="/openapi.json">openapi.json</a></p>'
+        + "".join(parts)
+        + "</main></html>"
+    )
+
+
+def _section(method: str, path: str, operation: dict[str, Any]) -> str:
+    head = f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(operation['summary'])}</p>"
+    content = operation.get("requestBody", {}).get("content", {})
+    bodies = "".join(
+        f"<details><summary>{kind}</summary><pre>{html.escape(json.dumps(body['schema'], indent=2))}</pre></details>"
+        for kind, body in content.items()
+    )
+    answers = "".join(
+        f"<li><b>{status}</b> {html.escape(answer['description'])}</li>"
+        for status, answer in operation["responses"].items()
+    )
+    return f"<section>{head}{bodies}<ul>{answers}</ul></section>"

@@ -1,0 +1,126 @@
+"""Start a server, keep it up, and let it go gently: on SIGTERM it says that it is not ready, answers what it has taken
+and ends with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from headway.core.errors import BadInput
+from headway.serving.app import Server, application
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 8080
+    drain: float = 0.0  # seconds between "not ready" and the end of accepting, for load balancers to notice
+
+
+def listen(address: Address) -> socket.socket:
+    """The port, taken before the model is loaded: a port in use is said at once."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    # asyncio sends at once only on what says that it is TCP: else an answer waits 40 ms for the client's delayed ACK.
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((address.host, address.port))
+    except (OSError, OverflowError) as error:
+        taken.close()
+        raise BadInput(
+            f"cannot listen on {address.host}:{address.port}: {getattr(error, 'strerror', None) or error}",
+            fix="choose another with --port, or 0 for any that is free",
+        ) from None
+    return taken
+
+
+def serve(server: Server, taken: socket.socket, address: Address, ready: Callable[[int], None]) -> None:
+    """Until SIGTERM or Ctrl-C. `ready` is told the port once requests are taken."""
+    config = uvicorn.Config(
+        application(server),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,  # longer than load balancers keep theirs, so that none sends into a closed one
+        timeout_graceful_shutdown=round(server.settings.limits.seconds) + 1,
+        backlog=4096,
+    )
+    asyncio.run(_serve(_Uvicorn(config), server, taken, address, ready))
+
+
+class _Uvicorn(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """Signals are ours: the end is announced first."""
+
+    def capture_signals(self) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+async def _serve(
+    http: _Uvicorn, server: Server, taken: socket.socket, address: Address, ready: Callable[[int], None]
+) -> None:
+    loop, leaving = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leaving.set)
+    serving = asyncio.create_task(http.serve(sockets=[taken]))
+    while not http.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if not serving.done():
+        ready(taken.getsockname()[1])
+    waiting = asyncio.create_task(leaving.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    server.draining = True
+    if not serving.done() and address.drain:
+        await asyncio.sleep(address.drain)
+    http.should_exit = True
+    waiting.cancel()
+    await serving
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: what log collectors read without being taught."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "severity": record.levelname,
+            "message": record.getMessage(),
+            **getattr(record, "told", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_to_stderr(quiet: bool = False) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("headway.serving", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING if quiet or name != "headway.serving" else logging.INFO)
+
+
+def port_of(environment: dict[str, str] | None = None) -> int:
+    """Vertex AI and Cloud Run say which port they expect."""
+    said = os.environ if environment is None else environment
+    for name in ("AIP_HTTP_PORT", "PORT"):
+        if said.get(name):
+            try:
+                return int(said[name])
+            except ValueError:
+                raise BadInput(f"{name}={said[name]} is no port", fix=f"unset {name}, or give --port") from None
+    return 8080

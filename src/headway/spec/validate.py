@@ -1,0 +1,420 @@
+"""Reads a tree as a dataclass, driven by its annotations. Reports every problem, not the first.
+
+Our own, because nothing ready reports all problems with line and column and starts this quickly:
+see docs/decisions/0002-spec-validation.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from headway.core.errors import Problem
+from headway.spec import fields, rules, units
+from headway.spec.document import Node, members
+from headway.spec.fields import (
+    NOTHING,
+    Key,
+    described,
+    example,
+    is_collection,
+    is_list,
+    is_mapping,
+    keys_of,
+    union_members,
+    unmarked,
+)
+from headway.spec.model import Accelerator, Cadence, Secret
+from headway.spec.rules import closest
+
+# Single values: texts, numbers, switches. Each is checked, or reported with what to write instead.
+
+
+BAD: Any = object()  # stands where a value could not be read; the reason is among the problems
+
+WHERE_EXPANDED = "data sources, outputs, export.to, init_from, cache.dir, image and env"
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
+_BIGGEST = 2**63  # what other programs that read a plan can hold
+_SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reading needs to know, and where it reports."""
+
+    problems: list[Problem]
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None  # where files that the document names must lie; None: they are not looked for
+    typed: bool = True  # as people type it; False: plain JSON as `dump` wrote it
+
+    def report(self, what: str, where: str, fix: str = "") -> Any:
+        self.problems.append(Problem(what=what, where=where, fix=fix))
+        return BAD
+
+
+def last_key(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def shown(node: Node) -> str:
+    """What was found, for a message."""
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, tuple):
+        return "a list"
+    if isinstance(node.value, str):
+        return f"the text '{node.value[:60]}'"
+    return "nothing" if node.value is None else node.text[:60]
+
+
+def wrong_type(node: Node, annotation: Any, path: str, to: Reading) -> Any:
+    what = f"{path} must be {described(annotation)}, not {shown(node)}"
+    return to.report(what, node.where, _retyped(node, annotation, last_key(path)))
+
+
+def _retyped(node: Node, annotation: Any, key: str) -> str:
+    """The line to write instead, where it can be guessed."""
+    value = node.value
+    if annotation is bool and isinstance(value, str) and value.lower() in _SWITCHES:
+        return f"write {key}: {_SWITCHES[value.lower()]}"
+    if annotation is str and isinstance(value, (int, float)):
+        return f'write {key}: "{node.text}"'
+    if annotation is int and isinstance(value, float) and value.is_integer():
+        return f"write {key}: {int(value)}"
+    return f"write it as in {key}: {example(annotation)}"
+
+
+def read_bool(node: Node, path: str, to: Reading) -> Any:
+    return node.value if isinstance(node.value, bool) else wrong_type(node, bool, path, to)
+
+
+def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+    """A whole number or any finite number, within its bounds. Sizes and durations are typed with units."""
+    unit = next((mark for mark in fields.forms(extra) if mark in ("duration", "size")), None)
+    if to.typed and unit:
+        return _with_unit(node, units.duration if unit == "duration" else units.size, unit, path, to)
+    value = node.value
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return wrong_type(node, kind, path, to)
+    if isinstance(value, int) and abs(value) >= _BIGGEST:
+        return to.report(f"{path}: {shown(node)} is too large", node.where, "write a smaller number")
+    if not math.isfinite(value):  # JSON has no such number, and a plan is JSON
+        return to.report(f"{path}: {shown(node)} is not a finite number", node.where, "write a finite one")
+    for limit in fields.bounds(extra):
+        if not limit.holds(value):
+            what = f"{path} must be {limit.words}, not {shown(node)}"
+            return to.report(what, node.where, f"write {last_key(path)}: {limit.example}")
+    return kind(value)
+
+
+def _with_unit(node: Node, read: Any, unit: str, path: str, to: Reading) -> Any:
+    if isinstance(node.value, (bool, dict, tuple)) or node.value is None:
+        form = fields.FORMS[unit]
+        return to.report(f"{path} must be {form.words}, not {shown(node)}", node.where, f"write {form.example}")
+    value = read_form(node, read, path, to)
+    if value is not BAD and value >= _BIGGEST:
+        return to.report(f"{path}: {node.text[:60]} is too large", node.where, "write a smaller one")
+    return value
+
+
+def read_form(node: Node, read: Any, path: str, to: Reading) -> Any:
+    """A value that is typed as a short text: `10m`, `T4:1`."""
+    try:
+        return read(node.text)
+    except units.BadUnit as bad:
+        return to.report(f"{path}: {bad.what}", node.where, bad.fix)
+
+
+def read_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+    """A text. `${env:NAME}` is expanded where the mark says so, and refused elsewhere."""
+    text = _text_of(node, extra)
+    if text is None:
+        return _no_text(node, extra, path, to)
+    if to.typed and not node.literal:
+        text = _expand(node, text, path, to) if fields.EXPANDED in extra else _unexpanded(node, text, path, to)
+        if text is BAD:
+            return BAD
+    for form in fields.forms(extra):
+        if not fields.matches(form, text):
+            return _bad_form(node, text, form, path, to)
+    trouble = _no_file(to.folder / text) if "project file" in extra and to.folder is not None else None
+    if trouble:
+        return to.report(f"{path}: {trouble}", node.where, "name a file, relative to the job file")
+    return text
+
+
+def _no_file(path: Path) -> str | None:
+    """Why a path is not a file, if it is not."""
+    try:
+        if path.is_file():
+            return None
+        return f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        return f"{str(path)[:200]} cannot be looked at: {error.strerror}"
+
+
+def _text_of(node: Node, extra: tuple[object, ...]) -> str | None:
+    if isinstance(node.value, str):
+        return node.value
+    as_typed = node.loose or (fields.AS_TYPED in extra and not isinstance(node.value, (dict, tuple)))
+    return node.text if as_typed and node.value is not None else None
+
+
+def _no_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+    if "secret" in extra:  # what stands there may be the secret: not a word of it in a message
+        what = f"{path} must be a reference to a secret"
+        return to.report(what, node.where, f"write {fields.SECRET_FORMS}")
+    return wrong_type(node, str, path, to)
+
+
+def _bad_form(node: Node, text: str, form: str, path: str, to: Reading) -> Any:
+    if form == "secret":
+        variable = last_key(path) if "secrets." in path else "NAME"
+        what = f"{path} must be a reference to a secret, not the secret itself"
+        fix = f"put the value into an environment variable and write env:{variable} (or {fields.SECRET_FORMS})"
+        return to.report(what, node.where, fix)
+    wanted = fields.FORMS[form]
+    fix = f"write {_renamed(text, form) or _meant(text, form) or wanted.example}"
+    return to.report(f"{path} must be {wanted.words}, not '{text[:60]}'", node.where, fix)
+
+
+def _renamed(text: str, form: str) -> str | None:
+    """The nearest name that is allowed, if the rest of the form is a name's."""
+    if form not in ("job name", "target name", "file name"):
+        return None
+    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
+    return name if fields.matches(form, name) else None
+
+
+def _meant(text: str, form: str) -> str | None:
+    """The URL whose slashes are missing, where a URL may stand."""
+    from headway.storage.open import mended_url
+
+    url = mended_url(text) if form in ("location", "source", "weights") else None
+    return None if url is None else f"{url}, or ./{text} for a folder of that name"
+
+
+def _unexpanded(node: Node, text: str, path: str, to: Reading) -> Any:
+    if "${env:" not in text:
+        return text
+    fix = f"write the value itself; ${{env:NAME}} is expanded in {WHERE_EXPANDED}"
+    return to.report(f"{path}: ${{env:…}} is not expanded here", node.where, fix)
+
+
+def _expand(node: Node, text: str, path: str, to: Reading) -> Any:
+    missing = [name for name in _REFERENCE.findall(text) if name not in to.env]
+    for name in missing:
+        to.report(f"{path}: the environment variable {name} is not set", node.where, f"export {name}=…")
+    rest = _REFERENCE.sub("", text)
+    if "${env:" in rest:
+        return to.report(f"{path}: an unfinished ${{env:…}} in '{text[:60]}'", node.where, "write ${env:NAME}")
+    shell = _SHELL_VARIABLE.search(rest)
+    if shell:
+        what = f"{path}: {shell[0]} is not expanded"
+        return to.report(what, node.where, f"write ${{env:{shell[1]}}}")
+    return BAD if missing else _REFERENCE.sub(lambda found: to.env[found[1]], text)
+
+
+T = TypeVar("T")
+FieldReader = Callable[[Node | None, str], Any]  # (node, path) -> value or BAD; no node: the key is left out
+
+MOST_UNKNOWN = 20  # unknown keys of one mapping that are reported one by one
+
+# Dataclasses that people type as a short text.
+_TEXT_FORMS: dict[type, Callable[[str], Any]] = {Accelerator: units.accelerator, Cadence: units.cadence}
+
+
+def read_dataclass(
+    node: Node,
+    cls: type[T],
+    problems: list[Problem],
+    *,
+    path: str = "",
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> T | None:
+    """The tree as a `cls`, or None and the reasons among `problems`."""
+    value = Reader(Reading(problems, env or {}, folder)).dataclass(node, cls, path)
+    return None if value is BAD else value
+
+
+class Reader:
+    """Values out of nodes. A value that cannot be read is BAD, and its siblings are read all the same."""
+
+    def __init__(self, to: Reading) -> None:
+        self.to = to
+
+    def dataclass(
+        self, node: Node, cls: type[Any], path: str = "", own: Mapping[str, FieldReader] | None = None
+    ) -> Any:
+        """The mapping as a `cls`; keys named in `own` are read by those readers instead."""
+        if not isinstance(node.value, dict):
+            return self._no_mapping(node, cls, path)
+        keys = keys_of(cls)
+        meant = self._unknown_keys(node.value, keys, path)
+        if self.to.typed:
+            self._exclusive_keys(node, cls, path, meant)
+        values: dict[str, Any] = {}
+        for key in keys.values():
+            if key.required and key.name in meant:
+                values[key.field.name] = BAD
+            else:
+                values[key.field.name] = self._member(node, key, path, (own or {}).get(key.name))
+        return BAD if any(value is BAD for value in values.values()) else cls(**values)
+
+    def _no_mapping(self, node: Node, cls: type[Any], path: str) -> Any:
+        what = f"{path or 'the document'} must be a mapping of keys and values, not {shown(node)}"
+        first = next(iter(keys_of(cls)), "key")
+        return self.to.report(what, node.where, f"write it as in {{{first}: …}}")
+
+    def _member(self, node: Node, key: Key, path: str, own: FieldReader | None) -> Any:
+        member = members(node).get(key.name)
+        here = f"{path}.{key.name}" if path else key.name
+        if member is not None and member.value is None and is_collection(key.type):
+            member = None  # `data:` with nothing under it
+        if own is not None:
+            return own(member, here)
+        if member is not None:
+            return self.value(member, key.type, here)
+        if key.required:
+            return self.to.report(f"{here} is missing", node.where, f"add {key.name}: {described(key.type)}")
+        return key.default()
+
+    def value(self, node: Node, annotation: Any, path: str) -> Any:
+        """The node as the annotation wants it."""
+        kind, extra = unmarked(annotation)
+        if len(union_members(kind)) > 1:
+            return self._union(node, annotation, path)
+        if kind is Any:
+            return self._anything(node, path)
+        if get_origin(kind) is Literal:
+            return self._choice(node, kind, path)
+        if is_list(kind):
+            return self._list(node, kind, path)
+        if is_mapping(kind):
+            return self._mapping(node, kind, path)
+        if is_dataclass(kind):
+            return self._nested(node, kind, path)  # type: ignore[arg-type]
+        if kind is bool:
+            return read_bool(node, path, self.to)
+        if kind in (int, float):
+            return read_number(node, kind, extra, path, self.to)
+        assert kind is str, f"{path}: a document cannot hold a {annotation}"
+        return read_text(node, extra, path, self.to)
+
+    def _union(self, node: Node, annotation: Any, path: str) -> Any:
+        every = union_members(unmarked(annotation)[0])
+        something = [member for member in every if member is not NOTHING]
+        if node.value is None and NOTHING in every:
+            return None
+        if len(something) == 1:
+            return self.value(node, something[0], path)
+        for member in something:
+            trial = Reader(Reading([], self.to.env, self.to.folder, self.to.typed))
+            value = trial.value(node, member, path)
+            if value is not BAD:
+                return value
+        return wrong_type(node, annotation, path, self.to)
+
+    def _nested(self, node: Node, cls: type[Any], path: str) -> Any:
+        if self.to.typed and cls in _TEXT_FORMS:
+            if isinstance(node.value, (dict, tuple)) and not node.loose:
+                return wrong_type(node, cls, path, self.to)
+            return read_form(node, _TEXT_FORMS[cls], path, self.to)
+        if self.to.typed and cls is Secret and not isinstance(node.value, dict):
+            ref = read_text(node, ("secret",), path, self.to)
+            return BAD if ref is BAD else Secret(ref=ref)
+        return self.dataclass(node, cls, path)
+
+    def _choice(self, node: Node, kind: Any, path: str) -> Any:
+        choices = get_args(kind)
+        for choice in choices:
+            if node.value == choice and type(node.value) is type(choice):
+                return choice
+            if node.loose and node.text == str(choice):
+                return choice
+        near = closest(node.text, [str(choice) for choice in choices])
+        fix = f"did you mean {near}?" if near else f"write {described(kind)}"
+        return self.to.report(f"{path} must be {described(kind)}, not {shown(node)}", node.where, fix)
+
+    def _list(self, node: Node, kind: Any, path: str) -> Any:
+        inside = get_args(kind)
+        if not isinstance(node.value, tuple):
+            fix = f"write {last_key(path)}: [{self._as_item(node, inside[0])}]"
+            return self.to.report(f"{path} must be a list, not {shown(node)}", node.where, fix)
+        of_any_length = get_origin(kind) is list or inside[-1] is Ellipsis
+        if not of_any_length and len(inside) != len(node.value):
+            what = f"{path} must have {len(inside)} entries, not {len(node.value)}"
+            return self.to.report(what, node.where, f"write {len(inside)} of them")
+        types = inside[:1] * len(node.value) if of_any_length else inside
+        items = [self.value(item, t, f"{path}.{i}") for i, (item, t) in enumerate(zip(node.value, types, strict=True))]
+        return BAD if any(item is BAD for item in items) else get_origin(kind)(items)
+
+    def _as_item(self, node: Node, inside: Any) -> str:
+        """How what was given alone is written in a list."""
+        if isinstance(node.value, dict):
+            return "{…}"
+        text = node.text[:60].strip("[]")
+        first = next(iter(keys_of(inside))) if is_dataclass(inside) else ""
+        return f"{{{first}: {text}}}" if first else text
+
+    def _mapping(self, node: Node, kind: Any, path: str) -> Any:
+        if not isinstance(node.value, dict):
+            return wrong_type(node, kind, path, self.to)
+        key_type, value_type = get_args(kind)
+        good: dict[str, Any] = {}
+        bad = False
+        for name, member in node.value.items():
+            value = self.value(member, value_type, f"{path}.{name}")
+            if value is BAD or not self.key_fits(name, member, key_type, path):
+                bad = True
+            else:
+                good[name] = value
+        return BAD if bad else good
+
+    def key_fits(self, name: str, member: Node, key_type: Any, path: str) -> bool:
+        for form in fields.forms(unmarked(key_type)[1]):
+            if not fields.matches(form, name):
+                wanted = fields.FORMS[form]
+                what = f"{path}: '{name[:60]}' is not {wanted.words}"
+                self.to.report(what, member.key_or_value, f"write it as in {wanted.example}")
+                return False
+        return True
+
+    def _anything(self, node: Node, path: str) -> Any:
+        """Plain data of any shape, for settings that nobody has described."""
+        if isinstance(node.value, dict):
+            return self._mapping(node, dict[str, Any], path)
+        if isinstance(node.value, tuple):
+            return self._list(node, list[Any], path)
+        if isinstance(node.value, str):
+            return read_text(node, (), path, self.to)
+        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return read_number(node, type(node.value), (), path, self.to)
+        return node.value
+
+    def _unknown_keys(self, members: dict[str, Node], keys: Mapping[str, Key], path: str) -> set[str]:
+        """Reports them, and returns the keys that were probably meant: they are not missing too."""
+        meant: set[str] = set()
+        unknown = [name for name in members if name not in keys]
+        for name in unknown[:MOST_UNKNOWN]:
+            near = closest(name, [key for key in keys if key not in members]) or closest(name, keys)
+            meant.update([near] if near else [])
+            fix = f"did you mean {near}?" if near else f"remove it; there are {', '.join(keys)}"
+            what = f"unknown key '{name[:60]}'" + (f" in {path}" if path else "")
+            self.to.report(what, members[name].key_or_value, fix)
+        if len(unknown) > MOST_UNKNOWN:
+            more = members[unknown[MOST_UNKNOWN]]
+            self.to.report(f"{len(unknown) - MOST_UNKNOWN} more unknown keys", more.key_or_value, "remove them")
+        return meant
+
+    def _exclusive_keys(self, node: Node, cls: type[Any], path: str, meant: set[str]) -> None:
+        given = [name for name, member in members(node).items() if member.value is not None]
+        for what, name, fix in rules.conflicts(cls, [*given, *meant]):
+            where = members(node)[name].key_or_value if name in given else node.where
+            self.to.report(f"{path}: {what}" if path else what, where, fix)

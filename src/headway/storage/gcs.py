@@ -1,0 +1,170 @@
+"""gs://bucket/folder. Credentials are Google's application default ones: a user's, a service account's key, workload
+identity (federation, impersonation) or the metadata server's. STORAGE_EMULATOR_HOST is honoured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import Denied, MissingExtra, StoreError
+from headway.core.retry import Patience
+from headway.storage.object_store import (
+    Credentials,
+    client_options,
+    retry_config,
+    runs_on,
+    shared_credentials,
+    split_bucket,
+    unreachable,
+)
+
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_FRESH = timedelta(minutes=6)  # obstore asks again when less than four minutes are left; give it more than that
+_OBSTORE_READS = ("authorized_user", "service_account")  # the kinds of credential file it knows by itself
+_LOGIN = "gcloud auth application-default login"
+
+
+@dataclass(slots=True)
+class GoogleCloud:
+    url: str
+    bucket: str
+    folder: str
+    endpoint: str | None
+    updates_by_generation: bool = True
+    _credentials: Credentials | None = None
+
+    @classmethod
+    def at(cls, url: str, endpoint: str | None) -> GoogleCloud:
+        bucket, folder = split_bucket(url, "gs://bucket/folder")
+        return cls(url.rstrip("/"), bucket, folder, endpoint.rstrip("/") if endpoint else None)
+
+    def connect(self, patience: Patience, *, retries: int, request_s: float) -> Any:
+        from obstore.store import GCSStore
+
+        if self._credentials is None:
+            self._credentials = self._choose_credentials(patience)
+        endpoint = self.endpoint or _emulator()
+        return GCSStore(
+            self.bucket,
+            prefix=self.folder or None,
+            config={"base_url": endpoint} if endpoint else {},
+            client_options=client_options(patience, endpoint, request_s),  # type: ignore[arg-type]
+            retry_config=retry_config(patience, retries),  # type: ignore[arg-type]
+            credential_provider=self._credentials,  # type: ignore[arg-type]
+        )
+
+    def credential_error(self) -> StoreError | None:
+        return self._credentials.error if self._credentials else None
+
+    def login_command(self) -> str:
+        return _LOGIN
+
+    def create_command(self) -> str:
+        return f"gcloud storage buckets create gs://{self.bucket} --location=us-central1"
+
+    def grant_command(self) -> str:
+        account = self._credentials.account if self._credentials else ""
+        who = f"serviceAccount:{account}" if account else 'user:"$(gcloud config get account)"'
+        return (
+            f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} "
+            f"--member={who} --role=roles/storage.objectUser"
+        )
+
+    def _choose_credentials(self, patience: Patience) -> Credentials | None:
+        if not self.endpoint and _emulator():
+            return _EmulatorToken(patience)
+        try:
+            import_module("google.auth.transport.requests")
+        except ImportError:
+            _require_a_file_that_obstore_reads()
+            return None
+        return shared_credentials(_GoogleTokens, patience, ("GOOGLE_", "GCE_", "CLOUDSDK_"))
+
+
+class _EmulatorToken(Credentials):
+    def fetch(self) -> Mapping[str, Any]:
+        return {"token": "emulator", "expires_at": None}
+
+
+class _GoogleTokens(Credentials):
+    def __init__(self, patience: Patience) -> None:
+        super().__init__(patience)
+        self._credentials: Any = None
+
+    def fetch(self) -> Mapping[str, Any]:
+        failures: Any = import_module("google.auth.exceptions")
+        request = import_module("google.auth.transport.requests").Request()
+        try:
+            if self._credentials is None:
+                self._credentials, _ = google_credentials(SCOPE)
+            if self._needs_refresh():
+                self._credentials.refresh(request)
+        except failures.TransportError as error:
+            raise unreachable("Google's token server", error) from error
+        except failures.RefreshError as error:
+            if error.retryable:
+                raise unreachable("Google's token server", error) from error
+            raise Denied(f"Google refuses the credentials: {error}", fix=_LOGIN) from error
+        self._note_account()
+        return {"token": self._credentials.token, "expires_at": self._expiry()}
+
+    def _needs_refresh(self) -> bool:
+        expiry = self._expiry()
+        return not self._credentials.token or (expiry is not None and expiry - datetime.now(timezone.utc) < _FRESH)
+
+    def _expiry(self) -> datetime | None:
+        expiry: datetime | None = self._credentials.expiry  # Google's are naive, and mean UTC
+        return expiry.replace(tzinfo=timezone.utc) if expiry is not None and expiry.tzinfo is None else expiry
+
+    def _note_account(self) -> None:
+        email = getattr(self._credentials, "service_account_email", None)
+        if email and "@" in email:  # until it is refreshed, a machine's is called `default`
+            self.account = email
+
+
+def google_credentials(scope: str) -> tuple[Any, str | None]:
+    """Application default credentials, and their project if they tell it.
+
+    Transient where the metadata server of this machine has not answered yet.
+    """
+    failures: Any = import_module("google.auth.exceptions")
+    try:
+        # Without scopes, which come next: with them it would ask for the project too, which we have no use for.
+        credentials, project = import_module("google.auth").default()
+    except failures.DefaultCredentialsError as error:
+        if _has_metadata_server():
+            raise unreachable("Google's metadata server", error) from error
+        raise Denied(f"no Google credentials: {str(error).splitlines()[0]}", fix=_LOGIN) from error
+    return import_module("google.auth.credentials").with_scopes_if_required(credentials, [scope]), project
+
+
+def _has_metadata_server() -> bool:
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return False  # the file is bad: waiting will not mend it
+    return bool(os.environ.get("GCE_METADATA_HOST")) or runs_on("Google")
+
+
+def _emulator() -> str | None:
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    if not host:
+        return None
+    return host if "://" in host else f"http://{host}"
+
+
+def _require_a_file_that_obstore_reads() -> None:
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    usual = Path.home() / ".config/gcloud/application_default_credentials.json"
+    path = Path(named) if named else usual
+    try:
+        kind = json.loads(path.read_text()).get("type")
+    except (OSError, ValueError, AttributeError):
+        return  # obstore says what is wrong with it, or asks the metadata server
+    if kind not in _OBSTORE_READS:
+        raise MissingExtra("gcp", needed_for=f"gs:// with credentials of the kind {kind}")

@@ -1,0 +1,1 @@
+"""Process 1 on each node: topology, rendezvous, rank processes, restart policy, log pipeline. Never imports torch."""

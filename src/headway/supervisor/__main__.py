@@ -1,0 +1,35 @@
+"""Process 1 on every target: `python -m headway.runtime.worker --run URL`. No torch, no numpy.
+
+Exit codes: 0 done, 143 start me again, 2 bad input, anything else failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Signals wait until we can heed them: process 1 would otherwise miss one that comes while modules are loaded."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    import argparse
+
+    from headway.supervisor.supervisor import run
+
+    parser = argparse.ArgumentParser(prog="python -m headway.runtime.worker", description="Headway's supervisor.")
+    parser.add_argument("--run", required=True, metavar="URL", help="the run folder")
+    return run(parser.parse_args(arguments).run)
+
+
+def run_and_exit() -> None:
+    """Run `main` and end the process at once: a thread that waits for a store must not keep process 1 alive."""
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    run_and_exit()

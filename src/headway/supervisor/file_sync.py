@@ -1,0 +1,229 @@
+"""What a script writes under $HEADWAY_RUN_DIR, kept in the run folder's `files/` while it runs, and given back later.
+
+Only changed files are sent, and only once they have stopped changing. Empty folders are not kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.errors import Denied, DiskFull, HeadwayError, NoBucket, NotThere, StoreError, Transient
+from headway.storage import Store
+from headway.storage.base import Entry, checked_key
+from headway.supervisor.event_loop import Inbox
+from headway.supervisor.threads import Duty, Health
+
+INTERVAL_S = 30.0
+_CHUNK = 8 << 20
+_FICLONE = 0x40049409
+_FILES, _OTHER_NODES = "files/", "other-nodes/"
+WORKDIR, EARLIER = "workdir/", "earlier/"  # below a node's prefix: what headway.supervisor.workdir keeps
+_PART = ".headway-part-"  # a file that is being restored
+_OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors that are not about one file
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """What tells a changed file from an unchanged one without reading it."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
+def prefix_of(node: int) -> str:
+    """Where a node's files are kept."""
+    return _FILES if node == 0 else f"{_FILES}{_OTHER_NODES}{node}/"
+
+
+class Mirror:
+    """One folder and its image in the store. Safe to share between threads."""
+
+    def __init__(
+        self, root: Path, store: Store, *, node: int = 0, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._root, self._store, self._say = root, store, say
+        self._prefix = prefix_of(node)
+        self._sent: dict[str, Print] = {}  # as it is in the store
+        self._versions: dict[str, str] = {}  # which the store gave to what was sent
+        self._seen: dict[str, Print] = {}  # as the scan before found it
+        self._refused: set[str] = set()
+        self._lock = threading.Lock()
+
+    def restore(self) -> int:
+        """Fill the folder with what earlier attempts saved; returns how many files. Node 0's files go to every node."""
+        with self._lock:
+            restored = self._fetch(_FILES, keep=self._prefix == _FILES)
+            if self._prefix != _FILES:
+                restored += self._fetch(self._prefix, keep=True)
+            return restored
+
+    def sync(self, *, final: bool = False) -> int:
+        """Send what has changed and settled since the last scan (at the end: all that has changed), then remove what is
+        gone; returns how many files were sent. A file that changes while it is sent is sent again."""
+        with self._lock:
+            return self._sync(final)
+
+    def _sync(self, final: bool) -> int:
+        found = dict(self._scan())
+        sent = 0
+        for name, now in sorted(found.items()):
+            settled = final or self._seen.get(name) == now
+            if settled and self._sent.get(name) != now:
+                sent += self._send(name, now)
+        # New files first: a checkpoint is removed from the store only when its successor is there.
+        for name in [name for name in self._sent if name not in found and (final or name not in self._seen)]:
+            self._store.delete(self._prefix + name)
+            del self._sent[name]
+        self._seen = found
+        return sent
+
+    def _send(self, name: str, now: Print) -> int:
+        path = self._root / name
+        try:
+            with path.open("rb") as file:
+                if now.size <= _CHUNK:
+                    body = file.read()
+                    if print_of(path) != now:
+                        return 0  # it moved under our eyes: next time
+                    self._versions[name] = self._store.write(self._prefix + name, body)
+                else:
+                    self._versions[name] = self._store.write(self._prefix + name, path)
+        except FileNotFoundError:
+            return 0  # removed since it was found
+        except OSError as error:
+            return self._refuse(name, f"cannot be read: {error.strerror}")
+        except _OF_THE_STORE:
+            raise
+        except StoreError as error:  # of this file alone, which must not keep the others from being saved
+            return self._refuse(name, error.problem.what) if path.exists() else 0
+        if print_of(path) == now:
+            self._sent[name] = now
+        return 1
+
+    def _scan(self) -> Iterator[tuple[str, Print]]:
+        for folder, folders, names in os.walk(self._root):
+            folders[:] = self._enter(folder, folders)
+            for file_name in names:
+                path = Path(folder, file_name)
+                name = path.relative_to(self._root).as_posix()
+                found = None if file_name.startswith(_PART) else self._file(path)
+                if found is not None and self._nameable(name):
+                    yield name, found
+
+    def _enter(self, folder: str, names: list[str]) -> list[str]:
+        """Which of a folder's own folders are looked into."""
+        return names
+
+    def _file(self, path: Path) -> Print | None:
+        """A regular file of the folder itself; a link is followed as long as it stays inside."""
+        if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
+            self._refuse(str(path), "leads out of the folder")
+            return None
+        return print_of(path)
+
+    def _nameable(self, name: str) -> bool:
+        if self._reserved(self._prefix, name):
+            self._refuse(name, "is where files of other nodes, or of the working folder, are kept")
+            return False
+        try:
+            checked_key(self._prefix + name)
+        except StoreError as error:
+            self._refuse(name, error.problem.what)
+            return False
+        return True
+
+    def _reserved(self, prefix: str, name: str) -> bool:
+        """Whether that name below a prefix is kept for other files than this folder's."""
+        return name.startswith((WORKDIR, EARLIER)) or (prefix == _FILES and name.startswith(_OTHER_NODES))
+
+    def _refuse(self, name: str, why: str) -> int:
+        if name not in self._refused:
+            self._refused.add(name)
+            self._say(f"not saved: {name!r}: {why}")
+        return 0
+
+    def _fetch(self, prefix: str, *, keep: bool) -> int:
+        count = 0
+        for entry in list(self._store.list(prefix)):
+            name = entry.key[len(prefix) :]
+            path = self._root / name
+            if self._reserved(prefix, name) or not self._download(entry, path):
+                continue
+            count += 1
+            found = print_of(path)
+            if keep and found is not None:
+                self._sent[name] = self._seen[name] = found
+        return count
+
+    def _download(self, entry: Entry, path: Path) -> bool:
+        """False where it was removed between listing and reading."""
+        try:
+            download(self._store, entry, path)
+        except NotThere:
+            return False
+        except OSError as error:
+            name = entry.key.removeprefix(self._prefix)
+            raise HeadwayError(f"{name} cannot be restored: {error.strerror}", where=str(path)) from None
+        return True
+
+
+class MirrorDuty(Duty):
+    """Keeps the mirrors true while the ranks run, and once more at the end."""
+
+    def __init__(self, mirrors: Sequence[Mirror], inbox: Inbox, health: Health, *, every_s: float = INTERVAL_S) -> None:
+        super().__init__("mirror", inbox, health)
+        self._mirrors, self._every_s = mirrors, every_s
+
+    def work(self) -> None:
+        for mirror in self._mirrors:
+            mirror.sync(final=self._last)
+
+    def rest_s(self) -> float:
+        return self._every_s
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """`target` becomes a copy of `source`, sharing its blocks on disk where the file system can."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_clone, ignore_dangling_symlinks=True)
+
+
+def _clone(source: str, target: str) -> str:
+    with open(source, "rb") as read, open(target, "wb") as write:
+        try:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        except OSError:  # a file system that cannot share blocks
+            shutil.copyfileobj(read, write, _CHUNK)
+    shutil.copystat(source, target)
+    return target
+
+
+def download(store: Store, entry: Entry, path: Path) -> None:
+    """In pieces, under another name until it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{_PART}{os.urandom(8).hex()}")
+    try:
+        with partial.open("wb") as file:
+            for start in range(0, entry.size, _CHUNK):
+                file.write(store.read(entry.key, (start, min(entry.size, start + _CHUNK))))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def print_of(path: Path) -> Print | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Print(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None

@@ -1,0 +1,381 @@
+"""The rank processes of one node: started together, read line by line, ended together. Linux only.
+
+A rank lives in a session of its own, dies with the supervisor, and carries the run's label in its environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headway.core import processes
+from headway.core.errors import HeadwayError
+from headway.supervisor.event_loop import Loop
+from headway.supervisor.log_pipeline import Redactor, Spool
+
+CONTROL_FD = "HEADWAY_CONTROL_FD"
+SUPERVISOR = "HEADWAY_SUPERVISOR"  # which supervisor's tree a process belongs to: what the undertaker looks for
+_HERE = Path(__file__).parent
+_PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 256 << 10
+_LONGEST_RECORD = 1 << 20
+
+Record = dict[str, Any]
+Shown = Callable[[int, bytes], None]
+Heard = Callable[[int, Record], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What one rank runs."""
+
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankExit:
+    """How a rank ended. `code` is as a shell would say it: 128 + the signal's number for one that was killed."""
+
+    rank: int
+    code: int
+    signal: str = ""
+    step: int | None = None  # the last one it spoke of
+    lines: tuple[str, ...] = ()
+    seconds: float = 0.0  # how long it ran
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in (0, 143)
+
+    def __str__(self) -> str:
+        if self.signal == "SIGKILL":
+            return f"rank {self.rank} was killed (SIGKILL): most often by the kernel, for lack of memory"
+        how = f"was ended by {self.signal}" if self.signal else f"exited with {self.code}"
+        return f"rank {self.rank} {how}"
+
+
+class Undertaker:
+    """Ends what a killed supervisor leaves behind. See orphan_reaper.py."""
+
+    def __init__(self) -> None:
+        self.label = f"{os.getpid()}-{processes.started(os.getpid())}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_HERE / "orphan_reaper.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            start_new_session=True,  # a signal to the supervisor's group must not reach it
+        )
+        self.pid = self._process.pid
+        self.tell(f"label {SUPERVISOR}={self.label}")
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # somebody has killed it: what is left to die with us are the ranks, by the kernel's hand
+
+    def dismiss(self) -> None:
+        self.tell("bye")
+        self._process.communicate()
+
+
+class Rank:
+    """One running rank: its process, its output and its control pipe."""
+
+    def __init__(self, command: Command, log: Spool, loop: Loop, shown: Shown, heard: Heard, redact: Redactor) -> None:
+        self.rank, self.log, self.step = command.rank, log, None
+        self._loop, self._shown, self._heard, self._redact = loop, shown, heard, redact
+        self._record = b""
+        output, output_end = _pipe()
+        control, control_end = _pipe()
+        try:
+            self.pid = _spawn(command, output_end, control_end)
+        except OSError as error:
+            os.close(output)
+            os.close(control)
+            raise HeadwayError(
+                f"rank {command.rank} cannot be started: {error.strerror}", where=str(command.cwd)
+            ) from None
+        finally:
+            os.close(output_end)
+            os.close(control_end)
+        self.began = time.monotonic()
+        self._pipes = {output: self._print, control: self._hear}
+        for fd in self._pipes:
+            loop.watch(fd, partial(self._read, fd))
+
+    step: int | None
+
+    def drain(self) -> None:
+        """Read all that is in the pipes now. After the writers' end this is everything."""
+        for fd in list(self._pipes):
+            while self._read(fd):
+                pass
+
+    def glance(self) -> None:
+        """Read one helping: a rank that never stops printing must not hold us up."""
+        for fd in list(self._pipes):
+            self._read(fd)
+
+    def close(self) -> None:
+        self.drain()
+        for fd in list(self._pipes):
+            self._close(fd)
+        self._shown(self.rank, self.log.finish())
+
+    def _read(self, fd: int) -> bool:
+        """Take one helping; False when there is nothing more for now."""
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(fd)
+            return False
+        self._pipes[fd](data)
+        return True
+
+    def _close(self, fd: int) -> None:
+        self._loop.forget(fd)
+        os.close(fd)
+        del self._pipes[fd]
+
+    def _print(self, data: bytes) -> None:
+        whole = self.log.feed(data)
+        if whole:
+            self._shown(self.rank, whole)
+
+    def _hear(self, data: bytes) -> None:
+        *whole, self._record = (self._record + data).split(b"\n")
+        if len(self._record) > _LONGEST_RECORD:
+            self._record = b""
+        for line in whole:
+            record = _parse(self._redact(line))
+            if record is not None:
+                self.step = step_of(record, self.step)
+                self._heard(self.rank, record)
+
+
+class Ranks:
+    """The ranks of this node in one attempt. Everything here runs on the main thread: a rank dies with its parent's."""
+
+    def __init__(self, loop: Loop, undertaker: Undertaker, shown: Shown, heard: Heard, redact: Redactor) -> None:
+        self._loop, self._undertaker, self._redact = loop, undertaker, redact
+        self._shown, self._heard = shown, heard
+        self._running: dict[int, Rank] = {}  # by pid
+        self._ended: list[Rank] = []
+        become_subreaper()
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def pids(self) -> set[int]:
+        return set(self._running)
+
+    def start(self, command: Command, log: Spool) -> None:
+        env = {**command.env, SUPERVISOR: self._undertaker.label}
+        command = Command(rank=command.rank, argv=command.argv, env=env, cwd=command.cwd)
+        rank = Rank(command, log, self._loop, self._shown, self._heard, self._redact)
+        self._undertaker.tell(f"+{rank.pid}")
+        self._running[rank.pid] = rank
+
+    def signal(self, number: int) -> None:
+        """To the ranks alone: their loader processes would die of a SIGTERM, and the rank of that."""
+        for pid in self._running:
+            _kill(pid, number)
+
+    def kill(self) -> None:
+        for pid in self._running:
+            _kill(-pid, signal.SIGKILL)
+            _kill(pid, signal.SIGKILL)  # also in the moment before it has a group of its own
+
+    def ends(self) -> list[RankExit]:
+        """The ranks that ended since the last call, those killed by a signal first: they are why the others fail."""
+        ended = [found for pid in list(self._running) if (found := self._reap(pid))]
+        if ended:
+            for rank in self._running.values():
+                rank.glance()  # what the others said before is known before what follows from this
+        return sorted(ended, key=lambda end: (not end.failed, not end.signal, end.rank))
+
+    def sweep(self) -> None:
+        """Called when all ranks have ended: end what they started and left, and take their last words."""
+        for rank in self._ended:
+            _kill(-rank.pid, signal.SIGKILL)
+        end_descendants(spare={self._undertaker.pid})
+        for rank in self._ended:
+            rank.close()
+            self._undertaker.tell(f"-{rank.pid}")
+        self._ended.clear()
+
+    def _reap(self, pid: int) -> RankExit | None:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found == 0:
+            return None
+        rank = self._running.pop(pid)
+        self._ended.append(rank)
+        rank.drain()
+        killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        return RankExit(
+            rank=rank.rank,
+            code=128 + killed if killed else os.WEXITSTATUS(status),
+            signal=signal.Signals(killed).name if killed else "",
+            step=rank.step,
+            lines=tuple(rank.log.last_lines),
+            seconds=round(time.monotonic() - rank.began, 3),
+        )
+
+
+def become_subreaper() -> None:
+    """Orphans below us become our children, so that none can hide from `end_descendants`."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(spare: set[int], *, patience_s: float = 5.0) -> None:
+    """Kill and reap every process below us but `spare`."""
+    give_up = time.monotonic() + patience_s
+    while time.monotonic() < give_up:
+        below = descendants(os.getpid(), spare)
+        for pid in below:
+            _kill(pid, signal.SIGKILL)
+        for pid in dead_children() - spare:
+            wait_for(pid)
+        if not below:
+            return
+        time.sleep(0.005)
+
+
+def descendants(root: int, spare: set[int]) -> set[int]:
+    """Living processes below `root`, by /proc."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            parent = _living_parent(int(name))
+            if parent is not None:
+                parents[int(name)] = parent
+    below: set[int] = set()
+    while True:
+        more = {pid for pid, parent in parents.items() if parent == root or parent in below} - below - spare
+        if not more:
+            return below
+        below |= more
+
+
+class Reaper:
+    """Buries the dead that became our children when their own parent died, as process 1 and subreapers must.
+
+    Only those it has seen dead before: a child of one of our own libraries is waited for by that library.
+    """
+
+    EVERY_S = 1.0
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._next = 0.0
+
+    def reap(self, spare: set[int]) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.EVERY_S
+        dead = dead_children() - spare
+        for pid in dead & self._seen:
+            wait_for(pid)
+        self._seen = dead
+
+
+def dead_children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:  # a thread that ended meanwhile, or a kernel without this file
+            continue
+        found |= {int(pid) for pid in children if not processes.started(int(pid))}
+    return found
+
+
+def wait_for(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # somebody was quicker
+
+
+def _living_parent(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[1])
+
+
+def _spawn(command: Command, output: int, control: int) -> int:
+    entry = [sys.executable, "-I", "-S", str(_HERE / "rank_entry.py"), str(os.getpid())]
+    process = subprocess.Popen(
+        [*entry, *command.argv],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,  # one pipe: the order in which a rank printed is kept
+        cwd=command.cwd,
+        env={**command.env, CONTROL_FD: str(control)},
+        pass_fds=(control,),
+        start_new_session=True,
+    )
+    process.returncode = 0  # we wait for it ourselves; without this, Popen would warn of it and wait too
+    return process.pid
+
+
+def _pipe() -> tuple[int, int]:
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reader, False)
+    try:
+        fcntl.fcntl(writer, _F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        pass  # over the user's quota of pipe memory: the default 64 KiB do as well
+    return reader, writer
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # gone already
+
+
+def _parse(line: bytes) -> Record | None:
+    """A control record; None for a line that is none, which a rank's own library may have written there by mistake."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def step_of(record: Record, otherwise: int | None) -> int | None:
+    """The step a control record speaks of, if it does."""
+    inner = record.get("progress")
+    step = (inner if isinstance(inner, dict) else record).get("step")
+    return step if isinstance(step, int) else otherwise

@@ -1,0 +1,170 @@
+"""What to do when the ranks have ended: try again, or end the run, and why. Pure; the supervisor acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.core.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
+from headway.core.plan import Plan
+from headway.core.resume_kind import BEGINNING
+from headway.rundir.accounting import rate_usd
+from headway.rundir.lease import Record, seconds_spent
+from headway.supervisor.processes import RankExit
+
+SAME_PLACE = 3  # crashes at one step before it is called hopeless
+QUICK_S = 60.0  # a crash this soon after the start, by a rank that never spoke of steps, counts as one at the start
+LONGEST_PAUSE_S = 60.0
+_MOST_DOUBLINGS = 30  # a run of thousands of restarts must not compute a pause that no float can hold
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the run ended, as the last event says it."""
+
+    state: str  # finished, failed, budget, stopped
+    reason: str
+    exit_code: int
+    crash: RankExit | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """Start the ranks once more, under the next attempt number."""
+
+    reason: str
+    count: int  # of restarts, over all attempts
+    pause_s: float
+    free: bool = False  # not one of the retries: something is done otherwise this time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How an attempt's ranks ended, all of them."""
+
+    exits: tuple[RankExit, ...] = ()
+    stop: str = ""  # who asked for a stop
+    overdue: bool = False  # the budget was spent before the ranks had ended
+    budget: bool = False  # the ranks ended by themselves because it was nearly spent
+    killed: tuple[int, ...] = ()  # ranks that did not end when asked
+    lost: str = ""  # a node that is gone, in words
+    absent: str = ""  # nodes that never came, in words
+    crash: RankExit | None = None  # the first rank that failed by itself
+    cut_to: int = 0  # memory ran out, and a rank would try again with batches cut into so many parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """What earlier attempts have used up, from their events."""
+
+    spent_s: float = 0.0
+    restarts: int = 0
+    crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: nobody knows
+    parts: int = 1  # into which batches were cut in the end, where memory was short
+
+    def with_ending(self, ending: Ending) -> Past:
+        place = None if ending.cut_to > self.parts else place_of(ending.crash)
+        return replace(self, crashes=(*self.crashes, place), parts=max(self.parts, ending.cut_to))
+
+
+def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> Past:
+    """`record` is the lease: a former holder's, or our own as it was taken, with the former holder's time in it."""
+    return Past(
+        spent_s=seconds_spent(events, record),
+        restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
+        crashes=tuple(
+            event.get("place") for event in events if event.get("kind") == "rank_exit" and event.get("first")
+        ),
+        parts=max((int(event.get("cut_to", 1)) for event in events if event.get("kind") == "failed"), default=1),
+    )
+
+
+def restarted(now: Past, again: Again) -> Past:
+    return replace(now, restarts=again.count)
+
+
+def stopped(by: str) -> Outcome:
+    return Outcome(state="stopped", reason=f"{by}: asked to stop", exit_code=WORKER_AGAIN)
+
+
+def place_of(crash: RankExit | None) -> int | None:
+    """Where a crash happened, for comparison with the next one."""
+    if crash is None or (crash.step is None and crash.seconds > QUICK_S):
+        return None
+    return -1 if crash.step is None else crash.step
+
+
+def judge(
+    ending: Ending,
+    before: Past,
+    *,
+    retries: int,
+    first_pause_s: float = 1.0,
+    same_place: int = SAME_PLACE,
+    not_by_itself: str = "",
+) -> Outcome | Again:
+    """`before` does not yet know of this ending. `not_by_itself` says why only a person may start the ranks again."""
+    settled = _settled(ending)
+    if settled is not None:
+        return settled
+    crash = ending.crash
+    reason = str(crash) if crash is not None else ending.lost
+    if crash is not None and crash.code == BAD_INPUT:
+        reason = f"{reason}: bad input, which trying again does not mend"
+        return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
+    if ending.cut_to > before.parts:
+        reason = f"memory ran out: from now on each batch is computed in {ending.cut_to} parts"
+        return Again(reason=reason, count=before.restarts, pause_s=0.0, free=True)
+    hopeless = _hopeless(before.with_ending(ending), same_place)
+    if hopeless:
+        return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
+    if before.restarts >= retries:
+        used = "no retries were asked for" if retries == 0 else f"all {retries} retries are used up"
+        return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
+    if not_by_itself:
+        return Outcome(state="failed", reason=f"{reason}: {not_by_itself}", exit_code=FAILED, crash=crash)
+    pause = min(LONGEST_PAUSE_S, first_pause_s * 2 ** min(before.restarts, _MOST_DOUBLINGS))
+    return Again(reason=reason, count=before.restarts + 1, pause_s=pause)
+
+
+def costly_restart(plan: Plan, run: str) -> str:
+    """Why nothing but a person starts the ranks of this plan again: it would be paid for twice. Empty where it may."""
+    if plan.resume != BEGINNING or rate_usd(plan) is None:
+        return ""
+    return (
+        "not started again by itself, because the script would start from the beginning and this target is billed; "
+        f"to start it from the beginning: headway resume {run}"
+    )
+
+
+def _settled(ending: Ending) -> Outcome | None:
+    """The endings that are no crash."""
+    if ending.overdue:
+        return Outcome(state="budget", reason=_asked("the budget is spent", ending), exit_code=WORKER_DONE)
+    done = bool(ending.exits) and all(end.code == 0 for end in ending.exits)
+    if done and not ending.lost:
+        state, reason = ("budget", "the budget is nearly spent") if ending.budget else ("finished", "done")
+        return Outcome(state=state, reason=reason, exit_code=WORKER_DONE)
+    if ending.stop:
+        return Outcome(state="stopped", reason=_asked(f"{ending.stop}: asked to stop", ending), exit_code=WORKER_AGAIN)
+    if ending.absent:
+        return Outcome(state="failed", reason=ending.absent, exit_code=FAILED)
+    if ending.crash is None and not ending.lost:
+        return Outcome(state="stopped", reason="the ranks were told to stop", exit_code=WORKER_AGAIN)
+    return None
+
+
+def _asked(reason: str, ending: Ending) -> str:
+    if not ending.killed:
+        return reason
+    ranks = ", ".join(map(str, ending.killed))
+    return f"{reason}; rank {ranks} did not end in time and was killed"
+
+
+def _hopeless(now: Past, enough: int) -> str:
+    latest = now.crashes[-enough:]
+    if len(latest) < enough or latest[-1] is None or len(set(latest)) > 1:
+        return ""
+    where = "before its first step" if latest[-1] == -1 else f"at step {latest[-1]}"
+    return f"the last {enough} crashes were all {where}, so trying again would not help"

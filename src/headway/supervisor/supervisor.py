@@ -1,0 +1,402 @@
+"""A supervisor's life: read the plan, take the lease or join node 0, run the ranks, end with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headway.core.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, HeadwayError, StoreError, Transient
+from headway.core.plan import Plan
+from headway.core.retry import Patience
+from headway.rundir import lease as leases
+from headway.rundir.accounting import spent_s, spent_usd
+from headway.rundir.keep_on_failure import keep_s
+from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
+from headway.rundir.lease import Lease
+from headway.rundir.notify import WEBHOOK, Notice, post
+from headway.storage import open_store
+from headway.supervisor import rendezvous, restart_policy
+from headway.supervisor.coordinator import Leader
+from headway.supervisor.event_loop import Loop, Signals, StopAsked, StopNow
+from headway.supervisor.follower import Member
+from headway.supervisor.log_pipeline import Echo
+from headway.supervisor.node import EndNow, Fenced, Node, Settings
+from headway.supervisor.processes import Undertaker
+from headway.supervisor.rank_env import NAMES, Secrets, make_places, remove_places, resolve_secrets, take_over
+from headway.supervisor.restart_policy import Outcome
+from headway.supervisor.threads import Heartbeat, now_text, stop_reason
+from headway.supervisor.topology import NodeWorld, node_world
+
+# After the last event: tell who asked to be told, and stay for a while after a failure if that was asked for.
+
+
+def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
+    """The webhook, unless somebody is waiting for us to be gone."""
+    url = node.secrets.variables.get(WEBHOOK)
+    if not url or outcome.state == "stopped" or node.stop_at is not None:
+        return
+    usd = spent_usd(node.plan, spent_s)
+    post(url, Notice.of(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd), node.echo.say)
+
+
+def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], None]) -> None:
+    """`--keep-on-failure`: everything stays as it is, so that one can look; a signal ends it, and the budget does."""
+    seconds = keep_s(node.plan)
+    budget = node.plan.limits.budget_s
+    if budget is not None:
+        seconds = min(seconds, budget - spent_s)
+    if outcome.state != "failed" or seconds <= 0 or node.stop_at is not None:
+        return
+    until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+    node.echo.say(
+        f"kept after the failure until {until} (process {os.getpid()}); headway down {node.folder.name} ends it"
+    )
+    nap(seconds)
+
+
+_ENDED_FOR_GOOD = ("finished", "failed", "budget")
+_START_PATIENCE_S = 300.0  # for a store that is out of reach when we start
+_LAST_CHANCE_S = 1.0  # for the last event after a second signal
+
+Result = TypeVar("Result")
+
+
+class Interrupted(HeadwayError):
+    """Asked to stop before anything was started."""
+
+    exit_code = WORKER_AGAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What is known before the first rank starts."""
+
+    folder: RunFolder
+    plan: Plan
+    plan_text: bytes
+    world: NodeWorld
+    env: Mapping[str, str]
+    settings: Settings
+    loop: Loop
+    echo: Echo
+
+
+def run(url: str) -> int:
+    """Runs the supervisor of this node to its end; the exit code. Called with the stop signals blocked."""
+    loop = Loop()
+    Signals(loop.inbox).install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP)
+    try:
+        take_over(os.environ)
+        return _supervise(url, dict(os.environ), loop)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)  # noqa: T201  there may be no log to write it to yet
+        return WORKER_AGAIN if isinstance(error, Transient) else error.exit_code
+
+
+def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
+    settings = _settings(env)
+    folder = RunFolder(open_store(url))
+    text: bytes = _patiently(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
+    plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
+    world = node_world(env, plan)
+    shown = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
+    echo = Echo(ranks=shown, prefixed=world.size > 1)
+    echo.start()
+    start = Start(
+        folder=folder, plan=plan, plan_text=text, world=world, env=env, settings=settings, loop=loop, echo=echo
+    )
+    try:
+        ended = _patiently(loop, lambda: _ended_for_good(folder))
+        if ended is not None:
+            return _rest_in_peace(start, ended)
+        return _lead(start) if world.node == 0 else _serve(start)
+    finally:
+        echo.close()
+
+
+def _lead(start: Start) -> int:
+    """Node 0: everything below happens under the lease."""
+    loop, folder = start.loop, start.folder
+    beating = RunFolder(open_store(folder.url, patience=Patience(tries=2, total_s=8.0)))
+    holder = leases.new_holder()
+    lease: Lease = _patiently(
+        loop,
+        lambda: Lease.take(
+            beating.store,
+            holder=holder,
+            renew_s=start.settings.renew_s,
+            sleep=lambda seconds: _nap(loop, seconds),
+            on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to go stale"),
+        ),
+    )
+    heartbeat = None
+    try:
+        reason = _patiently(loop, lambda: stop_reason(folder))
+        if reason is not None:
+            raise Interrupted(f"{reason}: asked to stop")
+        events: list[dict[str, Any]] = _patiently(loop, folder.events)
+        refusal = _refusal(start, events, _patiently(loop, lambda: _submitted_after(folder)))
+        node = _node(start)
+        gathering = None
+        if start.world.nodes > 1:
+            key = rendezvous.key_for(start.plan_text, folder.name)
+            gathering = rendezvous.Meeting(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
+        heartbeat = Heartbeat(beating, lease, loop.inbox, node.health, renew_s=start.settings.renew_s)
+        past = restart_policy.past(events, lease.record)
+        leader = Leader(node, heartbeat, lease.attempt, past, gathering, former=_last_started(events), refusal=refusal)
+    except HeadwayError as error:
+        _farewell_without_a_start(folder, lease, error)
+        raise
+    heartbeat.start()
+    _run_duties(node)
+    return _guarded(leader, node, heartbeat)
+
+
+def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
+    """Whatever happens in there, nothing of the run is left here, and the reason is in its folder."""
+    try:
+        node.rescue_logs(leader.attempt)
+        outcome = leader.supervise()
+    except Fenced as error:
+        heartbeat.halt()
+        return _fenced(node, error)
+    except EndNow as error:
+        _end_everything(node)
+        outcome = Outcome(state="stopped", reason=f"{node.stop}: {error.problem.what}", exit_code=WORKER_AGAIN)
+        node.settings = Settings(flush_s=_LAST_CHANCE_S)
+        node.stop_at = None
+    except HeadwayError as error:
+        _end_everything(node)
+        outcome = Outcome(state="failed", reason=str(error), exit_code=error.exit_code)
+    except Exception as error:  # noqa: BLE001  ends the run: a bug of ours must not leave ranks behind
+        _end_everything(node)
+        node.say(traceback.format_exc())
+        outcome = Outcome(state="failed", reason=f"the supervisor failed: {error!r}", exit_code=FAILED)
+    return _concluded(leader, node, outcome)
+
+
+def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
+    try:
+        complete = leader.conclude(outcome)
+    except Fenced as error:
+        return _fenced(node, error)
+    except EndNow:
+        complete = False
+    if complete:
+        tell(node, outcome, leader.spent_s)
+        with suppress(Interrupted):
+            stay(node, outcome, leader.spent_s, lambda seconds: _nap(node.loop, seconds))
+    node.undertaker.dismiss()
+    node.leave(complete=complete)
+    if not complete and outcome.exit_code == WORKER_DONE:
+        node.echo.say("the run folder could not be told that this is the end: start it again to finish the record")
+        return WORKER_AGAIN
+    return outcome.exit_code
+
+
+def _serve(start: Start) -> int:
+    """Every other node."""
+    node = _node(start)
+    member = Member(node, rendezvous.key_for(start.plan_text, start.folder.name))
+    _run_duties(node)
+    complete = False
+    try:
+        code, why = member.serve()
+        node.say(why)
+        complete = member.conclude(start.settings.flush_s if node.stop_at is None else 3.0)
+        if code not in (WORKER_DONE, WORKER_AGAIN):
+            outcome = Outcome(state="failed", reason=why, exit_code=code)
+            with suppress(Interrupted):
+                stay(node, outcome, spent_s(start.folder), lambda seconds: _nap(node.loop, seconds))
+    except EndNow:
+        code = WORKER_AGAIN
+        _end_everything(node)
+    except HeadwayError as error:
+        code = error.exit_code
+        node.say(str(error))
+        _end_everything(node)
+    node.undertaker.dismiss()
+    node.leave(complete=complete)
+    return code
+
+
+def _node(start: Start) -> Node:
+    undertaker = Undertaker()
+    places = make_places(start.env)
+    undertaker.tell(f"folder {places.work}")
+    (places.work / "plan.json").write_bytes(start.plan_text)
+    secrets = Secrets()
+    if start.plan.job.get("secrets") or start.env.get(NAMES):
+        from headway.storage.secrets import resolve
+
+        secrets = resolve_secrets(start.plan, start.env, places.work / "secrets", resolve)
+    return Node(
+        folder=start.folder,
+        plan=start.plan,
+        world=start.world,
+        base=start.env,
+        places=places,
+        secrets=secrets,
+        settings=start.settings,
+        loop=start.loop,
+        undertaker=undertaker,
+        echo=start.echo,
+    )
+
+
+def _run_duties(node: Node) -> None:
+    node.scribe.start()
+    node.mirroring.start()
+
+
+def _end_everything(node: Node) -> None:
+    node.ranks.kill()
+    give_up = time.monotonic() + 10.0
+    while node.ranks.running and time.monotonic() < give_up:
+        node.ranks.ends()
+        time.sleep(0.01)
+    node.sweep()
+
+
+def _fenced(node: Node, error: Fenced) -> int:
+    """Somebody else writes this run now: end at once, write nothing more."""
+    node.scribe.halt()
+    node.mirroring.halt()
+    _end_everything(node)
+    node.undertaker.dismiss()
+    node.echo.say(f"ended: {error.problem.what}")
+    remove_places(node.places, files=False)
+    return FAILED
+
+
+def _farewell_without_a_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> None:
+    """The run's folder says why it never started; a store that fails here too leaves the lease to go stale."""
+    state = "stopped" if error.exit_code == WORKER_AGAIN else "failed"
+    reason = str(error)
+    try:
+        events = SegmentWriter(folder.store, "events", lease.attempt)
+        for record in (
+            {"kind": "attempt", "number": lease.attempt, "why": "did not start"},
+            {"kind": "ended", "state": state, "reason": reason, "exit_code": error.exit_code},
+        ):
+            events.add(_json({**record, "time": now_text()}))
+        events.flush()
+        lease.release()
+    except StoreError as failure:
+        print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the folder cannot be told
+
+
+def _refusal(start: Start, events: list[dict[str, Any]], submitted_after: int) -> str:
+    """Why nothing may be trained now: this place has started us by itself, and work that was paid for would be redone.
+    Empty where somebody has asked for this start."""
+    why = restart_policy.costly_restart(start.plan, start.folder.name)
+    trained = _last_started(events)
+    if not why or trained <= submitted_after:
+        return ""
+    return f"the machine of attempt {trained} was taken away or restarted: {why}"
+
+
+def _last_started(events: list[dict[str, Any]]) -> int:
+    """The newest attempt whose ranks were started; 0 where none were."""
+    return max((event["attempt"] for event in events if event["kind"] == "started"), default=0)
+
+
+def _submitted_after(folder: RunFolder) -> int:
+    """The newest attempt at the time when somebody last asked for a start."""
+    intent = folder.read_json(INTENT) or {}
+    submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
+    return int(submissions[-1].get("after", 0)) if submissions else 0
+
+
+def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
+    """The last event of a run that has ended since it was last submitted: we are a worker restarted by its place."""
+    ended = folder.ended()
+    if ended is None or ended.get("state") not in _ENDED_FOR_GOOD:
+        return None
+    intent = folder.read_json(INTENT) or {}
+    submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
+    if not submissions:
+        return ended if ended["state"] == "finished" else None
+    return ended if ended["attempt"] > int(submissions[-1].get("after", 0)) else None
+
+
+def _rest_in_peace(start: Start, ended: Mapping[str, Any]) -> int:
+    """Nothing is left to do. Where whatever ends is restarted (a StatefulSet), HEADWAY_AFTER_END=idle makes us stay."""
+    start.echo.say(f"this run has ended already: {ended['state']}: {ended.get('reason', '')}")
+    if start.env.get("HEADWAY_AFTER_END") == "idle":
+        try:
+            while True:
+                _nap(start.loop, 3600.0)
+        except Interrupted:
+            pass
+    return int(ended.get("exit_code", WORKER_DONE))
+
+
+def _plan_text(folder: RunFolder, brought: str | None) -> bytes:
+    """The run's plan; where a target has brought data to another path, the plan with that path in it."""
+    if brought:
+        return Path(brought).read_bytes()
+    folder.plan()  # says what is wrong with it, if anything is
+    return folder.store.read(PLAN)
+
+
+def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
+    """Wait for a store that is out of reach when we start; signals are heeded meanwhile."""
+    give_up, pause = time.monotonic() + _START_PATIENCE_S, 1.0
+    while True:
+        _nap(loop, 0.0)
+        try:
+            return work()
+        except Transient as error:
+            if time.monotonic() + pause > give_up:
+                raise
+            if pause == 1.0:
+                print(f"headway: the store does not answer, trying again: {error}", file=sys.stderr)  # noqa: T201  ditto
+        _nap(loop, pause)
+        pause = min(30.0, pause * 2)
+
+
+def _nap(loop: Loop, seconds: float) -> None:
+    """Sleep, but wake for a signal: nothing has been started that would need a graceful end."""
+    end = time.monotonic() + seconds
+    while True:
+        for message in loop.turn(end - time.monotonic()):
+            if isinstance(message, StopAsked | StopNow):
+                raise Interrupted("asked to stop before anything was started")
+        if time.monotonic() >= end:
+            return
+
+
+def _settings(env: Mapping[str, str]) -> Settings:
+    names = {
+        "renew_s": "HEADWAY_RENEW_S",
+        "first_pause_s": "HEADWAY_RESTART_PAUSE_S",
+        "mirror_s": "HEADWAY_MIRROR_S",
+        "peers_s": "HEADWAY_PEERS_S",
+        "flush_s": "HEADWAY_FLUSH_S",
+        "halt_s": "HEADWAY_HALT_S",
+        "same_place": "HEADWAY_SAME_STEP_CRASHES",
+    }
+    chosen: dict[str, Any] = {}
+    for field, name in names.items():
+        if name in env:
+            try:
+                chosen[field] = int(env[name]) if field == "same_place" else float(env[name])
+            except ValueError:
+                raise BadInput(f"{name}={env[name]} is not a number", where=name) from None
+    return Settings(**chosen)
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(record, ensure_ascii=False)

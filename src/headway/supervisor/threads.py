@@ -1,0 +1,286 @@
+"""What the supervisor does on threads of its own, because a store may take minutes: renew the lease, write records.
+
+A store that is down is not an end: training goes on, records wait on local disk, and it is said once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import HeadwayError, StoreError
+from headway.rundir.layout import PROGRESS, STOP, RunFolder, SegmentWriter, interval_s
+from headway.rundir.lease import RENEW_S, Lease, LeaseLost
+from headway.storage import local_path
+from headway.supervisor.event_loop import Inbox, LostLease, StopAsked, ThreadDied
+from headway.supervisor.log_pipeline import Redactor, Spool
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_EVENTS_S = 0.5  # between segments of events that people wait for
+_LOCAL_PROGRESS_S, _FAR_PROGRESS_S = 2.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDown:
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The lease carries the next attempt number."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A thread has done the last thing it was asked for."""
+
+    name: str
+
+
+class Health:
+    """Whether the store answers, as seen by all threads together. Said once when it changes."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox, self._lock = inbox, threading.Lock()
+        self._failing: set[str] = set()
+        self._since = 0.0
+
+    def failed(self, who: str, error: StoreError) -> None:
+        with self._lock:
+            if not self._failing:
+                self._since = time.monotonic()
+                self._inbox.post(StoreDown(str(error.problem.what)))
+            self._failing.add(who)
+
+    def worked(self, who: str) -> None:
+        with self._lock:
+            if who in self._failing:
+                self._failing.discard(who)
+                if not self._failing:
+                    self._inbox.post(StoreBack(round(time.monotonic() - self._since, 1)))
+
+
+class Duty(threading.Thread, ABC):
+    """A loop on a thread: `work` every `rest_s` seconds or when woken. A StoreError is waited out."""
+
+    def __init__(self, name: str, inbox: Inbox, health: Health) -> None:
+        super().__init__(name=name, daemon=True)
+        self._inbox, self._health = inbox, health
+        self._woken = threading.Event()
+        self._last = False  # finish what there is, then end
+        self._halted = False  # end without touching the store again
+
+    @abstractmethod
+    def work(self) -> None: ...
+
+    @abstractmethod
+    def rest_s(self) -> float: ...
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def finish(self) -> None:
+        """Do the last of the work; `Done` is posted when it is in the store. Retries until then."""
+        self._last = True
+        self.wake()
+
+    def halt(self) -> None:
+        self._halted = True
+        self.wake()
+
+    def run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        try:
+            while not self._halted:
+                last = self._last
+                try:
+                    self.work()
+                except LeaseLost as error:
+                    self._inbox.post(LostLease(error.problem.what))
+                    return
+                except StoreError as error:
+                    self._health.failed(self.name, error)
+                    self._rest(pause)
+                    pause = min(_LONGEST_PAUSE_S, pause * 2)
+                    continue
+                pause = _FIRST_PAUSE_S
+                self._health.worked(self.name)
+                if last:
+                    self._inbox.post(Done(self.name))
+                    return
+                self._rest(self.rest_s())
+        except BaseException as error:  # noqa: BLE001  the main thread ends the run with this as its reason
+            self._inbox.post(ThreadDied(self.name, error))
+
+    def _rest(self, seconds: float) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+
+class Heartbeat(Duty):
+    """Keeps the lease, and looks for stop.json. The only thread that touches the lease."""
+
+    def __init__(
+        self, folder: RunFolder, lease: Lease, inbox: Inbox, health: Health, *, renew_s: float = RENEW_S
+    ) -> None:
+        super().__init__("heartbeat", inbox, health)
+        self._folder, self._lease, self._renew_s = folder, lease, renew_s
+        self._advance = False
+        self._stop_seen = False
+
+    def advance(self) -> None:
+        """Raise the attempt number; `Advanced` is posted when that is safely done, however long the store is down."""
+        self._advance = True
+        self.wake()
+
+    def work(self) -> None:
+        if self._last:
+            self._lease.release()
+            return
+        if self._advance:
+            attempt = self._lease.advance()
+            self._advance = False
+            self._inbox.post(Advanced(attempt))
+        else:
+            self._lease.renew()
+        self._look_for_stop()
+
+    def rest_s(self) -> float:
+        return self._renew_s
+
+    def _look_for_stop(self) -> None:
+        if self._stop_seen:
+            return
+        reason = stop_reason(self._folder)
+        if reason is not None:
+            self._stop_seen = True
+            self._inbox.post(StopAsked(reason))
+
+
+def stop_reason(folder: RunFolder) -> str | None:
+    """Who asked for a stop in the run folder; None where nobody did."""
+    try:
+        asked = folder.read_json(STOP)
+    except StoreError:
+        raise
+    except HeadwayError:
+        return "stop.json"  # unreadable, yet there: somebody meant it
+    if asked is None:
+        return None
+    return " ".join(str(asked[key]) for key in ("by", "reason") if asked.get(key)) or "stop.json"
+
+
+class Scribe(Duty):
+    """Writes events, log segments and progress. Adding never blocks; what was added is written in order."""
+
+    def __init__(self, folder: RunFolder, inbox: Inbox, health: Health, redact: Redactor) -> None:
+        super().__init__("scribe", inbox, health)
+        self._folder, self._redact = folder, redact
+        self._progress_s = _FAR_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._events: list[SegmentWriter] = []  # one for each attempt, oldest first
+        self._spools: list[Spool] = []
+        self._closed: set[Spool] = set()
+        self._progress: dict[str, Any] | None = None
+        self._events_written = 0.0
+        self._due = {"events": math.inf, "logs": 0.0, "progress": 0.0}
+
+    def open_events(self, attempt: int) -> None:
+        with self._lock:
+            self._events.append(SegmentWriter(self._folder.store, "events", attempt))
+
+    def open_log(self, spool: Spool) -> None:
+        with self._lock:
+            self._spools.append(spool)
+
+    def close_log(self, spool: Spool) -> None:
+        """Nothing more will be fed to it: it is closed when its last line is in the store."""
+        self._closed.add(spool)
+
+    def event(self, record: dict[str, Any], *, soon: bool = True) -> None:
+        """`soon`: people wait for it. Others are gathered, so that a talkative script does not make a segment each."""
+        line = json.dumps(record, ensure_ascii=False)
+        self._events[-1].add(self._redact(line.encode("utf-8", "backslashreplace")).decode("utf-8", "replace"))
+        wait = _EVENTS_S if soon else interval_s(time.monotonic() - self._began)
+        self._due["events"] = min(self._due["events"], self._events_written + wait)
+        if soon:
+            self.wake()
+
+    def progress(self, record: dict[str, Any]) -> None:
+        """The newest replaces the one before it."""
+        self._progress = record
+
+    @property
+    def progress_s(self) -> float:
+        return self._progress_s
+
+    def work(self) -> None:
+        """Logs before events: whoever reads that the run has ended finds all that was printed."""
+        now = time.monotonic()
+        final = self._last
+        if final or now >= self._due["logs"]:
+            self._write_logs()
+            self._due["logs"] = now + interval_s(now - self._began)
+        if final or now >= self._due["progress"]:
+            self._write_progress()
+            self._due["progress"] = now + self._progress_s
+        if final or now >= self._due["events"]:
+            self._due["events"] = math.inf
+            try:
+                self._write_events()
+            except StoreError:
+                self._due["events"] = now
+                raise
+            self._events_written = now
+
+    def rest_s(self) -> float:
+        return max(0.05, min(self._due.values()) - time.monotonic())
+
+    def _write_logs(self) -> None:
+        with self._lock:
+            spools = list(self._spools)
+        for spool in spools:
+            closed = spool in self._closed
+            spool.upload(self._folder.store)
+            if closed:
+                spool.close()
+                self._closed.discard(spool)
+                with self._lock:
+                    self._spools.remove(spool)
+
+    def _write_events(self) -> None:
+        with self._lock:
+            writers = list(self._events)
+        for writer in writers:
+            writer.flush()
+        with self._lock:
+            self._events = self._events[-1:] if len(writers) == len(self._events) else self._events
+
+    def _write_progress(self) -> None:
+        record, self._progress = self._progress, None
+        if record is None:
+            return
+        try:
+            self._folder.write_json(PROGRESS, record)
+        except StoreError:
+            self._progress = self._progress or record
+            raise
+
+
+def now_text() -> str:
+    from headway.supervisor.log_pipeline import now_stamp
+
+    return now_stamp().decode()

@@ -1,0 +1,407 @@
+"""What each place that starts a supervisor tells it, in that place's own variables. Pure: environment in, seat out.
+
+One supervisor runs on each node and starts the ranks itself, so only node-level numbers are wanted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.core.errors import BadInput
+from headway.core.plan import Plan
+from headway.core.safe_json import json_of
+from headway.supervisor import rendezvous
+
+Env = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Which node this is. `said_by` names the variable that gave the number of nodes."""
+
+    node: int
+    nodes: int
+    master_addr: str
+    source: str
+    said_by: str
+    master_port: int | None = None  # None: nobody chose one
+
+
+def own(env: Env, hostname: str) -> Seat | None:
+    """Headway's own variables: they are meant for this supervisor, so they come before anything else."""
+    if "HEADWAY_HOSTS" in env:
+        return hosts(env)
+    if "HEADWAY_STATEFULSET" in env:
+        return stateful_set(env, hostname)
+    return None
+
+
+def foreign(env: Env, plan_nodes: int) -> Seat | None:
+    """What other launchers set. The innermost one wins: torchrun inside a Kubeflow pod is torchrun."""
+    if "TORCHELASTIC_RUN_ID" in env:
+        return torchrun(env)
+    if "CLUSTER_SPEC" in env:
+        return vertex(env)
+    if "PET_NNODES" in env or "PET_NODE_RANK" in env:
+        return kubeflow(env)
+    if "SLURM_JOB_ID" in env and plan_nodes > 1:
+        return slurm(env)
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return node_level_rank(env, plan_nodes)
+    return None
+
+
+def hosts(env: Env) -> Seat:
+    """Our own machines, reached by ssh: every host in order, and which one this is."""
+    names = [name.strip() for name in env["HEADWAY_HOSTS"].split(",")]
+    if not all(names):
+        raise _bad("HEADWAY_HOSTS", env, "is not a list like host0,host1")
+    node = whole(env, "HEADWAY_NODE", 0, len(names) - 1) if len(names) > 1 else 0
+    return Seat(node=node, nodes=len(names), master_addr=names[0], source="HEADWAY_HOSTS", said_by="HEADWAY_HOSTS")
+
+
+def stateful_set(env: Env, hostname: str) -> Seat:
+    """The ordinal in the pod's host name, and the headless service that gives every pod a name."""
+    name, service = text(env, "HEADWAY_STATEFULSET"), text(env, "HEADWAY_SERVICE")
+    replicas = whole(env, "HEADWAY_REPLICAS", 1)
+    match = re.fullmatch(rf"{re.escape(name)}-(\d+)", hostname.split(".")[0])
+    if match is None or int(match[1]) >= replicas:
+        raise BadInput(
+            f"the host is called {hostname!r}, which is none of {name}-0 to {name}-{replicas - 1}",
+            where="HEADWAY_STATEFULSET",
+            fix="leave the pods' host names as the StatefulSet sets them",
+        )
+    namespace = env.get("HEADWAY_NAMESPACE")
+    domain = f"{service}.{namespace}.svc" if namespace else service
+    return Seat(
+        node=int(match[1]),
+        nodes=replicas,
+        master_addr=f"{name}-0.{domain}",
+        source="the StatefulSet's ordinal",
+        said_by="HEADWAY_REPLICAS",
+    )
+
+
+def torchrun(env: Env) -> Seat:
+    """One supervisor under torchrun on each node. torchrun's own store sits on MASTER_PORT, so ours is the next one."""
+    if whole(env, "LOCAL_WORLD_SIZE", 1) != 1:
+        raise _bad("LOCAL_WORLD_SIZE", env, "starts several supervisors on each node", "torchrun --nproc-per-node=1 …")
+    nodes = whole(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else whole(env, "WORLD_SIZE", 1)
+    node = whole(env, "GROUP_RANK" if "GROUP_RANK" in env else "RANK", 0, nodes - 1)
+    return Seat(
+        node=node,
+        nodes=nodes,
+        master_addr=text(env, "MASTER_ADDR"),
+        master_port=whole(env, "MASTER_PORT", 1, 65533) + 1,
+        source="torchrun",
+        said_by="GROUP_WORLD_SIZE",
+    )
+
+
+def vertex(env: Env) -> Seat:
+    """Vertex AI: pool 0 is the first node, pool 1 the others. Ports in the spec are TensorFlow's; we choose our own."""
+    name = "CLUSTER_SPEC"
+    try:
+        spec: dict[str, Any] = json_of(env[name])
+        pools, task = spec["cluster"], spec["task"]
+        first, others = pools["workerpool0"], pools.get("workerpool1", [])
+        pool, index = task["type"], int(task["index"])
+        master = str(first[0]).rpartition(":")[0] or str(first[0])
+        if not isinstance(first, list) or not isinstance(others, list) or not isinstance(pool, str):
+            raise TypeError("pools are lists, and a task's type is a name")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise _bad(name, env, f"is not a cluster spec ({type(error).__name__}: {error})") from None
+    extra = sorted(set(pools) - {"workerpool0", "workerpool1"})
+    if extra or len(first) != 1:
+        raise _bad(name, env, f"has {extra[0] if extra else 'several primaries'}, which Headway has no use for")
+    if pool not in pools or not 0 <= index < len(pools[pool]):
+        raise _bad(name, env, f"has no task {pool}[{index}]")
+    return Seat(
+        node=0 if pool == "workerpool0" else 1 + index,
+        nodes=1 + len(others),
+        master_addr=master,
+        source="Vertex AI's CLUSTER_SPEC",
+        said_by=name,
+    )
+
+
+def kubeflow(env: Env) -> Seat:
+    """PyTorchJob v1 and TrainJob both say PET_*. PyTorchJob's RANK is the replica's index: it counts nodes."""
+    low, _, high = text(env, "PET_NNODES").partition(":")
+    if (high and high != low) or "PET_RDZV_BACKEND" in env:
+        raise _bad("PET_NNODES", env, "is elastic, and Headway's ranks are static", "take elasticPolicy out of the job")
+    nodes = whole({"PET_NNODES": low}, "PET_NNODES", 1)
+    node = whole(env, "PET_NODE_RANK", 0, nodes - 1) if nodes > 1 or "PET_NODE_RANK" in env else 0
+    replica = env.get("RANK")
+    if replica is not None and replica != str(node):
+        raise BadInput(
+            f"RANK={replica} and PET_NODE_RANK={node} contradict each other: both count nodes here",
+            where="RANK",
+            fix="leave both variables to the operator that sets them",
+        )
+    address = "PET_MASTER_ADDR" if "PET_MASTER_ADDR" in env else "MASTER_ADDR"
+    port = "PET_MASTER_PORT" if "PET_MASTER_PORT" in env else "MASTER_PORT"
+    return Seat(
+        node=node,
+        nodes=nodes,
+        master_addr=text(env, address) if nodes > 1 else "",
+        master_port=whole(env, port, 1, 65534) if port in env else None,
+        source="Kubeflow's PyTorchJob (PET_*)" if replica is not None else "Kubeflow's TrainJob (PET_*)",
+        said_by="PET_NNODES",
+    )
+
+
+def slurm(env: Env) -> Seat:
+    """One task on each node. Names that do not resolve are given addresses by HEADWAY_SLURM_ADDRS=n1=10.0.0.1,…"""
+    listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
+    names = expand_hostlist(text(env, listed), where=listed)
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    if tasks not in env or whole(env, tasks, 1) != len(names):
+        fix = f"srun --nodes={len(names)} --ntasks={len(names)} --ntasks-per-node=1 …"
+        raise _bad(tasks, env, f"is not one supervisor on each of the {len(names)} nodes of {listed}", fix)
+    node = whole(env, "SLURM_NODEID", 0, len(names) - 1)
+    addresses = _pairs(env, "HEADWAY_SLURM_ADDRS")
+    return Seat(
+        node=node,
+        nodes=len(names),
+        master_addr=addresses.get(names[0], names[0]),
+        source=f"Slurm job {env['SLURM_JOB_ID']}",
+        said_by=listed,
+    )
+
+
+def node_level_rank(env: Env, plan_nodes: int) -> Seat:
+    """MASTER_ADDR, RANK and WORLD_SIZE alone, as PyTorchJob before 1.7 sets them: they count replicas, not ranks."""
+    size = whole(env, "WORLD_SIZE", 1)
+    if "LOCAL_RANK" in env:
+        fix = "start one supervisor on each node, without LOCAL_RANK"
+        raise _bad("LOCAL_RANK", env, "is for a rank, and this is a supervisor, which starts the ranks itself", fix)
+    return Seat(
+        node=whole(env, "RANK", 0, size - 1),
+        nodes=size,
+        master_addr=text(env, "MASTER_ADDR") if size > 1 else "",
+        master_port=whole(env, "MASTER_PORT", 1, 65534) if "MASTER_PORT" in env else None,
+        source="RANK and WORLD_SIZE, taken as numbers of nodes",
+        said_by="WORLD_SIZE",
+    )
+
+
+def expand_hostlist(listed: str, *, where: str = "SLURM_JOB_NODELIST") -> list[str]:
+    """`n[01-03,7],gpu-[1-2]-ib` as names, in Slurm's order, without asking scontrol."""
+    pieces = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", listed)
+    if ",".join(pieces) != listed.strip() or not pieces:
+        raise _bad(where, {where: listed}, "is not a Slurm node list")
+    return [name for piece in pieces for name in _expand(piece, listed, where)]
+
+
+def _expand(piece: str, listed: str, where: str) -> list[str]:
+    head, bracket, rest = piece.partition("[")
+    if not bracket:
+        return [piece]
+    inside, _, tail = rest.partition("]")
+    names = []
+    for span in inside.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", span.strip())
+        if match is None:
+            raise _bad(where, {where: listed}, f"has a range that is none: [{inside}]")
+        low, high = match[1], match[2] or match[1]
+        if int(high) < int(low) or int(high) - int(low) > 100_000:
+            raise _bad(where, {where: listed}, f"has a range that is none: [{inside}]")
+        names += [f"{head}{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+    return [name + ending for name in names for ending in _expand(tail, listed, where)] if tail else names
+
+
+def text(env: Env, name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise BadInput(f"{name} is not set", where=name, fix=f"whoever starts the supervisor must set {name}")
+    return value
+
+
+def whole(env: Env, name: str, low: int, high: int | None = None) -> int:
+    """A whole number within bounds, or a BadInput that names the variable."""
+    value = text(env, name)
+    if not re.fullmatch(r"\d{1,9}", value) or int(value) < low or (high is not None and int(value) > high):
+        bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise _bad(name, env, f"is not a whole number {bounds}")
+    return int(value)
+
+
+def _pairs(env: Env, name: str) -> dict[str, str]:
+    pairs = {}
+    for item in filter(None, env.get(name, "").split(",")):
+        key, equals, value = item.partition("=")
+        if not (key and equals and value):
+            raise _bad(name, env, "is not a list like n1=10.0.0.1,n2=10.0.0.2")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _bad(name: str, env: Env, what: str, fix: str = "") -> BadInput:
+    shown = env.get(name, "(not set)")
+    shown = shown if len(shown) <= 120 else shown[:117] + "…"
+    return BadInput(f"{name}={shown} {what}", where=name, fix=fix or f"whoever starts the supervisor must mend {name}")
+
+
+# Which node this is, of how many, and where the first one is: one truth, whatever started us. No torch.
+#
+# `node_world` reads it from the environment; `rank_env` says it to a rank the way torch and TensorFlow expect it.
+
+
+MASTER_PORT = 29500
+LOOPBACK = "127.0.0.1"
+_UNMANAGED = ("docker", "local", "ssh")  # Slurm's or Kubeflow's variables around these are not about this run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeWorld:
+    """One node's place among the nodes. Every node has the same number of ranks."""
+
+    node: int
+    nodes: int
+    processes: int
+    master_addr: str
+    master_port: int  # 0: a free one is chosen at every start
+    source: str  # what it was understood from, in words
+    workers: tuple[str, ...] = ()  # host:port of every rank, for TensorFlow; known once the nodes have met
+    interface: str | None = None  # the network interface that routes to the master
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.processes
+
+    @property
+    def ranks(self) -> range:
+        return range(self.node * self.processes, (self.node + 1) * self.processes)
+
+    @property
+    def meeting_port(self) -> int:
+        """Where supervisors meet: beside the port where ranks do."""
+        return self.master_port + 1
+
+    def __str__(self) -> str:
+        if self.nodes == 1:
+            return f"world: 1 node, {_count(self.size, 'rank')}, from {self.source}"
+        ranks = f"rank {self.ranks[0]}" if self.processes == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
+        return (
+            f"world: node {self.node} of {self.nodes}, {ranks} of {self.size}, "
+            f"master {self.master_addr}:{self.master_port}, from {self.source}"
+        )
+
+
+def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeWorld:
+    """What the environment says, held against the plan. A BadInput names what is contradictory or malformed."""
+    hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
+    seat = own(env, hostname)
+    if seat is None and plan.kind not in _UNMANAGED:
+        seat = foreign(env, plan.nodes)
+    if seat is None:
+        seat = Seat(node=0, nodes=1, master_addr=LOOPBACK, source="nothing: a plain process", said_by="the environment")
+    _hold_against(seat, plan)
+    return NodeWorld(
+        node=seat.node,
+        nodes=seat.nodes,
+        processes=plan.processes or accelerators_here(env) or 1,
+        master_addr=LOOPBACK if seat.nodes == 1 else seat.master_addr,
+        master_port=_master_port(env, seat),
+        source=seat.source,
+    )
+
+
+def ready(world: NodeWorld, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str) -> NodeWorld:
+    """The world as it is at the start of the ranks: every node's address and TensorFlow ports, and our interface."""
+    workers = tuple(f"{_bracketed(hosts[node])}:{port}" for node in sorted(ports) for port in ports[node])
+    return replace(world, workers=workers, interface=rendezvous.interface_of(own_address))
+
+
+def alone(world: NodeWorld) -> NodeWorld:
+    """`ready` for a world of one node: everything on loopback, on ports that are free now."""
+    port, *others = rendezvous.free_ports(1 + world.processes)
+    chosen = replace(world, master_port=world.master_port or port)
+    return ready(chosen, hosts={0: LOOPBACK}, ports={0: others}, own_address=LOOPBACK)
+
+
+def rank_env(world: NodeWorld, local_rank: int) -> dict[str, str]:
+    """The world as one rank reads it."""
+    rank = world.ranks[local_rank]
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_WORLD_SIZE": str(world.processes),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+    }
+    if world.workers:
+        task = {"cluster": {"worker": list(world.workers)}, "task": {"type": "worker", "index": rank}}
+        variables["TF_CONFIG"] = json.dumps(task)
+    if world.interface:
+        # Left to itself, gloo binds to what the host name resolves to, which on Debian is 127.0.1.1.
+        variables |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
+    return variables
+
+
+def accelerators_here(env: Mapping[str, str]) -> int:
+    """How many GPUs a rank started here would see."""
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([name for name in chosen.split(",") if name.strip() not in ("", "-1")])
+    tool = shutil.which("nvidia-smi", path=env.get("PATH"))
+    if tool is None:
+        return 0
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0  # a driver that does not answer has no GPU to offer
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def cpus_here() -> int:
+    """CPUs this process may use: its affinity, and a container's quota."""
+    usable = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        return usable if quota == "max" else max(1, min(usable, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroups v2 here
+        return usable
+
+
+def _hold_against(seat: Seat, plan: Plan) -> None:
+    if seat.nodes == plan.nodes:
+        return
+    if seat.nodes == 1:
+        raise BadInput(
+            f"the plan wants {plan.nodes} nodes, and nothing here says which of them this is",
+            where=seat.said_by,
+            fix="start it through a target, or set HEADWAY_HOSTS=host0,host1,… and HEADWAY_NODE=0,1,…",
+        )
+    raise BadInput(
+        f"{seat.said_by} says {seat.nodes} nodes, the plan says {plan.nodes}",
+        where=seat.said_by,
+        fix="headway plan with the right resources.nodes, or submit with as many nodes as the plan has",
+    )
+
+
+def _master_port(env: Mapping[str, str], seat: Seat) -> int:
+    if "HEADWAY_MASTER_PORT" in env:
+        return whole(env, "HEADWAY_MASTER_PORT", 1, 65534)
+    if seat.nodes == 1:
+        return 0
+    return seat.master_port or MASTER_PORT
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

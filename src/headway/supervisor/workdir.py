@@ -1,0 +1,394 @@
+"""What a script writes below its working folder, kept in the run folder's `files/workdir/`, and given back later.
+
+Kept are files that the script has made or changed. What the code archive brought and what `setup` made before the
+ranks started is there again at every start, so it is not; nor are caches, version control and virtual environments.
+
+A script that starts from the beginning must not destroy what an earlier attempt wrote: before it starts, that is moved
+to `files/earlier/aNNNN/`, and the working folder is as it was at the first start.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import BadPlan
+from headway.core.plan import Plan
+from headway.core.safe_json import json_of
+from headway.rundir.layout import CODE_LISTING, RunFolder
+from headway.storage import Store, local_path
+from headway.storage.base import Entry
+from headway.supervisor.file_sync import EARLIER, WORKDIR, Mirror, Print, download, print_of
+from headway.supervisor.rank_env import Places
+
+LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
+            ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*",
+            ".nfs*")  # fmt: skip
+ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what makes a folder a virtual environment
+MUCH_BYTES, MANY_FILES = 20_000_000_000, 20_000  # beyond this it is said that all of it is sent
+_CHUNK = 8 << 20
+
+Code = Mapping[str, tuple[int, str]]  # size and SHA-256 of every file that the code archive brings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What was done before the ranks start."""
+
+    restored: int = 0
+    aside: int = 0  # files of an earlier attempt that were moved
+    to: str = ""  # where they were moved to
+
+
+class Workdir(Mirror):
+    """A node's working folder and what is kept of it. Does nothing before `prepare`."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        *,
+        node: int = 0,
+        code: Callable[[], Code | None] = lambda: None,
+        beside: Path,
+        apart: Sequence[Path] = (),
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`beside` is a folder that lasts as long as `root` does; `apart` are folders below it that are not its own."""
+        super().__init__(root, store, node=node, say=say)
+        self._base, self._prefix = self._prefix, self._prefix + WORKDIR
+        self._read_code = code
+        self._code: Code | None = None
+        self._index, self._unsaved = beside / INDEX, beside / UNSAVED
+        self._record_key = f"workdir/node-{node}.json"
+        self._apart = {str(path) for path in apart}
+        self._before: set[str] = set()  # what was there, beside the code, before any rank ran
+        self._plain: dict[str, Print] = {}  # files as they were before the script touched them
+        self._changed: dict[str, Print] = {}  # files of the code that are not as they came
+        self._recorded: dict[str, Print] = {}
+        self._known: dict[str, dict[str, Any]] = {}  # what an earlier supervisor sent from this very folder
+        self._used_before = False  # this very folder, by an earlier supervisor
+        self._looked = self._settled = self._said_much = False
+
+    def prepare(self, *, fresh: bool, former: int) -> Prepared:
+        """Before the ranks start: bring back what earlier attempts wrote, or (`fresh`) move it aside.
+
+        `former` is the newest attempt that has run. May be called again after an error.
+        """
+        with self._lock:
+            if not self._looked:
+                self._look()
+            if fresh:
+                done = self._start_afresh(former)
+            else:
+                done = Prepared(restored=0 if self._settled else self._bring_back())
+            self._settled = True
+            self._record()
+            return done
+
+    def adopt(self) -> None:
+        """Take over what an earlier attempt left in this very folder, and restore nothing: no rank will run."""
+        with self._lock:
+            self._look()
+            if self._used_before:
+                for name, entry in self._entries().items():
+                    self._take_over(name, entry)
+                self._settled = True
+
+    def sync(self, *, final: bool = False) -> int:
+        with self._lock:
+            if not self._settled:
+                return 0
+            sent = self._sync(final)
+            self._record()
+            return sent
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Files and bytes that are in the run folder."""
+        return len(self._sent), sum(each.size for each in self._sent.values())
+
+    def clear(self) -> None:
+        """All is kept: what the script wrote goes, so that the next start finds the folder as it was."""
+        with self._lock:
+            if self._settled:
+                self._remove_written()
+                self._index.unlink(missing_ok=True)
+
+    def rescue(self) -> None:
+        """The store did not take it all: where the working folder does not last, what is missing is laid beside it."""
+        with self._lock:
+            if not self._settled or self._root.parent == self._index.parent:
+                return
+            for name, now in self._scan():
+                if self._sent.get(name) != now:
+                    to = self._unsaved / name
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(self._root / name, to)
+
+    # -- before the ranks -----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Tell the script's files from those that were there before it."""
+        self._code = self._read_code()
+        index = _json(self._index)
+        self._known = index.get("files", {})
+        found = dict(super()._scan())
+        self._used_before = bool(index)
+        self._before = set(index.get("before", ())) if index else set(found) - set(self._code or ())
+        for name, now in found.items():
+            if name in self._before:
+                self._plain[name] = now
+        if self._unsaved.is_dir():
+            shutil.copytree(self._unsaved, self._root, dirs_exist_ok=True)
+            shutil.rmtree(self._unsaved)
+        self._looked = True
+
+    def _bring_back(self) -> int:
+        """What the store has, except where this folder's own copy is that one, or has been changed since."""
+        times = self._times()
+        entries = self._entries()
+        count = 0
+        # Oldest first, with their times: scripts look for the newest.
+        for name, entry in sorted(entries.items(), key=lambda item: (times.get(item[0], 0), item[0])):
+            if self._take_over(name, entry):
+                continue
+            path = self._root / name
+            if self._download(entry, path):
+                if name in times:
+                    os.utime(path, ns=(times[name], times[name]))
+                self._accept(name, entry.version)
+                count += 1
+        for name in self._known.keys() - entries.keys():
+            if print_of(self._root / name) == _print_in(self._known[name]):
+                (self._root / name).unlink(missing_ok=True)  # a later attempt, elsewhere, has removed it
+        return count
+
+    def _take_over(self, name: str, entry: Entry) -> bool:
+        """Whether this folder's copy is the one in the store, or newer than that."""
+        known, now = self._known.get(name), print_of(self._root / name)
+        if now is None or known is None or known.get("version") != entry.version:
+            return False
+        if now == _print_in(known):
+            self._accept(name, entry.version)
+        return True
+
+    def _accept(self, name: str, version: str) -> None:
+        found = print_of(self._root / name)
+        if found is not None:
+            self._sent[name] = self._seen[name] = found
+            self._versions[name] = version
+
+    def _start_afresh(self, former: int) -> Prepared:
+        if not former:
+            return Prepared()
+        entries = self._entries()
+        if not self._settled:
+            for name, entry in entries.items():
+                self._take_over(name, entry)
+        if self._used_before or self._settled:
+            self._sync(final=True)  # what a killed attempt wrote last is not in the store yet
+        to = f"{self._base}{EARLIER}a{former:04d}/"
+        moved = [move(self._store, entry.key, to + name) for name, entry in self._entries().items()]
+        self._remove_written()
+        for name, _ in self._scan():
+            self._say(f"{name} is as the earlier attempt left it: only a new start of the whole run brings it again")
+        self._sent, self._seen, self._versions = {}, {}, {}
+        return Prepared(aside=len(moved), to=to)
+
+    def _remove_written(self) -> None:
+        """Only where it is known what the code brought: what is not certain to be the script's stays."""
+        if self._code is None:
+            return
+        for name in [name for name, _ in self._scan()]:
+            if name not in self._code and name not in self._before:
+                path = self._root / name
+                path.unlink(missing_ok=True)
+                _remove_empty(path.parent, self._root)
+
+    # -- which files ----------------------------------------------------------------------------------------------
+
+    def _scan(self) -> Iterator[tuple[str, Print]]:
+        for name, now in super()._scan():
+            if self._plain.get(name) != now and not self._as_it_came(name, now):
+                yield name, now
+
+    def _as_it_came(self, name: str, now: Print) -> bool:
+        came = (self._code or {}).get(name)
+        if came is None or self._changed.get(name) == now:
+            return False
+        if came == (now.size, _sha256(self._root / name) if now.size == came[0] else ""):
+            self._plain[name] = now
+            return True
+        self._changed[name] = now
+        return False
+
+    def _enter(self, folder: str, names: list[str]) -> list[str]:
+        chosen = []
+        for name in names:
+            path = os.path.join(folder, name)
+            if _left_out(name) or path in self._apart:
+                continue
+            if any(os.path.exists(os.path.join(path, mark)) for mark in ENVIRONMENTS):
+                self._refuse(path, "is a virtual environment")
+                continue
+            if os.path.islink(path) and not Path(path).resolve().is_relative_to(self._root.resolve()):
+                self._refuse(path, "leads out of the folder")
+                continue
+            chosen.append(name)
+        return chosen
+
+    def _file(self, path: Path) -> Print | None:
+        return None if _left_out(path.name) else super()._file(path)
+
+    def _reserved(self, prefix: str, name: str) -> bool:
+        return False
+
+    # -- what is recorded -----------------------------------------------------------------------------------------
+
+    def _entries(self) -> dict[str, Entry]:
+        return {entry.key[len(self._prefix) :]: entry for entry in self._store.list(self._prefix)}
+
+    def _times(self) -> dict[str, int]:
+        try:
+            record = RunFolder(self._store).read_json(self._record_key) or {}
+            return {name: int(each["modified_ns"]) for name, each in record.get("files", {}).items()}
+        except (BadPlan, KeyError, TypeError, ValueError):
+            self._say(f"{self._record_key} is damaged: restored files have no times of modification")
+            return {}
+
+    def _record(self) -> None:
+        """For the next start in this folder (which copy is the newer), and for any other (times of modification)."""
+        if self._sent == self._recorded and self._index.exists():
+            return
+        files = {
+            name: {"size": p.size, "modified_ns": p.modified_ns, "inode": p.inode, "version": self._versions.get(name)}
+            for name, p in self._sent.items()
+        }
+        record = {"before": sorted(self._before), "files": files}
+        self._index.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._index.with_suffix(".part")
+        partial.write_text(json.dumps(record))
+        partial.replace(self._index)
+        if self._sent != self._recorded:
+            RunFolder(self._store).write_json(self._record_key, {"files": files})
+        self._recorded = dict(self._sent)
+        self._say_if_much()
+
+    def _say_if_much(self) -> None:
+        count, size = self.kept
+        if not self._said_much and (count > MANY_FILES or size > MUCH_BYTES):
+            self._said_much = True
+            where = "what need not be kept belongs into another folder, such as /tmp"
+            self._say(f"the script has written {count} files ({size_words(size)}) here, and all are kept: {where}")
+
+
+INDEX, UNSAVED = "workdir.json", "workdir-unsaved"
+
+
+def workdir_of(
+    plan: Plan, folder: RunFolder, places: Places, *, node: int, env: Mapping[str, str], say: Callable[[str], None]
+) -> Workdir | None:
+    """The working folder to keep; None for a recipe, for a folder that nobody chose for this run, and for one that
+    another node keeps."""
+    if not plan.job.get("script") or not env.get("HEADWAY_CODE_DIR") or (node and shared(plan)):
+        return None
+    own = [places.work, places.spool, places.files, places.resume, *filter(None, [local_path(folder.url)])]
+    return Workdir(
+        places.code,
+        folder.store,
+        node=node,
+        code=lambda: code_listing(folder, plan.code.sha256),
+        beside=places.spool.parent,
+        apart=own,
+        say=say,
+    )
+
+
+def shared(plan: Plan) -> bool:
+    """Whether all nodes work in one folder: Slurm's is in the outputs, Docker's is mounted where the image is ready."""
+    ready = bool((plan.job.get("image") or {}).get("uri"))
+    return plan.kind == "slurm" or (plan.kind == "docker" and ready)
+
+
+def code_listing(folder: RunFolder, sha256: str) -> Code | None:
+    """What the launcher wrote about the code that it sent; None where it wrote nothing, or about other code."""
+    record = folder.read_json(CODE_LISTING)
+    if record is None or record.get("sha256") != sha256:
+        return None
+    return {str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()}
+
+
+def move(store: Store, source: str, to: str) -> str:
+    """Give an object another key. Stores have no rename: it is copied, whole, before it is deleted."""
+    folder = local_path(store.url)
+    if folder is not None:
+        (folder / to).parent.mkdir(parents=True, exist_ok=True)
+        (folder / source).replace(folder / to)
+        _remove_empty((folder / source).parent, folder)
+        return to
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="headway-move-") as scratch:
+        path = Path(scratch, "object")
+        download(store, store.stat(source), path)
+        store.write(to, path)
+    store.delete(source)
+    return to
+
+
+def size_words(count: int) -> str:
+    """12.4 MB"""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _left_out(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)
+
+
+def _print_in(known: Mapping[str, Any]) -> Print | None:
+    try:
+        return Print(int(known["size"]), int(known["modified_ns"]), int(known["inode"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json_of(path.read_bytes())
+    except (OSError, ValueError):  # never written, or damaged: then the store knows better
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while part := file.read(_CHUNK):
+                digest.update(part)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """The folder and those above it, up to the root, as long as nothing is in them."""
+    while folder != root and folder.is_relative_to(root):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent

@@ -1,0 +1,165 @@
+"""The cloud credentials of whoever launches, for containers that use a cloud. Named here; values go to memory only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput, TargetError
+from headway.packaging.dockerfile import HOME
+from headway.storage.secrets import parse
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cloud:
+    """How one cloud's libraries find credentials."""
+
+    schemes: tuple[str, ...]
+    secret: tuple[str, ...] = ()  # variables that hold a secret
+    plain: tuple[str, ...] = ()  # variables that do not
+    at: str = ""  # the folder of its credential files, inside
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name inside -> (variable, default path)
+
+
+CLOUDS = {
+    "aws": Cloud(
+        schemes=("s3", "aws-sm"),
+        secret=("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        plain=(
+            "AWS_ALLOW_HTTP",
+            "AWS_DEFAULT_REGION",
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_PROFILE",
+            "AWS_REGION",
+        ),
+        at=f"{HOME}/.aws",
+        files={
+            "config": ("AWS_CONFIG_FILE", "~/.aws/config"),
+            "credentials": ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        },
+    ),
+    "azure": Cloud(
+        schemes=("az",),
+        secret=(
+            *("AZURE_CLIENT_SECRET", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+            *(
+                "AZURE_STORAGE_CONNECTION_STRING",
+                "AZURE_STORAGE_KEY",
+                "AZURE_STORAGE_SAS_KEY",
+                "AZURE_STORAGE_SAS_TOKEN",
+            ),
+        ),
+        plain=(
+            *("AZURE_CLIENT_ID", "AZURE_ENDPOINT", "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"),
+            *("AZURE_STORAGE_ENDPOINT", "AZURE_TENANT_ID"),
+        ),
+    ),
+    "google": Cloud(
+        schemes=("gs", "gcp-sm"),
+        plain=("GOOGLE_CLOUD_PROJECT", "STORAGE_EMULATOR_HOST"),
+        at=f"{HOME}/.config/gcloud",
+        files={
+            "application_default_credentials.json": (
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                "~/.config/gcloud/application_default_credentials.json",
+            )
+        },
+    ),
+}
+
+
+def used_by(job: Mapping[str, Any]) -> dict[str, Cloud]:
+    """The clouds that a job's folders, data and secrets lie in."""
+    data = job.get("data", {})
+    urls = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
+    urls += [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), str(job.get("init_from") or "")]
+    urls += [str(secret["ref"]) for secret in job.get("secrets", {}).values()]
+    schemes = {url.partition("://")[0] for url in urls if "://" in url}
+    return {name: cloud for name, cloud in CLOUDS.items() if schemes & {*cloud.schemes}}
+
+
+def held(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """What this shell and user have of it: secret variables, and files by their name inside."""
+    variables = {name: env[name] for name in cloud.secret if env.get(name)}
+    files = {}
+    for name, (variable, default) in cloud.files.items():
+        path = Path(env.get(variable) or default).expanduser()
+        if path.is_file():
+            files[name] = path.read_bytes()
+    return variables, files
+
+
+# Secrets on their way into containers: files in this machine's memory, in a folder of ours, gone with the run.
+
+
+ROOT = Path("/dev/shm")
+BROUGHT = ("env", "file")  # kinds of reference that mean something on this machine only
+
+
+def folder_of(url: str) -> Path:
+    """Where a run's secrets lie. By the run's URL, so that it is found again without any record."""
+    outputs, _, run = url.rpartition("/")
+    return ROOT / f"headway-{os.getuid()}" / f"{hashlib.sha256(outputs.encode()).hexdigest()[:8]}-{run}"
+
+
+def brought(plan: Plan) -> dict[str, str]:
+    """The job's secrets that the client must bring: variable and reference. A cloud's are fetched in the container."""
+    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
+
+
+def lay_ready(plan: Plan, url: str, resolve: Callable[[str], str]) -> None:
+    """Write them: a folder for each node, which its supervisor empties, and one for each cloud that has files."""
+    values = {name: resolve(reference) for name, reference in brought(plan).items()}
+    files: dict[str, Mapping[str, bytes]] = {}
+    for name, cloud in used_by(plan.job).items():
+        variables, files[name] = held(cloud, os.environ)
+        values = {**variables, **values}
+    clear(url)
+    folder = _make(folder_of(url))
+    for node in range(plan.nodes):
+        _fill(folder / f"node-{node}", {variable: value.encode() for variable, value in values.items()})
+    for name, content in files.items():
+        _fill(folder / name, content)
+
+
+def clear(url: str) -> None:
+    shutil.rmtree(folder_of(url), ignore_errors=True)
+
+
+def _make(folder: Path) -> Path:
+    _require_memory(ROOT)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    found = folder.parent.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        # Everybody may write into /dev/shm: somebody else may have made it first, to read along.
+        raise TargetError(f"{folder.parent} is not ours alone", fix=f"ls -ld {folder.parent}, and remove it")
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(mode=0o700)
+    for name, content in files.items():
+        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+
+
+def _require_memory(root: Path) -> None:
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        mounts = []
+    if not any(mount[1] == str(root) and mount[2] in ("tmpfs", "ramfs") for mount in mounts):
+        fix = "mount -t tmpfs tmpfs /dev/shm; or a secret of gcp-sm:// or aws-sm://, which never touches this machine"
+        raise BadInput(f"{root} is not in memory here, and a secret must not be written to a disk", fix=fix)

@@ -1,0 +1,394 @@
+"""The cluster's API over plain HTTPS: the one seam to it. What it refuses comes out as our errors, with what to type.
+
+Standard library only: the same few calls serve the client, `doctor`, and the reaper inside a pod.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode, urlsplit
+
+from headway.core.errors import TargetError
+from headway.core.types import RUN_LABEL
+from headway.targets.kubernetes import kubeconfig
+from headway.targets.kubernetes.kubeconfig import Access, Credential
+
+Object = dict[str, Any]
+ANSWER_S = 30.0
+TRIES = 4  # of what changes nothing, or nothing more when it is done again
+MERGE = "application/merge-patch+json"
+_BUSY = (429, 500, 502, 503, 504)
+
+
+class Refusal(TargetError):
+    """The cluster said no. `code` is HTTP's, `said` its own word."""
+
+    def __init__(self, what: str, *, code: int = 0, said: str = "", where: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.code, self.said = code, said
+
+
+class Gone(Refusal):
+    """There is no such object, or no such kind of object."""
+
+
+class Taken(Refusal):
+    """An object of that name is there already."""
+
+
+class Forbidden(Refusal):
+    """We may not do that."""
+
+
+class Unreachable(Refusal):
+    """No cluster answers."""
+
+
+class Api(Protocol):
+    """One request, its answer as JSON. Raises a Refusal."""
+
+    def __call__(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
+    ) -> Object: ...
+
+    def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
+        """A text that is read as it comes, line by line."""
+
+
+@dataclass
+class Client:
+    """The real one. Opened lazily, so that having a target costs nothing; not for several threads at once."""
+
+    context: str | None = None
+    fix: str = ""  # what to type where no cluster is known
+    access: Access | None = None
+    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+    _credential: Credential | None = field(default=None, repr=False)
+
+    def __call__(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
+    ) -> Object:
+        tries = TRIES if method in ("GET", "PATCH", "DELETE") else 1
+        for attempt in range(1, tries + 1):
+            try:
+                return self._once(method, path, query, body)
+            except Refusal as error:
+                passing = error.code in _BUSY or (isinstance(error, Unreachable) and error.code == 0)
+                if not passing or attempt == tries:
+                    raise
+                time.sleep(0.3 * 2**attempt)
+        raise AssertionError("the last try returns or raises")
+
+    def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
+        connection = self._connect()  # of its own: it stays open while others ask
+        try:
+            response = self._send(connection, "GET", _with(path, query), None)
+            if response.status >= 300:
+                raise refusal(response.status, response.read(), f"GET {path}", self._where())
+            while raw := response.readline():
+                yield raw.decode("utf-8", "replace").rstrip("\n")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
+    def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None) -> Object:
+        reused = self._connection is not None
+        try:
+            status, content = self._exchange(method, _with(path, query), body)
+        except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError) as error:
+            # A server may have closed an idle connection: that is seen only now, and nothing has happened yet.
+            self.close()
+            if not reused:
+                raise self._unreachable(error) from None
+            try:
+                status, content = self._exchange(method, _with(path, query), body)
+            except (OSError, http.client.HTTPException) as again:
+                self.close()
+                raise self._unreachable(again) from None
+        except OSError as error:
+            self.close()
+            raise self._unreachable(error) from None
+        if status == 401 and self._credential is not None:  # a token that ended early: once more with a fresh one
+            self._credential = None
+            self.close()
+            status, content = self._exchange(method, _with(path, query), body)
+        if status >= 300:
+            raise refusal(status, content, f"{method} {path}", self._where())
+        answer: Object = json.loads(content) if content.strip() else {}
+        return answer
+
+    def _exchange(self, method: str, path: str, body: Object | None) -> tuple[int, bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        response = self._send(self._connection, method, path, body)
+        content = response.read()
+        self.date = response.getheader("Date") or ""
+        return response.status, content
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Object | None
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": "application/json", "User-Agent": "headway"}
+        token = self._token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
+        prefix = urlsplit(self._known().server).path.rstrip("/")
+        connection.request(method, prefix + path, body=data, headers=headers)
+        return connection.getresponse()
+
+    date = ""  # the server's own clock, at its last answer
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _known(self) -> Access:
+        if self.access is None:
+            self.access = kubeconfig.load(self.context, fix=self.fix)
+        return self.access
+
+    def _where(self) -> str:
+        return self._known().context
+
+    def _token(self) -> str | None:
+        access = self._known()
+        if access.token_file is not None:
+            try:
+                return access.token_file.read_text().strip()  # the cluster renews it in place
+            except OSError as error:
+                raise TargetError(f"the token cannot be read: {error}", where=str(access.token_file)) from None
+        if access.plugin is not None:
+            return self._from_plugin(access).token
+        return access.token
+
+    def _from_plugin(self, access: Access) -> Credential:
+        known = self._credential
+        if known is None or (known.expires is not None and known.expires < time.time() + 60):
+            assert access.plugin is not None
+            known = self._credential = kubeconfig.ask_plugin(access.plugin, access.server)
+        return known
+
+    def _connect(self) -> http.client.HTTPConnection:
+        access = self._known()
+        url = urlsplit(access.server)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        proxy = urlsplit(access.proxy or _proxy(url.scheme, url.hostname or ""))
+        host, at = (proxy.hostname, proxy.port or 3128) if proxy.hostname else (url.hostname, port)
+        if url.scheme == "https":
+            connection: http.client.HTTPConnection = _Named(
+                host or "", at, timeout=ANSWER_S, context=self._tls(access), name=access.server_name
+            )
+        else:
+            connection = http.client.HTTPConnection(host or "", at, timeout=ANSWER_S)
+        if proxy.hostname:
+            connection.set_tunnel(url.hostname or "", port, headers=_proxy_login(proxy.username, proxy.password))
+        return connection
+
+    def _tls(self, access: Access) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=access.ca.decode() if access.ca else None)
+        if access.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        certificate, key = access.certificate, access.key
+        if access.plugin is not None and certificate is None:
+            given = self._from_plugin(access)
+            certificate, key = given.certificate, given.key
+        if certificate and key:
+            _load(context, certificate, key)
+        return context
+
+    def _unreachable(self, error: Exception) -> Refusal:
+        access = self._known()
+        said = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLCertVerificationError):
+            what = f"{access.server} shows a certificate that the kubeconfig does not vouch for: {said}"
+            return Unreachable(what, code=-1, where=access.context, fix=self.fix)
+        return Unreachable(
+            f"no cluster answers at {access.server}: {said}", where=access.context, fix="kubectl cluster-info"
+        )
+
+
+class _Named(http.client.HTTPSConnection):
+    """Checks the certificate against a name of the kubeconfig's where it has one, as an address has none."""
+
+    def __init__(self, *args: Any, name: str | None, context: ssl.SSLContext, **more: Any) -> None:
+        super().__init__(*args, context=context, **more)
+        self._name, self._tls_context = name, context
+
+    def connect(self) -> None:
+        if self._name is None:
+            super().connect()
+            return
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls_context.wrap_socket(self.sock, server_hostname=self._name)
+
+
+def refusal(code: int, content: bytes, asked: str, where: str) -> Refusal:
+    """What a cluster answered when it did not do what was asked."""
+    try:
+        status = json.loads(content)
+        said = str(status.get("message") or status.get("reason") or "")
+    except (ValueError, AttributeError):
+        said = content.decode("utf-8", "replace").strip().splitlines()[0][:300] if content.strip() else ""
+        status = {}
+    reason = str(status.get("reason", "")) if isinstance(status, dict) else ""
+    if code == 404:
+        return Gone(said or f"{asked}: not there", code=code, said=said, where=where)
+    if code == 409 and reason in ("AlreadyExists", ""):
+        return Taken(said, code=code, said=said, where=where)
+    if code == 401:
+        fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
+        return Refusal("the cluster does not know who we are", code=code, said=said, where=where, fix=fix)
+    if code == 403:
+        return Forbidden(said, code=code, said=said, where=where, fix=_permission(said))
+    return Refusal(f"the cluster refuses {asked}: {said or code}", code=code, said=said, where=where)
+
+
+def _permission(said: str) -> str:
+    if "exceeded quota" in said:
+        return "kubectl describe resourcequota, then smaller `resources`, or ask for more"
+    return "headway doctor --on TARGET says which permissions are missing, and the command that gives them"
+
+
+def _with(path: str, query: Mapping[str, str] | None) -> str:
+    return quote(path) + (f"?{urlencode(query)}" if query else "")
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """The library takes files only: one that nobody else can read, for a moment."""
+    with tempfile.NamedTemporaryFile() as file:  # made with mode 0600
+        file.write(certificate.rstrip() + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def _proxy(scheme: str, host: str) -> str:
+    from urllib.request import getproxies, proxy_bypass
+
+    return "" if proxy_bypass(host) else getproxies().get(scheme, "")
+
+
+def _proxy_login(user: str | None, password: str | None) -> dict[str, str]:
+    if not user:
+        return {}
+    word = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
+    return {"Proxy-Authorization": f"Basic {word}"}
+
+
+# Where each kind of object lives in the API, and the verbs on them. What is not there is a Gone, nothing else.
+
+
+PAGE = 500
+# In this order a run is taken down: what trains first, what the others depend on last.
+PLACES: dict[str, tuple[str, str]] = {
+    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
+    "TrainJob": ("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "Service": ("/api/v1", "services"),
+    "Secret": ("/api/v1", "secrets"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "Pod": ("/api/v1", "pods"),
+}
+KINDS_OF = {
+    "statefulset": ("StatefulSet", "Job", "Service", "Secret", "RoleBinding", "Role", "ServiceAccount", "Pod"),
+    "pytorchjob": ("PyTorchJob", "Job", "Secret", "Pod"),
+    "trainjob": ("TrainJob", "Job", "Secret", "ServiceAccount", "Pod"),
+}
+
+
+def path(kind: str, namespace: str, name: str = "") -> str:
+    group, plural = PLACES[kind]
+    return f"{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def create(api: Api, body: Object) -> Object:
+    return api("POST", path(body["kind"], body["metadata"]["namespace"]), body=body)
+
+
+def change(api: Api, body: Object) -> Object:
+    """A merge patch of one object, which it names itself."""
+    metadata = body["metadata"]
+    return api("PATCH", path(body["kind"], metadata["namespace"], metadata["name"]), body=body)
+
+
+def scale(api: Api, kind: str, namespace: str, name: str, replicas: int) -> None:
+    """Its number alone: a right to that is no right to what its pods are."""
+    api("PATCH", f"{path(kind, namespace, name)}/scale", body={"spec": {"replicas": replicas}})
+
+
+def read(api: Api, kind: str, namespace: str, name: str) -> Object | None:
+    try:
+        return api("GET", path(kind, namespace, name))
+    except Gone:
+        return None
+
+
+def delete(
+    api: Api, kind: str, namespace: str, name: str, *, policy: str = "Background", grace_s: int | None = None
+) -> None:
+    """What is gone already is success."""
+    options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    try:
+        api("DELETE", path(kind, namespace, name), body=options)
+    except Gone:
+        pass
+
+
+def listed(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> list[Object]:
+    """All objects of a kind with these labels. A kind that the cluster does not have has none."""
+    found: list[Object] = []
+    query = {"labelSelector": selector, "limit": str(PAGE)}
+    while True:
+        try:
+            answer = api("GET", path(kind, namespace), query=query)
+        except Gone:
+            return found
+        found += [{**item, "kind": kind} for item in answer.get("items") or ()]
+        more = answer.get("metadata", {}).get("continue")
+        if not more:
+            return found
+        query["continue"] = str(more)
+
+
+def everything(api: Api, namespace: str, selector: str, *, needed: Iterable[str]) -> list[Object]:
+    """Objects of every kind we ever make. Being forbidden to look at a kind that is not `needed` is no hindrance."""
+    found: list[Object] = []
+    for kind in PLACES:
+        try:
+            found += listed(api, kind, namespace, selector)
+        except Forbidden:
+            if kind in needed:
+                raise
+    return found
+
+
+def label(item: Object, name: str) -> str:
+    return str((item["metadata"].get("labels") or {}).get(name, ""))
+
+
+def annotation(item: Object, name: str) -> str:
+    return str((item["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def shown(item: Object) -> str:
+    """How a receipt names it: as one would type it after `kubectl get`."""
+    return f"{item['kind'].lower()}/{item['metadata']['name']}"

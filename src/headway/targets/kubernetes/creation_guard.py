@@ -1,0 +1,79 @@
+"""The fuse: a Job without pods that owns a run while its objects are being made. Pure.
+
+What starts the run is made at rest and belongs to the fuse. The last request takes it from the fuse and starts it, in
+one stroke. A client that dies before leaves a fuse that burns down and takes all along; nothing has run by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput
+from headway.core.plan import RUN
+from headway.core.types import Request
+from headway.targets.kubernetes import pod
+from headway.targets.kubernetes.options import FUSE_UID, Options, metadata
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+Object = dict[str, Any]
+FUSE, START = "fuse.json", "start.patch.json"
+NAME = f"{RUN}-fuse"
+BURNS_S = 600  # far longer than any client needs (HEADWAY_FUSE_S in the job's `env`)
+
+
+def laid(plan: Plan, options: Options, first: Request, others: list[Request], start: Object) -> list[Request]:
+    """All requests of a start: the fuse, what will start the run, what that needs, and the stroke that starts it."""
+    resting = {**first.body, "metadata": {**first.body["metadata"], "ownerReferences": [_owner()]}}
+    return [
+        Request(name=FUSE, body=_job(plan, options)),
+        Request(name=first.name, body=resting),
+        *others,
+        Request(name=START, body=_stroke(first.body, start)),
+    ]
+
+
+def _stroke(body: Mapping[str, Any], start: Object) -> Object:
+    """A merge patch: whoever owned it owns it no more, and it goes."""
+    named = {key: body["metadata"][key] for key in ("name", "namespace")}
+    own = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
+    return {**own, "metadata": {**named, "ownerReferences": None}, "spec": start}
+
+
+def _owner() -> Object:
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": FUSE_UID}
+
+
+def _job(plan: Plan, options: Options) -> Object:
+    """Complete as soon as it is seen, since it asks for no completions; its time to live is the fuse."""
+    part = metadata(plan, options, NAME, part="fuse")
+    never: Object = {
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "securityContext": pod.security(options),
+        "containers": [
+            {"name": "fuse", "image": pod.image(plan), "command": ["true"], "securityContext": pod.confined()}
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": part,
+        "spec": {
+            "completions": 0,
+            "ttlSecondsAfterFinished": _burns_s(plan),
+            "template": {
+                "metadata": {key: part[key] for key in ("labels", "annotations")},
+                "spec": never,
+            },
+        },
+    }
+
+
+def _burns_s(plan: Plan) -> int:
+    asked = str(plan.job.get("env", {}).get("HEADWAY_FUSE_S", BURNS_S))
+    if not asked.isdecimal():
+        raise BadInput(f"HEADWAY_FUSE_S is {asked!r}, not a number of seconds", where="env", fix="leave it out: 600")
+    return int(asked)

@@ -1,0 +1,183 @@
+"""A StatefulSet that ends by itself, on a cluster without any operator. Pure.
+
+The reaper is a small Job: it alone may speak to the cluster, and only about this one set; it owns everything else, so
+that its own end, whatever that was, takes the rest along. The set is made empty, and the reaper, once it runs, calls
+the workers: there are none that nobody guards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.core.plan import RUN
+from headway.core.types import RUN_LABEL, Request
+from headway.targets.kubernetes import pod
+from headway.targets.kubernetes.options import (
+    FOLDER,
+    FOLDER_LABEL,
+    MASTER_PORT,
+    PART_LABEL,
+    REAPER,
+    Options,
+    metadata,
+    owned_by,
+    url_of,
+)
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+Object = dict[str, Any]
+OWNER = "batch/v1", "Job", REAPER
+START: Object = {"parallelism": 1}
+TTL_S = 60  # after its end the reaper's Job goes, and with it all it owns
+LAST_RESORT_S = 600  # after the reaper's own timer: then its Job fails, and everything goes with it
+TRIES = 1000  # of the reaper, which must outlive any trouble
+WORKER = {PART_LABEL: "worker"}
+
+
+def requests(plan: Plan, options: Options, spent_s: float = 0.0) -> list[Request]:
+    rights = [] if options.service_account else [Request(name="serviceaccount.json", body=_account(plan, options))]
+    return [
+        Request(name="reaper.json", body=_reaper(plan, options, pod.of_plan(plan, spent_s))),
+        *rights,
+        Request(name="role.json", body=_role(plan, options)),
+        Request(name="rolebinding.json", body=_binding(plan, options)),
+        Request(name="service.json", body=_service(plan, options)),
+        Request(name="statefulset.json", body=_set(plan, options)),
+    ]
+
+
+def _owned(plan: Plan, options: Options, name: str) -> Object:
+    return {**metadata(plan, options, name), "ownerReferences": owned_by(*OWNER)}
+
+
+def _set(plan: Plan, options: Options) -> Object:
+    env = {
+        "HEADWAY_STATEFULSET": RUN,
+        "HEADWAY_SERVICE": RUN,
+        "HEADWAY_NAMESPACE": options.namespace,
+        "HEADWAY_REPLICAS": str(plan.nodes),
+        "HEADWAY_AFTER_END": "idle",  # whatever ends here is started again: it must not train a finished run anew
+    }
+    template = {
+        "metadata": {key: metadata(plan, options, RUN, part="worker")[key] for key in ("labels", "annotations")},
+        "spec": pod.pod_spec(plan, options, container="worker", restart="Always", env=env),
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _owned(plan, options, RUN),
+        "spec": {
+            "replicas": 0,  # until the reaper runs
+            "serviceName": RUN,
+            "podManagementPolicy": "Parallel",  # a gang that starts one after the other waits for itself for ever
+            "selector": {"matchLabels": _selected()},
+            "template": template,
+        },
+    }
+
+
+def _selected() -> dict[str, str]:
+    return {RUN_LABEL: RUN, FOLDER_LABEL: FOLDER, **WORKER}
+
+
+def _service(plan: Plan, options: Options) -> Object:
+    """Headless: it gives every pod a name, from before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _owned(plan, options, RUN),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": _selected(),
+            "ports": [{"name": "ranks", "port": MASTER_PORT}, {"name": "supervisors", "port": MASTER_PORT + 1}],
+        },
+    }
+
+
+def _account(plan: Plan, options: Options) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _owned(plan, options, REAPER),
+        "automountServiceAccountToken": False,
+    }
+
+
+def _role(plan: Plan, options: Options) -> Object:
+    """This set and its number of workers; what the workers are is not the reaper's to change."""
+    one = {"apiGroups": ["apps"], "resourceNames": [RUN]}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": _owned(plan, options, REAPER),
+        "rules": [
+            {**one, "resources": ["statefulsets"], "verbs": ["get", "delete"]},
+            {**one, "resources": ["statefulsets/scale"], "verbs": ["patch"]},
+        ],
+    }
+
+
+def _binding(plan: Plan, options: Options) -> Object:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": _owned(plan, options, REAPER),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": REAPER},
+        "subjects": [{"kind": "ServiceAccount", "name": _who(options), "namespace": options.namespace}],
+    }
+
+
+def _who(options: Options) -> str:
+    """It reads the run's folder as the workers do: with their account where they have one."""
+    return options.service_account or REAPER
+
+
+def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
+    spec: Object = {
+        "parallelism": 0,  # until everything that its pod needs is there
+        "backoffLimit": TRIES,
+        "ttlSecondsAfterFinished": TTL_S,
+        "template": {
+            "metadata": {key: metadata(plan, options, REAPER, part="reaper")[key] for key in ("labels", "annotations")},
+            "spec": _reaper_pod(plan, options, seconds),
+        },
+    }
+    if seconds is not None:
+        spec["activeDeadlineSeconds"] = seconds + LAST_RESORT_S
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(plan, options, REAPER), "spec": spec}
+
+
+def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
+    """No GPU, no special node: it waits where waiting is cheap."""
+    words = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
+    if seconds is not None:
+        words += ["--lifetime", str(seconds)]
+    if plan.limits.max_wait_s is not None:
+        words += ["--max-wait", f"{plan.limits.max_wait_s:g}"]
+    container: Object = {
+        "name": "reaper",
+        "image": pod.image(plan),
+        "command": pod.command(plan, options, pod.REAPER, *words),
+        "env": pod.environment(plan, {"HEADWAY_RUN": RUN, "HEADWAY_RUN_URL": url_of(plan)}),
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": pod.confined(),
+        "volumeMounts": pod.mounts(plan),
+    }
+    spec: Object = {
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "restartPolicy": "OnFailure",
+        "securityContext": pod.security(options),
+        "serviceAccountName": _who(options),
+        "terminationGracePeriodSeconds": 5,  # it has nothing to save
+        "containers": [container],
+        "volumes": pod.volumes(plan, options),
+    }
+    if options.tolerations:  # where all nodes are tainted, it must wait on one of them
+        spec["tolerations"] = [dict(each) for each in options.tolerations]
+    if options.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+    return spec

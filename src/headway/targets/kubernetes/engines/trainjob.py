@@ -1,0 +1,128 @@
+"""A TrainJob of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1), for the release that is installed. Pure.
+
+Releases differ in how a job changes its runtime's pods: 2.0 podSpecOverrides, 2.1 podTemplateOverrides, since 2.2
+runtimePatches. What a release cannot say is said in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.core.plan import RUN
+from headway.core.types import Request
+from headway.targets.kubernetes import pod
+from headway.targets.kubernetes.options import Options, Trainer, labels, metadata, owned_by
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+Object = dict[str, Any]
+API_VERSION, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
+OWNER = API_VERSION, KIND, RUN
+START: Object = {"suspend": False}
+CRD = "trainjobs.trainer.kubeflow.org"
+JOB, CONTAINER = "node", "node"  # of Kubeflow's own torch runtimes
+MANAGER = "headway.io/launcher"
+POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
+LONGEST = 63 - len("-node-0-") - len("-abcde")  # JobSet's pods carry its name, an index and five letters
+
+
+def requests(plan: Plan, options: Options, release: Trainer, spent_s: float = 0.0) -> list[Request]:
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata(plan, options, RUN),
+        "spec": _spec(plan, options, release, spent_s),
+    }
+    found = [Request(name="trainjob.json", body=body)]
+    if options.service_account is None and not options.token:
+        found.append(Request(name="serviceaccount.json", body=_account(plan, options)))
+    return found
+
+
+def release_of(schema: Mapping[str, Any]) -> Trainer | None:
+    """Which release an installed CRD is of, by the fields that it has; None for one we do not know."""
+    spec = schema.get("properties", {}).get("spec", {}).get("properties", {})
+    if "runtimePatches" in spec:
+        return "2.3" if "terminationGracePeriodSeconds" in _pod_fields(spec) else "2.2"
+    if "podTemplateOverrides" in spec:
+        return "2.1"
+    return "2.0" if "podSpecOverrides" in spec else None
+
+
+def unsaid(options: Options, release: Trainer) -> list[str]:
+    """What this release has no words for: the runtime's own settings hold."""
+    lacking = []
+    if release in ("2.0", "2.1"):
+        lacking.append("non-root and read-only pods (the runtime decides)")
+    if release == "2.0" and options.pull_secrets:
+        lacking.append("pull_secrets (put them on the service account)")
+    if release != "2.3":
+        lacking.append("the grace period (Kubernetes gives 30 s)")
+    if options.priority:
+        lacking.append("priority")
+    return lacking
+
+
+def _pod_fields(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Down the levels of a runtime patch to the pod's fields."""
+    node: Mapping[str, Any] = spec["runtimePatches"]["items"]
+    for name in ("trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec", "template", "spec"):
+        node = node.get("properties", {}).get(name, {})
+        node = node.get("items", node)
+    found: Mapping[str, Any] = node.get("properties", {})
+    return found
+
+
+def _spec(plan: Plan, options: Options, release: Trainer, spent_s: float) -> Object:
+    worker = pod.worker(plan, options, CONTAINER, {})
+    spec: Object = {
+        "suspend": True,  # until everything that its pods need is there
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": options.runtime},
+        "trainer": {
+            "image": worker["image"],
+            "command": worker["command"],
+            "env": worker["env"],
+            "numNodes": plan.nodes,
+            "numProcPerNode": plan.processes,
+        },
+    }
+    if worker["resources"]:
+        spec["trainer"]["resourcesPerNode"] = worker["resources"]
+    if release in ("2.0", "2.1"):
+        spec["labels"] = labels(plan, options, part="worker")
+    seconds = pod.of_plan(plan, spent_s)
+    if seconds is not None and release in pod.WITH_DEADLINE:
+        spec["activeDeadlineSeconds"] = seconds
+    return {**spec, **_overrides(plan, options, release, worker)}
+
+
+def _overrides(plan: Plan, options: Options, release: Trainer, worker: Object) -> Object:
+    changed: Object = {"volumes": pod.volumes(plan, options), **pod.placement(plan, options)}
+    container = {"name": CONTAINER, "volumeMounts": worker["volumeMounts"]}
+    if not options.token:
+        changed.setdefault("serviceAccountName", RUN)  # one of our own, whose token is given to nobody
+    if release == "2.0":
+        changed.pop("imagePullSecrets", None)
+        return {"podSpecOverrides": [{"targetJobs": [{"name": JOB}], **changed, "containers": [container]}]}
+    meta = {"labels": labels(plan, options, part="worker")}
+    if release == "2.1":
+        spec = {**changed, "containers": [container]}
+        return {"podTemplateOverrides": [{"targetJobs": [{"name": JOB}], "metadata": meta, "spec": spec}]}
+    changed["securityContext"] = pod.security(options)
+    changed["containers"] = [{**container, "securityContext": pod.confined()}]
+    if release == "2.3":
+        changed["terminationGracePeriodSeconds"] = pod.grace_period_s(plan)
+    template = {"spec": {"template": {"metadata": meta, "spec": changed}}}
+    jobs = {"replicatedJobs": [{"name": JOB, "template": template}]}
+    return {"runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": jobs}}}]}
+
+
+def _account(plan: Plan, options: Options) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {**metadata(plan, options, RUN), "ownerReferences": owned_by(*OWNER)},
+        "automountServiceAccountToken": False,
+    }

@@ -1,0 +1,204 @@
+"""Making a run's objects in a cluster: all of them or none, and what starts it last. Secrets become values here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput, RunBusy, TargetError
+from headway.core.plan import RUN
+from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
+from headway.rundir.accounting import spent_s
+from headway.rundir.layout import RunFolder
+from headway.rundir.owner import owner
+from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s, said_farewell_or_never_began
+from headway.storage.secrets import resolve
+from headway.targets.kubernetes import admission, client, manifests, status
+from headway.targets.kubernetes import options as kubernetes_options
+from headway.targets.kubernetes import pod as kubernetes_pod
+from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Taken
+from headway.targets.kubernetes.engines import trainjob
+from headway.targets.kubernetes.options import Options, Trainer, selector
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+
+# Ending a run in a cluster: delete what trains, wait, force, delete the rest, look again. The receipt is that look.
+
+
+LOOK_S = 0.5
+FORCE_S = 60.0  # for what was deleted by force to be gone from the listing
+SETTLE_S = 60.0  # for the cluster's garbage collector
+_TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
+
+
+def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
+    """Everything of this run, found by label. What is gone already is success."""
+    before = _everything(api, options, handle)
+    ended = said_farewell_or_never_began(handle)
+    patience = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    for item in before:
+        if item["kind"] in _TRAINING:
+            client.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
+    _await(lambda: not _live_pods(api, options, handle), patience + LEAVING_S)
+    remove(api, options, handle.run, handle.url)
+    left = sorted(map(client.shown, _everything(api, options, handle)))
+    known = [] if handle.details.get(ORIGIN) else [str(each) for each in handle.details.get("objects", ())]
+    created = list(dict.fromkeys([*map(client.shown, before), *known]))
+    return Receipt(
+        run=handle.run,
+        created=tuple(created),
+        removed=tuple(name for name in created if name not in left),
+        left=tuple(left),
+    )
+
+
+def remove(api: Api, options: Options, run: str, url: str) -> None:
+    """By force: pods that have had their time are not asked again. Names are free again when this returns."""
+    chosen, needed = selector(run, url), client.KINDS_OF[options.engine]
+    there = client.everything(api, options.namespace, chosen, needed=needed)
+    for item in there:
+        by_force = 0 if item["kind"] == "Pod" else None
+        client.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=by_force)
+    for pod in status.workers(api, options, run, url):
+        client.delete(api, "Pod", options.namespace, pod.name, grace_s=0)
+    _await(lambda: not status.workers(api, options, run, url), FORCE_S)
+    if there:
+        _await(lambda: not client.everything(api, options.namespace, chosen, needed=needed), SETTLE_S)
+
+
+def _everything(api: Api, options: Options, handle: Handle) -> list[Object]:
+    chosen = selector(handle.run, handle.url)
+    return client.everything(api, options.namespace, chosen, needed=client.KINDS_OF[options.engine])
+
+
+def _live_pods(api: Api, options: Options, handle: Handle) -> list[status.Pod]:
+    return [pod for pod in status.workers(api, options, handle.run, handle.url) if pod.live]
+
+
+def _await(done: Callable[[], bool], within_s: float) -> None:
+    limit = time.monotonic() + within_s
+    while not done() and time.monotonic() < limit:
+        time.sleep(LOOK_S)
+
+
+def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) -> dict[str, Any]:
+    """Make everything; the details by which it is found again."""
+    url = folder.url
+    release = installed_trainer(api, options) if options.engine == "trainjob" else None
+    used_s = spent_s(folder)
+    secrets = {name: resolve(reference) for name, reference in kubernetes_pod.brought(plan).items()}
+    limit, us = kubernetes_pod.of_plan(plan, used_s), owner()
+    values = {
+        RUN: run,
+        kubernetes_options.FOLDER: kubernetes_options.folder_hash(url),
+        OWNER: us.id,
+        OWNER_NAME: us.name,
+        kubernetes_options.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
+    }
+    requests = manifests.requests(plan, options, release=release, spent_s=used_s)
+    filled = [kubernetes_options.filled(request.body, values) for request in requests]
+    bodies, stroke = filled[:-1], filled[-1]
+    _hold_rules(bodies, run)
+    _require_free(api, options, run, url)
+    made: list[Object] = []
+    try:
+        remove(api, options, run, url)  # what an earlier attempt or a killed client may have left
+        for body in bodies:
+            made.append(_make(api, body, made, secrets))
+        _start(api, stroke)
+    except BaseException as error:  # Ctrl-C too: half a gang cannot train, but can be billed
+        remove(api, options, run, url)
+        if isinstance(error, Taken):
+            raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
+        raise
+    return {
+        "objects": [client.shown(item) for item in bodies],
+        "namespace": options.namespace,
+        "engine": options.engine,
+        **({"trainer": release} if release else {}),
+    }
+
+
+def installed_trainer(api: Api, options: Options) -> Trainer | None:
+    """The release whose TrainJob the cluster has. One that the job names must be that one."""
+    try:
+        crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{trainjob.CRD}")
+    except Gone:
+        raise BadInput("this cluster has no TrainJob", fix=INSTALL_TRAINER) from None
+    except Forbidden:
+        return options.trainer  # we may not look: the job's word, or the newest
+    versions = crd.get("spec", {}).get("versions") or []
+    schema: Object = next(
+        (each.get("schema", {}).get("openAPIV3Schema", {}) for each in versions if each.get("served")), {}
+    )
+    found = trainjob.release_of(schema)
+    if found is None:
+        raise BadInput("this cluster's TrainJob is of a release that Headway does not know", fix=INSTALL_TRAINER)
+    if options.trainer is not None and options.trainer != found:
+        what = f"the job is for Kubeflow Trainer {options.trainer}, and this cluster has {found}"
+        raise BadInput(what, where="targets", fix=f"trainer: '{found}', or leave it out")
+    return found
+
+
+_TRAINER = "github.com/kubeflow/trainer.git/manifests/overlays"
+INSTALL_TRAINER = (
+    f'kubectl apply --server-side -k "{_TRAINER}/manager?ref=v2.3.0" && '
+    f'kubectl apply --server-side -k "{_TRAINER}/runtimes?ref=v2.3.0"'
+)
+
+
+def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]) -> Object:
+    uids = [str(each["metadata"]["uid"]) for each in made[:2]]  # of the fuse, and of what starts the run
+    body = kubernetes_options.filled(
+        body, dict(zip((kubernetes_options.FUSE_UID, kubernetes_options.OWNER_UID), uids, strict=False))
+    )
+    if body["kind"] == "Secret":
+        body = {**body, "stringData": dict(secrets)}
+    return client.create(api, body)
+
+
+def _start(api: Api, stroke: Object) -> None:
+    """The one request from which on the run is there, whatever becomes of us.
+
+    The fuse is left to burn down: a garbage collector that has read its dependent just before would take that along.
+    """
+    try:
+        client.change(api, stroke)
+    except Gone:
+        what = f"{client.shown(stroke)} took too long to be made, and is gone with its fuse"
+        raise TargetError(what, fix="once more, nearer to the cluster") from None
+
+
+def _hold_rules(bodies: list[Object], run: str) -> None:
+    """What the cluster, or an operator's webhook, would refuse after half of it was made."""
+    wrong = [what for body in bodies for what in admission.problems(body)]
+    if wrong:
+        raise BadInput(f"{run}: {wrong[0]}", fix="another --name" if "name" in wrong[0] else "")
+
+
+def _require_free(api: Api, options: Options, run: str, url: str) -> None:
+    """Nothing of that name runs here: neither this run, nor another folder's run of the same name."""
+    kind = manifests.WORKLOAD[options.engine]
+    try:
+        there = client.read(api, kind, options.namespace, run)
+    except Gone:
+        there = None
+    if there is None:
+        return
+    other = client.annotation(there, kubernetes_options.URL_ANNOTATION)
+    if other == url:
+        if "deletionTimestamp" in there["metadata"] or _over(there):
+            return
+        raise RunBusy(f"{run} is in the cluster already", fix=f"headway stop {run}")
+    what = f"namespace {options.namespace} has a {kind} called {run}" + (f", of {other}" if other else "")
+    raise BadInput(what, fix="another --name, or another namespace")
+
+
+def _over(item: Object) -> bool:
+    """Whether an operator says that its job has ended."""
+    ends = ("Succeeded", "Failed", "Complete")
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") in ends and each.get("status") == "True" for each in conditions)

@@ -1,0 +1,376 @@
+"""A run's pods as the cluster shows them, and why they do not run yet, in words that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from headway.core.errors import WORKER_AGAIN
+from headway.core.plan import RUN
+from headway.core.types import Handle, State, Status
+from headway.rundir.layout import STOP
+from headway.rundir.status import FOR_GOOD, Evidence, folder_of, next_start
+from headway.targets.kubernetes import client, creation_guard, manifests
+from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Refusal
+from headway.targets.kubernetes.engines import pytorchjob, trainjob
+from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
+
+# Where to look at a run in a browser. Made from what is known; asks nobody.
+
+
+CONSOLE = "https://console.cloud.google.com"
+
+
+def links(handle: Handle, options: Options, context: str) -> dict[str, str]:
+    """Cloud Logging with the filter filled in, and the workload's page, where the cluster is Google's."""
+    project, location, cluster = of_gke(options, context)
+    if not project or options.platform != "gke":
+        return {}
+    wanted = {
+        "resource.type": "k8s_container",
+        "resource.labels.namespace_name": options.namespace,
+        'labels."k8s-pod/headway_run"': handle.run,
+    }
+    if cluster:
+        wanted["resource.labels.cluster_name"] = cluster
+    # Cloud Logging writes the dots of a pod's labels as underscores.
+    text = "\n".join(f'{key}="{value}"' for key, value in wanted.items())
+    found = {"logs": f"{CONSOLE}/logs/query;query={quote(text, safe='')}?project={project}"}
+    if location and cluster and options.engine == "statefulset":
+        page = f"statefulset/{location}/{cluster}/{options.namespace}/{handle.run}"
+        found["workload"] = f"{CONSOLE}/kubernetes/{page}?project={project}"
+    return found
+
+
+def of_gke(options: Options, context: str) -> tuple[str, str, str]:
+    """Project, location and cluster: the target's entry, or the name that gcloud gives to contexts."""
+    prefix, *parts = context.split("_")
+    named = parts if prefix == "gke" and len(parts) == 3 else ["", "", ""]
+    return options.project or named[0], options.location or named[1], options.cluster or named[2]
+
+
+def get_credentials(options: Options, context: str = "") -> str:
+    """What to type where no cluster is known here."""
+    project, location, cluster = of_gke(options, context)
+    where = f"--location {location or 'LOCATION'} --project {project or 'PROJECT'}"
+    return f"gcloud container clusters get-credentials {cluster or 'CLUSTER'} {where}"
+
+
+_LAST_LINES = 5
+_MOST_LINES = 500
+_POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # how the names of a run's pods go on
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One worker as it was seen."""
+
+    name: str
+    phase: str  # Pending, Running, Succeeded, Failed, Unknown
+    trouble: str  # why it does not run, in the cluster's words; empty where it does
+    ended: str  # how its container last ended
+    leaving: bool
+    restarts: int
+    node: str
+
+    @property
+    def live(self) -> bool:
+        return self.phase in ("Pending", "Running", "Unknown")
+
+    @property
+    def running(self) -> bool:
+        return self.phase == "Running" and not self.trouble
+
+    def __str__(self) -> str:
+        where = f" on {self.node}" if self.node else ""
+        again = f", restarted {self.restarts} times" if self.restarts else ""
+        return f"pod {self.name} is {'leaving' if self.leaving else self.phase.lower()}{where}{again}"
+
+
+def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
+    """The pods that train, in order. Kubeflow's operators label theirs themselves."""
+    ours = f"{selector(run, url)},{PART_LABEL}=worker"
+    selectors = {"pytorchjob": f"{pytorchjob.POD_LABEL}={run}", "trainjob": f"{trainjob.POD_LABEL}={run}"}
+    found = {}
+    for chosen in filter(None, (ours, selectors.get(options.engine))):
+        for item in client.listed(api, "Pod", options.namespace, chosen):
+            if _is_of(api, options, item, run, url):
+                found[item["metadata"]["name"]] = pod_of(item)
+    return [found[name] for name in sorted(found, key=_in_order)]
+
+
+def _is_of(api: Api, options: Options, item: Object, run: str, url: str) -> bool:
+    """Whether a pod is this folder's: two folders may each hold a run of one name. By its marks, or its job's."""
+    marked, folder = client.annotation(item, URL_ANNOTATION), client.label(item, FOLDER_LABEL)
+    if marked or folder:
+        return marked in ("", url) and folder in ("", folder_hash(url))
+    kind = pytorchjob.KIND if options.engine == "pytorchjob" else trainjob.KIND
+    job = client.read(api, kind, options.namespace, run)
+    return job is None or client.annotation(job, URL_ANNOTATION) in ("", url)
+
+
+def reaper(api: Api, options: Options, run: str, url: str) -> list[Pod]:
+    """The pod that calls the workers of a set: while there are none, what keeps it keeps them."""
+    if options.engine != "statefulset":
+        return []
+    chosen = f"{selector(run, url)},{PART_LABEL}=reaper"
+    return [pod_of(item) for item in client.listed(api, "Pod", options.namespace, chosen)]
+
+
+def pod_of(item: Object) -> Pod:
+    status, metadata = item.get("status") or {}, item["metadata"]
+    containers = status.get("containerStatuses") or []
+    ends = [_end(each) for each in containers]
+    return Pod(
+        name=metadata["name"],
+        phase=str(status.get("phase", "Unknown")),
+        trouble=_trouble(status, containers),
+        ended=next(filter(None, ends), ""),
+        leaving="deletionTimestamp" in metadata,
+        restarts=sum(int(each.get("restartCount", 0)) for each in containers),
+        node=str(item.get("spec", {}).get("nodeName") or ""),
+    )
+
+
+def own_account(api: Api, options: Options, run: str, url: str) -> list[str]:
+    """Warnings about a run and its pods, which a cluster remembers for an hour, and how pods that are there ended."""
+    pods = workers(api, options, run, url) or reaper(api, options, run, url)
+    said = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
+    ends = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.trouble, pod.ended) if each]
+    return [*said, *ends]
+
+
+def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
+    """Warnings about these objects, the newest last, each once. With `of_run` about its pods too, gone or not."""
+    pods = re.compile(rf"{re.escape(of_run)}-{_POD}") if of_run else None
+    wanted = set(names)
+    try:
+        answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
+    except (Forbidden, Gone):  # a nicety is missing, not the answer
+        return []
+    about = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
+    items = [
+        item
+        for item in answer.get("items") or ()
+        if about[id(item)] in wanted or (pods is not None and pods.fullmatch(about[id(item)]))
+    ]
+    items.sort(key=_moment)
+    return list(dict.fromkeys(f"{item.get('reason')}: {str(item.get('message', '')).strip()}" for item in items))
+
+
+def explained(trouble: str) -> str:
+    """The cluster's words, shortened, and what to do where we know."""
+    short = " ".join(trouble.split())[:300]
+    for pattern, advice in _KNOWN:
+        if re.search(pattern, trouble, re.IGNORECASE):
+            return f"{short} ({advice})"
+    return short
+
+
+def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> list[str]:
+    """The last lines that a pod's container printed: of the one that runs, or of the one before it."""
+    query = {"tailLines": str(_LAST_LINES), **({"previous": "true"} if previous else {})}
+    try:
+        return list(api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query))
+    except (Gone, Forbidden):
+        return []
+
+
+def own_words(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
+    """Pod, time and line of what containers printed themselves, the one before a restart first."""
+    for pod in workers(api, options, run, url) or reaper(api, options, run, url):
+        for previous in ("true", "false"):
+            query = {"timestamps": "true", "tailLines": str(_MOST_LINES), "previous": previous}
+            path = f"/api/v1/namespaces/{options.namespace}/pods/{pod.name}/log"
+            try:
+                for line in api.lines(path, query=query):
+                    moment, _, text = line.partition(" ")
+                    yield pod.name, moment, text
+            except Refusal:  # there was none before, or it has not begun: nothing was said
+                continue
+
+
+def _trouble(status: Object, containers: list[Object]) -> str:
+    for each in containers:
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason')}: {condition.get('message', '')}".rstrip(": ")
+    if status.get("phase") == "Failed" and (status.get("reason") or status.get("message")):
+        return f"{status.get('reason', 'Failed')}: {status.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def _end(container: Object) -> str:
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        ended = state.get("terminated")
+        if ended:
+            why = f", {ended['reason']}" if ended.get("reason") not in (None, "Error", "Completed") else ""
+            return f"ended with {ended.get('exitCode')}{why}"
+    return ""
+
+
+def _moment(item: dict[str, Any]) -> str:
+    return str(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"].get("creationTimestamp") or "")
+
+
+def _in_order(name: str) -> list[Any]:
+    """worker-10 after worker-9, and the master before both."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+_GKE = "gcloud container node-pools list shows what the cluster has"
+_KNOWN = (
+    (r"insufficient nvidia\.com/gpu", f"no node has that many free GPUs: {_GKE}; headway doctor checks the driver"),
+    (r"didn't match (?:pod's )?node (?:affinity|selector)", f"no node has these labels: {_GKE}"),
+    (r"had (?:untolerated )?taint", "the nodes that would do are tainted: `tolerations` in the target's entry"),
+    (
+        r"insufficient (?:cpu|memory|ephemeral-storage)",
+        "no node has that much free: smaller `resources`, or more nodes",
+    ),
+    (r"exceeded quota", "the namespace's quota is used up: kubectl describe resourcequota"),
+    (
+        r"ErrImagePull|ImagePullBackOff|InvalidImageName",
+        "is it pushed, and may the nodes read it? headway image --push; `pull_secrets` for a private registry",
+    ),
+    (r"secret \"?[^ ]+\"? not found|couldn't find key", "kubectl get secrets, and mend the k8s:// reference"),
+    (r"serviceaccount \"?[^ ]+\"? not found", "kubectl create serviceaccount, and mend `service_account`"),
+    (r"persistentvolumeclaim \"?[^ ]+\"? not found", "kubectl get pvc, and mend `mounts`"),
+    (r"priorityclass", "kubectl get priorityclasses, and mend `priority`"),
+)
+
+
+# Where a run stands: what its folder says, held against what the cluster shows.
+
+
+HOPELESS = 3  # starts of a container that never got as far as an attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run's workload and pods, at one look."""
+
+    workload: Object | None
+    pods: list[Pod]
+    reaper: list[Pod]  # where there is no worker yet: it calls them
+
+    @property
+    def leaving(self) -> bool:
+        return self.workload is None or "deletionTimestamp" in self.workload["metadata"]
+
+    @property
+    def half_made(self) -> bool:
+        """It still belongs to its fuse."""
+        owners = (self.workload or {}).get("metadata", {}).get("ownerReferences") or ()
+        return any(str(owner["name"]).endswith(creation_guard.NAME.removeprefix(RUN)) for owner in owners)
+
+    @property
+    def verdict(self) -> str:
+        """How an operator says that its job ended; empty while it has not."""
+        conditions = ((self.workload or {}).get("status") or {}).get("conditions") or ()
+        for each in conditions:
+            if each.get("type") in ("Succeeded", "Complete", "Failed") and each.get("status") == "True":
+                said = ": ".join(filter(None, (each.get("reason"), each.get("message"))))
+                return f"{each['type']}: {said}" if said else str(each["type"])
+        return ""
+
+    @property
+    def live(self) -> bool:
+        return (not self.leaving and not self.verdict) or any(pod.live for pod in self.pods)
+
+
+def look(api: Api, options: Options, handle: Handle) -> Seen:
+    there = client.read(api, manifests.WORKLOAD[options.engine], options.namespace, handle.run)
+    if there is not None and client.annotation(there, URL_ANNOTATION) != handle.url:
+        there = None  # another folder's run of the same name
+    pods = workers(api, options, handle.run, handle.url)
+    coming = not pods and there is not None
+    return Seen(there, pods, reaper(api, options, handle.run, handle.url) if coming else [])
+
+
+def status(api: Api, options: Options, handle: Handle, looked: Seen, found: Evidence, *, submitting: bool) -> Status:
+    """One truth of two: the folder's word on how it ended counts, unless the cluster will start it again."""
+    farewell = found.farewell
+    if farewell is not None and (farewell.state in FOR_GOOD or not _goes_on(handle, looked)):
+        return farewell
+    if looked.live:
+        return _alive(api, options, handle, looked, found)
+    if submitting:
+        return Status(state=State.PENDING, reason="is being submitted")
+    return _without_a_farewell(api, options, looked, found)
+
+
+def _goes_on(handle: Handle, looked: Seen) -> bool:
+    """A stopped run whose pods are started again by the cluster has not ended, unless somebody asked for its end."""
+    if looked.leaving or looked.verdict:
+        return False
+    return folder_of(handle).read_json(STOP) is None
+
+
+def _alive(api: Api, options: Options, handle: Handle, looked: Seen, found: Evidence) -> Status:
+    running = [pod for pod in looked.pods if pod.running and not pod.leaving]
+    if found.started and found.farewell is None and running:
+        return Status(state=State.RUNNING, reason=_people(looked.pods))
+    if not found.started:
+        hopeless = _hopeless(api, options, looked)
+        if hopeless:
+            return Status(state=State.FAILED, reason=hopeless, exit_code=1)
+    why = _waiting(api, options, handle, looked)
+    again = next_start(handle, started=found.started)
+    return Status(state=State.PENDING, reason=f"{why}{again}")
+
+
+def _waiting(api: Api, options: Options, handle: Handle, looked: Seen) -> str:
+    """Why nothing trains yet: the pods' own trouble, or what the cluster says of those that it cannot make."""
+    pods = looked.pods or looked.reaper
+    for pod in pods:
+        if pod.trouble:
+            return f"pod {pod.name}: {explained(pod.trouble)}{_last_words(api, options, pod)}"
+    about = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
+    warnings = events(api, options.namespace, about) if not any(pod.running for pod in pods) else []
+    if warnings:
+        return explained(warnings[-1])
+    if looked.half_made:
+        return "its client has not finished making it: it starts in a moment, or goes by itself in ten minutes"
+    return _people(pods) or "no pod has been made yet"
+
+
+def _hopeless(api: Api, options: Options, looked: Seen) -> str:
+    """A container that ends again and again before its supervisor has said a word will not mend itself."""
+    for pod in looked.pods or looked.reaper:
+        if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
+            words = _last_words(api, options, pod)
+            return f"pod {pod.name} never got as far as an attempt: {pod.ended} {pod.restarts} times{words}"
+    return ""
+
+
+def _without_a_farewell(api: Api, options: Options, looked: Seen, found: Evidence) -> Status:
+    ended = [pod for pod in looked.pods if pod.ended or pod.trouble]
+    words = next((f"; pod {pod.name} {pod.ended}{_last_words(api, options, pod)}" for pod in ended), "")
+    if looked.verdict:
+        if not found.started and looked.verdict.startswith("Failed"):
+            return Status(state=State.FAILED, reason=f"{looked.verdict}{words}", exit_code=1)
+        return Status(state=State.LOST, reason=f"{looked.verdict}{words}")
+    if looked.pods:
+        return Status(state=State.LOST, reason=f"its pods have ended without a last word{words}")
+    gone = "its pods are gone without a last word" if found.started else "nothing of it is in the cluster"
+    return Status(state=State.LOST, reason=gone)
+
+
+def _last_words(api: Api, options: Options, pod: Pod) -> str:
+    """What a container said before it ended: of the one before, where it has been started again."""
+    if not pod.ended:
+        return ""
+    lines = log_tail(api, options.namespace, pod.name, previous=pod.restarts > 0 and pod.live)
+    said = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return f"; it last said: {said}" if said else ""
+
+
+def _people(pods: list[Pod]) -> str:
+    shown = ", ".join(map(str, pods[:3]))
+    return shown + (f" and {len(pods) - 3} more" if len(pods) > 3 else "")

@@ -1,0 +1,228 @@
+"""This machine as a target: the supervisor in a session of its own, found again by label. Nothing is billed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING, Annotated
+
+from headway import plugins
+from headway.core.errors import Problem, RunBusy, TargetError
+from headway.core.extras import install_command
+from headway.core.plan import RUN
+from headway.core.types import ORIGIN, OWNER, OWNER_NAME, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
+from headway.rundir import submission
+from headway.rundir.layout import RunFolder
+from headway.rundir.logs import tail
+from headway.rundir.status import (
+    FAREWELL_S,
+    LEAVING_S,
+    Evidence,
+    Watch,
+    evidence,
+    folder_of,
+    grace_s,
+    place_of,
+    run_url,
+    said_farewell,
+    unwritable,
+)
+from headway.storage import join, local_path, open_store
+from headway.targets.local import processes, spawn
+from headway.targets.local.processes import take_down
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+    from headway.spec import Job
+
+KIND = "local"
+TRAINS_WITH = ("numpy", "safetensors", "torch")
+LOOK_S = 1.0  # between looks into the folder while the supervisor lives
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    python: str | None = None  # the interpreter that trains; by default the one that runs headway
+    price: Annotated[float, ">= 0"] | None = None  # USD an hour, where this machine is a rented one
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTarget:
+    options: Options = Options()
+
+    def check(self, job: Job) -> list[Problem]:
+        silent = [] if self.options.python else plugins.problems(job)
+        return [*_one_machine(job), *self._interpreter(job), *silent, *unwritable(job.outputs)]
+
+    def notes(self, job: Job, ranks: int) -> list[str]:
+        """What does not stop a job here, but a reader of its plan should know."""
+        cores = len(os.sched_getaffinity(0))
+        notes = [f"{ranks} ranks share {cores} cores"] if ranks > cores else []
+        if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
+            notes.append(f"no {job.resources.accelerator.kind} is here: this trains on the CPU")
+        return notes
+
+    def render(self, plan: Plan) -> list[Request]:
+        """One request: the supervisor's process. Values of secrets are never in it, only where they lie."""
+        outputs = str(plan.job["outputs"])
+        url = run_url(outputs, RUN)
+        place = str(place_of(url, KIND))
+        body = {
+            "argv": [self._python(), "-m", spawn.SUPERVISOR, "--run", url],
+            "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
+            "cwd": place,
+            "env": {
+                processes.RUN: RUN,
+                processes.URL: url,
+                processes.TARGET: KIND,
+                processes.OWNER: OWNER,
+                processes.OWNER_NAME: OWNER_NAME,
+                "HEADWAY_CODE_DIR": f"{place}/code",
+                "HEADWAY_SPOOL": f"{place}/spool",
+            },
+            "labels": {RUN_LABEL: RUN},
+            "limits": asdict(plan.limits),
+            "ranks": plan.processes,
+            "secrets": {name: secret["ref"] for name, secret in plan.job.get("secrets", {}).items()},
+        }
+        return [Request(name="supervisor.json", body=body)]
+
+    def submit(self, plan: Plan, run: str) -> Handle:
+        """Unpack the code and start the supervisor. It outlives this process and its terminal."""
+        body = spawn.owned(spawn.named(self.render(plan)[0].body, run))
+        url, place = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
+        with spawn.exclusively(place):
+            if self._leader(url) is not None:
+                raise RunBusy(f"{run} is running on this machine", fix=f"headway stop {run}")
+            leader = spawn.start(body, code_sha256=plan.code.sha256)
+        details = {"dir": str(place), "host": socket.gethostname(), "pid": leader.pid}
+        return Handle(target=plan.target, run=run, url=url, details=details)
+
+    def status(self, handle: Handle) -> Status:
+        return self._status(handle, Watch(folder_of(handle)))
+
+    def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
+        place = place_of(handle.url, KIND)
+        over = self._over(handle) if follow else None
+        return tail(folder_of(handle), spool=place / "spool", over=over, rank=rank)
+
+    def down(self, handle: Handle) -> Receipt:
+        """SIGTERM, the plan's grace period, SIGKILL, and a second look. What is gone already is success."""
+        elsewhere = _elsewhere(handle)
+        if elsewhere:
+            raise TargetError(
+                f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
+                fix=f"on {elsewhere}: headway down {handle.url}",
+            )
+        place, ended = place_of(handle.url, KIND), said_farewell(handle)
+        leader = _recorded(handle.url)
+        if leader is not None and not leader.alive and handle.details.get(ORIGIN):
+            leader = None  # the original's, from before this was copied
+        # Where the run has said that it ended, its supervisor is on its way out, and nobody waits for a checkpoint.
+        receipt = take_down(
+            handle.run,
+            lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
+            known=[leader] if leader else [],
+            ask_after_s=LEAVING_S if ended else 0.0,
+            grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
+        )
+        if not receipt.left and (ended or said_farewell(handle)):
+            spawn.clear(place, inside_run=local_path(handle.url) is not None)
+        return receipt
+
+    def found(self) -> list[Handle]:
+        return [
+            Handle(target=KIND, run=label[processes.RUN], url=label[processes.URL], details=_owner(label))
+            for label in processes.labels(target=KIND)
+        ]
+
+    def _python(self) -> str:
+        return self.options.python or sys.executable
+
+    def _interpreter(self, job: Job) -> list[Problem]:
+        chosen = self.options.python
+        if chosen is not None and which(chosen) is None:
+            return [Problem(what=f"no interpreter at {chosen}", where="targets", fix="mend `python`, or leave it out")]
+        if job.recipe is None or chosen is not None:
+            return []
+        lacking = [name for name in TRAINS_WITH if find_spec(name) is None]
+        what = f"recipe {job.recipe} needs {', '.join(lacking)}, not installed beside this Headway"
+        return [Problem(what=what, fix=install_command("train"))] if lacking else []
+
+    def _leader(self, url: str) -> processes.Process | None:
+        """The living supervisor: by its pid file, or by label where the starter died before writing one."""
+        recorded = _recorded(url)
+        if recorded is not None and recorded.alive:
+            return recorded
+        found = processes.processes_of(url, target=KIND)
+        return next((process for process in found if process.runs(spawn.SUPERVISOR)), None)
+
+    def _status(self, handle: Handle, watch: Watch) -> Status:
+        if _elsewhere(handle):
+            return watch.status()
+        # Looked at before the folder: a supervisor that is gone has written all it will ever write.
+        starting, leader = spawn.starting(place_of(handle.url, KIND)), self._leader(handle.url)
+        seen = evidence(folder_of(handle))
+        if seen.farewell is not None:
+            return seen.farewell
+        if leader is not None or starting:
+            reason = f"process {leader.pid}" if leader else "is being started"
+            return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)
+        return Status(state=State.LOST, reason=_why_lost(seen, place_of(handle.url, KIND)))
+
+    def _over(self, handle: Handle) -> Callable[[], bool]:
+        """Whether the run has ended. The folder is read now and then, and as soon as the supervisor is gone."""
+        watch, looked = Watch(folder_of(handle)), -LOOK_S
+
+        def over() -> bool:
+            nonlocal looked
+            leader = _recorded(handle.url)
+            if time.monotonic() - looked < LOOK_S and leader is not None and leader.alive:
+                return False
+            looked = time.monotonic()
+            return self._status(handle, watch).state.ended
+
+        return over
+
+
+def _one_machine(job: Job) -> list[Problem]:
+    if job.resources.nodes == 1:
+        return []
+    what = f"{job.resources.nodes} nodes were asked for, and the local target is one machine"
+    return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
+
+
+def _recorded(url: str) -> processes.Process | None:
+    """The supervisor by its pid file, alive or not; None where its process runs another folder: this one is a copy."""
+    found = spawn.recorded(place_of(url, KIND))
+    if found is None or not found.alive:
+        return found
+    ours = processes.carries(found.pid, url=url, target=KIND)
+    if ours is None:  # another user's: its label is not for us to read
+        ours = not submission.origin(RunFolder(open_store(url)))
+    return found if ours else None
+
+
+def _owner(label: Mapping[str, str]) -> dict[str, str]:
+    return {"owner": label.get(processes.OWNER, ""), "owner_name": label.get(processes.OWNER_NAME, "")}
+
+
+def _elsewhere(handle: Handle) -> str:
+    """The other machine that runs this, where the folder is shared between machines; empty for this one."""
+    host = spawn.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
+    return "" if host == socket.gethostname() else host
+
+
+def _why_lost(seen: Evidence, place: Path) -> str:
+    last = spawn.last_line(place)
+    said = f"; it last said: {last}" if last else ""
+    if not seen.started:
+        return f"the supervisor ended before its first attempt{said}" if last else "was never started"
+    return f"killed, or crashed: the supervisor is gone without a last word{said}"

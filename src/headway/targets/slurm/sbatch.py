@@ -1,0 +1,263 @@
+"""job.sbatch: the whole of what Slurm is asked to do, as a script that a person can read. Pure: print it, diff it.
+
+Slurm runs it on the first node. It prepares, starts one supervisor on each node through srun, passes Slurm's early
+warning on to them, and asks for another turn in the queue where the run has not ended.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.plan import RUN
+from headway.core.types import OWNER, OWNER_NAME
+from headway.rundir.status import place_of, run_url
+from headway.storage.secrets import parse
+from headway.targets.slurm.client import label
+from headway.targets.slurm.options import Options
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+
+# The fixed parts of job.sbatch. Bash, as every cluster has it; no part holds a value that a user chose.
+
+
+REPORT = r"""
+rm -f "$place/exit"
+# How this script ended, for a reader who comes when Slurm has long forgotten the job.
+ended() { rm -rf "$place/private"; echo "$SLURM_JOB_ID $1" > "$place/exit"; exit "$1"; }
+fail() { echo "headway: $1" >&2; ended 1; }
+keep_secrets() { :; }  # there are none
+cd "$HEADWAY_CODE_DIR" || fail "no $HEADWAY_CODE_DIR on $(hostname): \`outputs\` must be a folder that every node sees"
+"""
+
+REQUIREMENTS = r"""
+# -- requirements: once for a run, into an environment on top of the interpreter's own packages
+if [ ! -e "$place/env/ready-{code}" ]; then
+  rm -rf "$place/env"
+  "$python" -m venv --system-site-packages "$place/env" || fail "no virtual environment could be made with $python"
+  packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+  # An interpreter that is itself in a virtual environment lends its packages too.
+  "$python" -c "$packages" > "$("$place/env/bin/python" -c "$packages")/lent.pth" || fail "$python does not run"
+  "$place/env/bin/python" -m pip install --disable-pip-version-check --requirement {file} \
+    || fail "the requirements cannot be installed"
+  touch "$place/env/ready-{code}"
+fi
+python="$place/env/bin/python"
+"""
+
+SECRETS_SHELL = r"""
+# -- secrets: taken off the disk, kept in this shell alone, told to the supervisors over their standard input
+secrets=$(cat "$place/private/secrets.json") \
+  || fail "the secrets went with the node that had them: headway resume $HEADWAY_RUN_URL brings them again"
+rm -rf "$place/private"
+keep_secrets() { (umask 077 && mkdir -p "$place/private" && printf %s "$secrets" > "$place/private/secrets.json"); }
+"""
+
+ADDRESSES = r"""
+# -- where the nodes meet: by the first one's address, for its name may mean nothing to the others
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node "$first" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+export HEADWAY_SLURM_ADDRS="$first=${address:-$first}"
+export HEADWAY_MASTER_PORT=$((12000 + SLURM_JOB_ID % 10000 * 2))  # another one for each job: nodes may be shared
+"""
+
+WARNING = r"""
+# -- Slurm's warning before the time limit comes to this shell alone, and is passed on. When Slurm ends the job it tells
+# the supervisors itself: then nothing is passed on, because a second signal would mean "at once".
+warned="" state="" restarts="" preempted=""
+ask() { read -r state restarts preempted < <(squeue --noheader --jobs="$SLURM_JOB_ID" \
+  --Format=State:30,RestartCnt:12,PreemptTime:30); }
+requeued() { [ "$state" = COMPLETING ] && [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ]; }
+warn() {
+  interrupted=yes
+  ask
+  if [ "$state" = RUNNING ]; then
+    warned=yes
+    scancel --signal=TERM "$SLURM_JOB_ID"
+  elif requeued; then
+    keep_secrets
+  fi
+}
+trap warn TERM
+"""
+
+START = r"""
+# -- one supervisor on each node
+{feed}srun {shape} --kill-on-bad-exit=0 --wait=0 --input={input} \
+  bash -c 'HEADWAY_SPOOL="$1/node-$SLURM_NODEID/spool" exec "$2" -m headway.runtime.worker --run "$HEADWAY_RUN_URL"' \
+  supervisor "$place" "$python" &
+step=$!
+while interrupted=""; wait "$step"; code=$?; [ "$interrupted" ]; do :; done
+"""
+
+END = r"""
+# -- 143 means: start me again. Slurm does so by itself after a preemption; after a warning, and when a preemption's
+# period of grace is still running, we ask for it. Whoever told the supervisors to stop wanted them to stop.
+if [ "$code" -eq 143 ]; then
+  ask
+  if requeued; then exit 143; fi
+  if [ "$state" = RUNNING ] && { [ "$warned" ] || [ "$preempted" != N/A ]; }; then
+    keep_secrets
+    if scontrol requeue "$SLURM_JOB_ID"; then exit 143; fi
+  fi
+fi
+ended "$code"
+"""
+
+END_FOR_GOOD = r"""
+ended "$code"
+"""
+
+
+KIND = "slurm"
+SCRIPT, LOG, EXIT = "job.sbatch", "job-%j.log", "exit"
+PRIVATE, SECRETS_VARIABLE = "private", "secrets.json"
+EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
+WARNING_S = 120  # before the time limit, Slurm sends SIGTERM …
+EARLY_S = 60  # … or up to this much earlier
+BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
+
+
+def sbatch_script(plan: Plan, options: Options, python: str) -> str:
+    """The script, with {RUN}, {EXPIRES} and {OWNER} where they will be known at launch."""
+    place = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
+    parts = [
+        _header(plan, options),
+        _variables(plan, place, python),
+        REPORT,
+        _setup(plan),
+        _requirements(plan),
+        SECRETS_SHELL if brought(plan.job) else "",
+        ADDRESSES if plan.nodes > 1 else "",
+        WARNING,
+        _start(plan, options),
+        END if options.requeue else END_FOR_GOOD,
+    ]
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
+
+
+def resources(job: Mapping[str, Any], ranks: int, options: Options) -> list[str]:
+    """What each node must have, and where it may be: sbatch's own words."""
+    wanted = job["resources"]
+    accelerator, memory = wanted.get("accelerator"), wanted.get("memory")
+    words = [f"--nodes={wanted['nodes']}", "--ntasks-per-node=1", f"--cpus-per-task={cpus(wanted, ranks)}"]
+    if memory:
+        words.append(f"--mem={math.ceil(memory / 2**20)}M")
+    if accelerator:
+        kind = options.gres or f"gpu:{str(accelerator['kind']).lower()}"
+        words.append(f"--gres={kind}:{accelerator['count']}")
+    places = ("partition", "account", "qos", "constraint")
+    return [*words, *(f"--{name}={value}" for name in places if (value := getattr(options, name)))]
+
+
+def cpus(wanted: Mapping[str, Any], ranks: int) -> int:
+    """On each node: as many as were asked for, or one for each rank."""
+    return int(wanted.get("cpus") or ranks)
+
+
+def time_s(budget_s: float | None, options: Options) -> float | None:
+    """Slurm's limit for one start, in whole minutes: the budget and what ending takes, or less where `time` says so."""
+    limits = [] if options.time is None else [options.time]
+    if budget_s is not None:
+        limits.append(budget_s + options.grace + WARNING_S + EARLY_S)
+    return math.ceil(min(limits) / 60) * 60.0 if limits else None
+
+
+def times(budget_s: float | None, max_wait_s: float | None, options: Options) -> list[str]:
+    """Limits on time. A deadline counts waiting and running together, which a run that is requeued cannot keep to."""
+    limit = time_s(budget_s, options)
+    if limit is None:
+        return []
+    words = [f"--time={clock(limit)}"]
+    if max_wait_s is not None and not options.requeue:
+        words.append(f"--deadline=now+{math.ceil(max_wait_s + limit)}")
+    return words
+
+
+def clock(seconds: float) -> str:
+    """As Slurm reads it: 8:04:00, 2-00:00:00."""
+    minutes = round(seconds / 60)
+    days, hours = divmod(minutes // 60, 24)
+    return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours}:{minutes % 60:02d}:00"
+
+
+def lifetime_s(plan: Plan, options: Options) -> float | None:
+    """After this a run may be removed whatever happens. None where it may wait in the queue for as long as it takes."""
+    limits = plan.limits
+    if limits.budget_s is None or limits.max_wait_s is None:
+        return None
+    return limits.budget_s + limits.max_wait_s + limits.grace_s + 3600.0
+
+
+def brought(job: Mapping[str, Any]) -> dict[str, str]:
+    """The secrets that the client must bring: variable and reference. A cloud's are fetched where it runs."""
+    listed = {name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}
+    return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
+
+
+def _header(plan: Plan, options: Options) -> str:
+    url, limits = run_url(str(plan.job["outputs"]), RUN), plan.limits
+    expires = EXPIRES if lifetime_s(plan, options) is not None else ""
+    words = [
+        f"--job-name={RUN}",
+        f"--comment={label(url, RUN, expires, OWNER, OWNER_NAME)}",
+        f"--output={LOG}",
+        "--open-mode=append",
+        *resources(plan.job, plan.processes, options),
+        *times(limits.budget_s, limits.max_wait_s, options),
+        "--requeue" if options.requeue else "--no-requeue",
+        f"--signal=B:TERM@{WARNING_S}",
+        *options.args,
+    ]
+    about = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
+    return "\n".join(["#!/bin/bash", about, *(f"#SBATCH {word}" for word in words)])
+
+
+def _variables(plan: Plan, place: str, python: str) -> str:
+    values = {
+        "HEADWAY_RUN": RUN,
+        "HEADWAY_RUN_URL": run_url(str(plan.job["outputs"]), RUN),
+        "HEADWAY_TARGET": KIND,
+        "HEADWAY_CODE_DIR": f"{place}/code",
+    }
+    if brought(plan.job):
+        values["HEADWAY_SECRETS_STDIN"] = "1"
+    lines = [
+        f"place={shlex.quote(place)}  # seen by every node",
+        f"python={shlex.quote(python)}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in values.items()),
+        # Every node runs the Headway that made the plan, whatever its interpreter has installed.
+        'export PYTHONPATH="$place/headway${PYTHONPATH:+:$PYTHONPATH}"',
+    ]
+    return "\n".join(lines)
+
+
+def _setup(plan: Plan) -> str:
+    commands = [str(command) for command in plan.job.get("setup", ())]
+    if not commands:
+        return ""
+    steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
+    about = "# -- setup: at every start, and in this very shell, so that `module load` holds"
+    return "\n".join([about, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
+
+
+def _requirements(plan: Plan) -> str:
+    name = plan.job.get("requirements")
+    if not name:
+        return ""
+    return REQUIREMENTS.format(file=shlex.quote(f"{Path(name)}"), code=plan.code.sha256[:12])
+
+
+def _start(plan: Plan, options: Options) -> str:
+    secret = bool(brought(plan.job))
+    # srun inherits neither the CPUs nor, everywhere, the accelerators of the job.
+    asked = [word for word in resources(plan.job, plan.processes, options) if word.startswith(("--cpus", "--gres"))]
+    shape = " ".join([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1", *asked])
+    return START.format(
+        feed='printf %s "$secrets" | ' if secret else "", shape=shape, input="all" if secret else "none"
+    )

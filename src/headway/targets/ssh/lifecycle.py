@@ -1,0 +1,289 @@
+"""Laying ready on every host what a run needs there, and starting it. All or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import TargetError
+from headway.core.types import Handle
+from headway.packaging.code import archive_path, wheel_path
+from headway.packaging.requirements import extras, needed
+from headway.rundir.owner import owner
+from headway.rundir.status import FAREWELL_S, grace_s
+from headway.rundir.status import LEAVING_S as STATUS_LEAVING_S
+from headway.storage import join, local_path, open_store
+from headway.storage.secrets import parse, resolve
+from headway.targets.docker import secrets as docker_secrets
+from headway.targets.local import processes
+from headway.targets.ssh import connection, script
+from headway.targets.ssh.connection import Host, Unreachable
+from headway.targets.ssh.options import KIND, LABEL, NEEDED, PLAN_FILE, Layout, Options, as_read_there, to_bring
+from headway.targets.ssh.options import SCRIPT as OPTIONS_SCRIPT
+from headway.targets.ssh.sync import Mirror, bring
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+
+# Readying a bare Debian or Ubuntu before its first run: one script, sent and run there, safe to run again.
+
+
+SCRIPT = Path(__file__).with_name("bootstrap.sh")
+WITHIN_S = 3600.0  # a driver and its headers are gigabytes
+
+
+def words(plan: Plan, options: Options) -> list[str]:
+    """What the script is asked for, by what the job needs."""
+    asked = ["--gpu"] if plan.job.get("resources", {}).get("accelerator") else []
+    asked += ["--docker"] if options.engine == "docker" else []
+    return [*asked, *(["--scratch", options.scratch] if options.scratch else [])]
+
+
+def ready(host: Host, plan: Plan, options: Options, say: Callable[[str], None]) -> None:
+    """Run it there. Needs no Python: it brings it."""
+    command = shlex.join(["bash", "-s", "--", *words(plan, options)])
+    printed = connection.run(host.machine, options, command, told=SCRIPT.read_bytes(), within_s=WITHIN_S)
+    for line in printed.splitlines():
+        say(f"{host}: {line}")
+
+
+# Ending a run on its machines: ask, wait, force, fetch what it wrote, remove, give back, look again.
+
+
+FORCE_S = 15.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
+Process = dict[str, Any]
+
+
+def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) -> tuple[list[str], list[str]]:
+    """SIGTERM to each root, once; what is left after the grace period is killed. What was seen, and what stays.
+
+    The supervisors of several nodes end each other in good order: they are asked at the same time.
+    """
+    seen: dict[tuple[str, int, str], str] = {}
+    asked: set[tuple[str, int, str]] = set()
+
+    def remaining() -> list[tuple[Host, Process]]:
+        found = [(host, process) for node, host in enumerate(hosts) for process in _running(host, where, node)]
+        for host, process in found:
+            seen.setdefault(_identity(host, process), f"process {process['pid']} ({process['name']}) on {host}")
+        return found
+
+    patience = STATUS_LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    ask_after = STATUS_LEAVING_S / 2 if ended else 0.0
+    for left, waited_s in _looks(remaining, ask_after + patience):
+        if waited_s >= ask_after:
+            for host, process in _roots(left):
+                if _identity(host, process) not in asked:
+                    asked.add(_identity(host, process))
+                    _signal(host, [process], signal.SIGTERM)
+    for left, _ in _looks(remaining, FORCE_S):
+        for host in hosts:
+            _signal(host, [process for other, process in left if other is host], signal.SIGKILL)
+    stayed = {_identity(host, process) for host, process in remaining()}
+    return list(seen.values()), [name for key, name in seen.items() if key in stayed]
+
+
+def clear(host: Host, where: Layout, node: int) -> list[str]:
+    """Everything of this run on that host's disk; what could not be removed."""
+    paths = [where.place(node), *([where.folder] if where.mirrored else [])]
+    return [f"{path} on {host}" for path in host.ask("remove", paths=paths)["left"]]
+
+
+def release(host: Host, where: Layout, node: int) -> None:
+    """Outputs are safe: `self_down` may run now. The machine may be gone before it has answered."""
+    try:
+        host.ask("release", place=where.place(node))
+        limit = time.monotonic() + FORCE_S
+        while time.monotonic() < limit and host.ask("state", place=where.place(node), url=where.folder)["watched"]:
+            time.sleep(FIRST_LOOK_S)
+        clear(host, where, node)  # a `self_down` that leaves the machine up leaves nothing of the run on it
+    except Unreachable:
+        pass
+
+
+def _running(host: Host, where: Layout, node: int) -> list[Process]:
+    """Processes of the run, without a watchdog that only waits to run `self_down`."""
+    state = host.ask("state", place=where.place(node), url=where.folder)
+    found: list[Process] = state["processes"]
+    return [process for process in found if not (state["exit"] is not None and process["role"] == "watchdog")]
+
+
+def _roots(left: list[tuple[Host, Process]]) -> list[tuple[Host, Process]]:
+    pids = {(id(host), process["pid"]) for host, process in left}
+    return [(host, process) for host, process in left if (id(host), process["parent"]) not in pids]
+
+
+def _identity(host: Host, process: Process) -> tuple[str, int, str]:
+    return str(host), process["pid"], process["started"]
+
+
+def _signal(host: Host, chosen: list[Process], number: signal.Signals) -> None:
+    if chosen:
+        host.ask("signals", processes=[[each["pid"], each["started"]] for each in chosen], number=int(number))
+
+
+def _looks(
+    remaining: Callable[[], list[tuple[Host, Process]]], within_s: float
+) -> Iterator[tuple[list[tuple[Host, Process]], float]]:
+    """What is left, and how long it has been waited for, again and again until nothing is or the time is over."""
+    began, pause = time.monotonic(), FIRST_LOOK_S
+    while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
+        yield left, waited_s
+        time.sleep(pause)
+        pause = min(LONGEST_LOOK_S, pause * 1.3)
+
+
+BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
+SETTING_UP_S = 3600.0  # beyond the budget, for environments that are made there
+LEAVING_S = 120.0  # before self_down, where the outputs are safe already
+Say = Callable[[str], None]
+
+
+def lay_ready(
+    plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, say: Say, *, left: Plan
+) -> None:
+    """Data, code, Headway itself, the script and the plan, on every host. `left` has what is left of the budget."""
+    wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
+    text = script.start_script(plan, options, needed_by(plan))
+    for node, host in enumerate(hosts):
+        place = where.place(node)
+        moved = {source: bring(host, source, say) for source in to_bring(plan.job, options)}
+        host.send(f"{place}/{LABEL}", json.dumps(labels(left, where)).encode())
+        host.ask("unpack", archive, kind="tar", to=f"{place}/code", sha256=plan.code.sha256)
+        host.ask("unpack", wheel, kind="wheel", to=f"{place}/headway", fresh=True)
+        host.send(f"{place}/{NEEDED}", needed_by(plan).encode())
+        host.send(f"{place}/{OPTIONS_SCRIPT}", text.replace("{RUN}", where.run).encode(), mode=0o755)
+        host.send(f"{place}/{PLAN_FILE}", as_read_there(plan, where, moved).to_json().encode())
+        if options.engine:
+            script.send_context(host, plan, place)
+        if where.mirrored:
+            folder = local_path(where.url)
+            assert folder is not None
+            Mirror(host, where.folder, folder, here).push()
+
+
+def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) -> None:
+    """The watchdog of every node. The first one's address is the one it was reached by: its name may mean 127.0.1.1."""
+    secrets, files = brought(plan)
+    limit = lifetime_s(plan)
+    addresses = [str(host.facts["address"]) for host in hosts]
+    for node, host in enumerate(hosts):
+        env = environment(plan, where, node, addresses)
+        if secrets:
+            env["HEADWAY_SECRETS_STDIN"] = "1"
+        answer = host.ask(
+            "start",
+            place=where.place(node),
+            labels=labels(plan, where),
+            env=env,
+            secrets=secrets,
+            files=files,
+            limit_s=limit,
+            grace_s=plan.limits.grace_s + FAREWELL_S,
+            self_down=options.self_down or "",
+            linger_s=options.linger if where.mirrored else LEAVING_S,
+        )
+        if "trouble" in answer:
+            raise TargetError(f"the run cannot be started on {host}: {answer['trouble']}", fix=f"ssh {host}")
+
+
+def labels(plan: Plan, where: Layout) -> dict[str, str]:
+    """By these everything of the run is found again, on any of its hosts, without a record."""
+    us = owner()
+    known = {
+        processes.RUN: where.run,
+        processes.URL: where.folder,
+        processes.TARGET: KIND,
+        "HEADWAY_DIR": where.dir,
+        "HEADWAY_CLIENT_URL": where.url,
+        "HEADWAY_CLIENT": socket.gethostname() if where.mirrored else "",
+        processes.OWNER: us.id,
+        processes.OWNER_NAME: us.name,
+    }
+    limit = lifetime_s(plan)
+    return known if limit is None else {**known, "HEADWAY_EXPIRES": str(int(time.time() + limit))}
+
+
+def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) -> dict[str, str]:
+    place = where.place(node)
+    own = {
+        **labels(plan, where),
+        "HEADWAY_CODE_DIR": f"{place}/code",
+        "HEADWAY_SPOOL": f"{place}/spool",
+        "HEADWAY_PLAN_FILE": f"{place}/{PLAN_FILE}",
+        "HEADWAY_PLACE": place,
+        "HEADWAY_ENVS": f"{where.dir}/envs",
+        "HEADWAY_DATA": f"{where.dir}/data",
+        "HEADWAY_FOLDERS": f"{where.dir}/runs",
+        "PYTHONPATH": f"{place}/headway",  # the Headway that made the plan, whatever the interpreter has installed
+        "PYTHONUNBUFFERED": "1",
+    }
+    own |= {name: os.environ[name] for name in INDEXES if os.environ.get(name)}
+    own |= {
+        name: os.environ[name]
+        for cloud in docker_secrets.used_by(plan.job).values()
+        for name in cloud.plain
+        if os.environ.get(name) and name != "AWS_PROFILE"
+    }
+    if len(addresses) > 1:
+        # Another port for each run: hosts may be shared.
+        port = 12000 + int(where.key, 16) % 5000 * 4 + sum(map(ord, where.run)) % 2 * 2
+        own |= {"HEADWAY_HOSTS": ",".join(addresses), "HEADWAY_NODE": str(node), "HEADWAY_MASTER_PORT": str(port)}
+    return own
+
+
+def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
+    """Values for the supervisor alone, and credential files by the variable that names them."""
+    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    values = {name: resolve(ref) for name, ref in listed.items() if parse(ref).kind in BROUGHT}
+    files: dict[str, str] = {}
+    for cloud in docker_secrets.used_by(plan.job).values():
+        variables, contents = docker_secrets.held(cloud, os.environ)
+        values = {**variables, **values}
+        files |= {cloud.files[name][0]: content.decode() for name, content in contents.items()}
+    return values, files
+
+
+def references(job: Mapping[str, Any]) -> dict[str, str]:
+    """Where the values that go over standard input come from. Never the values."""
+    clouds = docker_secrets.used_by(job).values()
+    found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
+    found |= {
+        variable: f"file:${variable} or {default}, where there"
+        for cloud in clouds
+        for variable, default in cloud.files.values()
+    }
+    return {**found, **{name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}}
+
+
+def lifetime_s(plan: Plan) -> float | None:
+    """The limit that the watchdog holds, setting-up included. None: it has no limit."""
+    budget = plan.limits.budget_s
+    return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETTING_UP_S
+
+
+def needed_by(plan: Plan) -> str:
+    """What Headway needs there, by its wheel: from our cache, or from the outputs of a colleague's run."""
+    wheel = wheel_path(plan.code.wheel)
+    if not wheel.exists():
+        open_store(str(wheel.parent)).write(wheel.name, _code(plan, wheel.name))
+    return needed(wheel, extras(plan.job))
+
+
+def _code(plan: Plan, name: str) -> bytes:
+    """From this machine's cache, or from where the launcher has put it."""
+    cached = archive_path(plan.code.sha256) if name.endswith(".tar.gz") else wheel_path(name)
+    try:
+        return cached.read_bytes()
+    except OSError:
+        return open_store(join(str(plan.job["outputs"]), "code")).read(name)

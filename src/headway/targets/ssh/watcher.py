@@ -1,0 +1,70 @@
+"""Start and stop the process that watches a run over ssh. It writes guardian.log beside the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from headway.core import processes
+from headway.rundir.status import place_of
+from headway.storage import open_store, same_place
+from headway.targets.local import spawn
+from headway.targets.ssh.options import KIND
+
+_RECORD = "guardian.json"
+
+
+def begin(url: str) -> None:
+    """Start one for this run, unless one is there."""
+    place = place_of(url, KIND)
+    if _of(url) is not None:
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "guardian.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headway.launcher.machine_watcher", url],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=spawn.environment(os.environ, {}),
+            start_new_session=True,
+        )
+    known = {"pid": process.pid, "started": processes.started(process.pid), "boot": processes.here()}
+    open_store(str(place)).write(_RECORD, json.dumps(known).encode())
+
+
+def dismiss(url: str) -> None:
+    """The run is down: nothing is left to guard."""
+    place = place_of(url, KIND)
+    pid = _of(url)
+    if pid is not None and pid != os.getpid():
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    if pid != os.getpid():
+        (place / _RECORD).unlink(missing_ok=True)
+
+
+def _of(url: str) -> int | None:
+    """The process that guards this run, if one lives. In a copied folder the record names the original's."""
+    try:
+        known = json.loads((place_of(url, KIND) / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    pid = int(known["pid"])
+    alive = known["boot"] == processes.here() and processes.alive(pid, known["started"])
+    return pid if alive and same_place(_guarded(pid), url) else None
+
+
+def _guarded(pid: int) -> str:
+    """The URL that a guardian was started with."""
+    try:
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])
+    except OSError:
+        return ""

@@ -1,0 +1,361 @@
+"""Handing a plan to Vertex AI: the package or image first, then one custom job, in the first place that takes it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from headway.core.errors import BadInput, Conflict, HeadwayError, TargetError
+from headway.core.types import Handle, Receipt, State
+from headway.packaging import build
+from headway.packaging.engine import Engine
+from headway.rundir import lease
+from headway.rundir.layout import STOP
+from headway.rundir.owner import owner
+from headway.rundir.status import FAREWELL_S, evidence, folder_of, grace_s
+from headway.rundir.submission import now, who
+from headway.storage import ABSENT, join, open_store
+from headway.storage.secrets import parse
+from headway.targets.local import spawn
+from headway.targets.vertex import package, render
+from headway.targets.vertex.checks import secret_problem
+from headway.targets.vertex.client import Client, Gone, NoRoom, Refused, Unreachable
+from headway.targets.vertex.options import Options
+from headway.targets.vertex.regions import Place, of_job
+from headway.targets.vertex.render import (
+    EXPIRES_LABEL,
+    FOLDER_LABEL,
+    OWNER_LABEL,
+    OWNER_NAME_LABEL,
+    RUN_LABEL,
+    START_LABEL,
+    folder_label,
+)
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+
+# What Vertex AI says of our jobs. Reads, never changes.
+#
+# A job carries its run in labels; its folder's URL, which no label can hold, is among the variables of its machines.
+
+
+# Every state of the interface, in words. One that a later Vertex AI invents is of a job that lives.
+WORDS = {
+    "JOB_STATE_UNSPECIFIED": "in a state that Vertex AI does not name",
+    "JOB_STATE_QUEUED": "queued",
+    "JOB_STATE_PENDING": "being prepared",
+    "JOB_STATE_RUNNING": "running",
+    "JOB_STATE_SUCCEEDED": "succeeded",
+    "JOB_STATE_FAILED": "failed",
+    "JOB_STATE_CANCELLING": "being cancelled",
+    "JOB_STATE_CANCELLED": "cancelled",
+    "JOB_STATE_PAUSED": "paused",
+    "JOB_STATE_EXPIRED": "expired",
+    "JOB_STATE_UPDATING": "being updated",
+    "JOB_STATE_PARTIALLY_SUCCEEDED": "partly succeeded",
+}
+ENDED = tuple(f"JOB_STATE_{word}" for word in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"))
+UNDER_WAY = ("JOB_STATE_RUNNING", "JOB_STATE_UPDATING", "JOB_STATE_CANCELLING")
+_LIVE = " AND ".join(f'state!="{state}"' for state in ENDED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One of our jobs as Vertex AI describes it."""
+
+    name: str  # projects/P/locations/R/customJobs/ID
+    state: str
+    error: str = ""
+    run: str = ""
+    url: str = ""
+    expires: str = ""
+    owner: str = ""  # empty: submitted by a Headway that did not say
+    owner_name: str = ""
+    created: str = ""
+    start: str = ""
+
+    def __str__(self) -> str:
+        return f"Vertex AI job {self.id} in {self.region}"
+
+    @property
+    def id(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    @property
+    def region(self) -> str:
+        return self.name.split("/")[3]
+
+    @property
+    def live(self) -> bool:
+        return self.state not in ENDED
+
+    @property
+    def words(self) -> str:
+        return WORDS.get(self.state, self.state.removeprefix("JOB_STATE_").lower())
+
+
+def console_link(name: str, project: str) -> str:
+    parts = name.split("/")
+    return f"https://console.cloud.google.com/vertex-ai/locations/{parts[3]}/training/{parts[5]}?project={project}"
+
+
+def logs_link(name: str, project: str) -> str:
+    """Cloud Logging, with the filter filled in."""
+    where = quote(f'resource.type="ml_job"\nresource.labels.job_id="{name.rpartition("/")[2]}"', safe="")
+    return f"https://console.cloud.google.com/logs/query;query={where}?project={project}"
+
+
+def job_of(told: Mapping[str, Any]) -> Job:
+    labels: Mapping[str, str] = told.get("labels", {})
+    return Job(
+        name=str(told["name"]),
+        state=str(told.get("state", "JOB_STATE_UNSPECIFIED")),
+        error=str(told.get("error", {}).get("message", "")),
+        run=labels.get(RUN_LABEL, ""),
+        url=_variable(told, "HEADWAY_RUN_URL"),
+        expires=labels.get(EXPIRES_LABEL, ""),
+        owner=labels.get(OWNER_LABEL, ""),
+        owner_name=labels.get(OWNER_NAME_LABEL, ""),
+        created=str(told.get("createTime", "")),
+        start=labels.get(START_LABEL, ""),
+    )
+
+
+def read(client: Client, name: str) -> Job | None:
+    try:
+        return job_of(client.read(name))
+    except Gone:
+        return None
+
+
+def recorded(client: Client, name: str, url: str) -> Job | None:
+    """The job that was recorded for the run at `url`; None where it is gone, or is another folder's."""
+    job = read(client, name) if name else None
+    return job if job is not None and job.url == url else None
+
+
+def of_run(client: Client, regions: list[str], url: str) -> list[Job]:
+    """The jobs of one run, in every region it may be in, the newest last."""
+    where = f'labels.{FOLDER_LABEL}="{folder_label(url)}"'
+    found = [job_of(told) for region in regions for told in client.listed(region, where)]
+    return sorted((job for job in found if job.url == url), key=lambda job: job.created)
+
+
+def of_start(client: Client, region: str, start: str) -> Job | None:
+    """The job that one submission has made, if it has."""
+    found = [job_of(told) for told in client.listed(region, f'labels.{START_LABEL}="{start}"')]
+    return found[0] if found else None
+
+
+def live(client: Client, regions: list[str]) -> list[Job]:
+    """Everything of ours that Vertex AI has not ended."""
+    where = f"labels.{RUN_LABEL}:* AND {_LIVE}"
+    found = [job_of(told) for region in regions for told in client.listed(region, where)]
+    return [job for job in found if job.live and job.url]
+
+
+def _variable(told: Mapping[str, Any], name: str) -> str:
+    pools = told.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
+    program = pools[0].get("containerSpec") or pools[0].get("pythonPackageSpec") or {}
+    return next((str(pair.get("value", "")) for pair in program.get("env", []) if pair.get("name") == name), "")
+
+
+# Ending a run's jobs: ask through its folder, wait, cancel, look again. The receipt is what the second look found.
+#
+# An ended job stays in Vertex AI's list as a record, which is not billed.
+
+
+LEAVING_S = 60.0  # for the job of a run that is done: Vertex AI tidies up after it
+FORCE_S = 300.0  # for a cancelled job to go: Vertex AI takes its machines down
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 5.0
+Listing = Callable[[], list[Job]]
+Sleep = Callable[[float], None]
+
+
+def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) -> Receipt:
+    """A run that trains is asked to checkpoint and given its grace period. Then the job is cancelled."""
+    seen: dict[str, Job] = {}
+    cancelled: set[str] = set()
+
+    def remaining() -> list[Job]:
+        found = listing()
+        seen.update({job.name: job for job in found})
+        return [job for job in found if job.live]
+
+    if any(job.state in UNDER_WAY for job in remaining()):
+        if _trains(handle):
+            _ask(handle)
+            for _ in _looks(lambda: _trains(handle) and remaining(), _patience_s(handle), sleep):
+                pass
+        if _is_done(handle):  # then the job is about to succeed by itself, and should be seen to have
+            for _ in _looks(remaining, LEAVING_S, sleep):
+                pass
+    for left in _looks(remaining, FORCE_S, sleep):
+        for job in left:
+            if job.name not in cancelled and job.state != "JOB_STATE_CANCELLING":
+                cancelled.add(job.name)
+                _cancel(client, job)
+    stayed = {job.name for job in remaining()}
+    return Receipt(
+        run=handle.run,
+        created=tuple(map(str, seen.values())),
+        removed=tuple(str(job) for name, job in seen.items() if name not in stayed),
+        left=tuple(f"{job} ({job.words})" for name, job in seen.items() if name in stayed),
+    )
+
+
+def _ask(handle: Handle) -> None:
+    """The supervisor reads its folder: nothing else reaches it but the end."""
+    folder = folder_of(handle)
+    try:
+        folder.write_json(STOP, {"by": who(), "reason": "taken down", "at": now()}, when=ABSENT)
+    except Conflict:
+        pass  # somebody has asked already, with a reason of their own
+    except HeadwayError:
+        pass  # no way to the folder: cancelling says the same, less gently
+
+
+def _trains(handle: Handle) -> bool:
+    """Whether an attempt is under way that may still say farewell."""
+    try:
+        seen = evidence(folder_of(handle))
+    except HeadwayError:  # no folder, or no way to it
+        return False
+    return seen.started and seen.farewell is None and seen.lease is not None and seen.lease.holder is not None
+
+
+def _is_done(handle: Handle) -> bool:
+    """Whether its supervisor has said that nothing is left to do, and exits with 0. A failed one would be restarted."""
+    try:
+        farewell = evidence(folder_of(handle)).farewell
+    except HeadwayError:  # no folder, or no way to it
+        return False
+    return farewell is not None and farewell.state in (State.FINISHED, State.BUDGET)
+
+
+def _patience_s(handle: Handle) -> float:
+    """It looks for our word as often as it renews its lease."""
+    return lease.RENEW_S + grace_s(handle) + FAREWELL_S
+
+
+def _looks(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> Iterator[list[Job]]:
+    began, pause = time.monotonic(), FIRST_LOOK_S
+    while time.monotonic() - began < within_s and (left := remaining()):
+        yield left if isinstance(left, list) else []
+        sleep(pause)
+        pause = min(LONGEST_LOOK_S, pause * 1.3)
+
+
+def _cancel(client: Client, job: Job) -> None:
+    try:
+        client.cancel(job.name)
+    except Gone:
+        pass
+    except Refused:
+        current = read(client, job.name)
+        if current is not None and current.live:
+            raise
+
+
+TRIES = 3  # of one creation whose answer is lost
+LOOK_S = 10.0  # between looks at a job that waits, before the next place is tried
+
+
+def refuse_secrets(plan: Plan, options: Options) -> None:
+    """Also those that were named when it was launched."""
+    for name, secret in plan.job.get("secrets", {}).items():
+        problem = secret_problem(name, parse(str(secret["ref"])), options)
+        if problem is not None:
+            raise BadInput(problem.what, where=problem.where, fix=problem.fix)
+
+
+def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
+    """What the machines will fetch. Named by content: what is there already is not sent again."""
+    outputs = str(plan.job["outputs"])
+    image = render.to_be_built(plan, options)
+    if image is not None:
+        build.push(engine, "docker", image, outputs)
+    if options.mode == "package":
+        store, name = open_store(join(outputs, "code")), package.file_name(plan)
+        try:
+            store.write(name, package.sdist(plan, package.planned_code(plan, outputs)), when=ABSENT)
+        except Conflict:
+            pass  # the same content, sent earlier
+
+
+def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Place]:
+    """The job, in the first place that has room for it. `plan` says what is left of the budget."""
+    refused: list[str] = []
+    wanted = of_job(plan.job, options)
+    for place in wanted:
+        last = place == wanted[-1]
+        try:
+            job = _create_in(client, place, _body(plan, options, place, run))
+            if last or options.switch_after is None or _leaves_the_queue(client, job, options.switch_after, sleep):
+                return job, place
+            client.cancel(job.name)
+            refused.append(f"{place}: still {job.words} after {options.switch_after:g} s")
+        except NoRoom as error:
+            refused.append(f"{place}: {error.problem.what}")
+            if last:
+                raise _nowhere(refused, error) from error
+    raise TargetError("; ".join(refused))  # unreachable: the last place returns or raises
+
+
+def expected_s(plan: Plan, options: Options) -> float:
+    """After this a job may be removed whatever happens."""
+    return render.timeout_s(plan, options) + (plan.limits.max_wait_s or 86_400.0) + 3600.0
+
+
+def _body(plan: Plan, options: Options, place: Place, run: str) -> dict[str, Any]:
+    """As rendered, with the run's name in it, and whose it is."""
+    us = owner()
+    body: dict[str, Any] = spawn.named(render.custom_job(plan, options, place), run)
+    own = {
+        render.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
+        render.OWNER_LABEL: us.id,
+        render.OWNER_NAME_LABEL: re.sub(r"[^a-z0-9_-]", "-", us.name.lower())[:63],
+        render.START_LABEL: secrets.token_hex(8),
+    }
+    return {**body, "labels": {**body["labels"], **own}}
+
+
+def _create_in(client: Client, place: Place, body: Mapping[str, Any]) -> Job:
+    """Asked once more only when it is certain that no job was made."""
+    start = str(body["labels"][render.START_LABEL])
+    for tried in range(1, TRIES + 1):
+        try:
+            return job_of(client.create(place.region, body))
+        except Unreachable as error:
+            made = of_start(client, place.region, start)
+            if made is not None:
+                return made
+            if tried == TRIES:
+                raise Refused(error.problem.what, fix="look again in a while") from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _leaves_the_queue(client: Client, job: Job, within_s: float, sleep: Sleep) -> bool:
+    waited = 0.0
+    while waited < within_s:
+        pause = min(LOOK_S, within_s - waited)
+        sleep(pause)
+        waited += pause
+        now = read(client, job.name)
+        if now is not None and now.state not in ("JOB_STATE_QUEUED", "JOB_STATE_PENDING"):
+            return True
+    return False
+
+
+def _nowhere(refused: list[str], error: NoRoom) -> NoRoom:
+    if len(refused) == 1:
+        return error
+    what = "no place has room: " + "; ".join(refused)
+    return NoRoom(what, status=error.status, said=error.said, fix=error.problem.fix)

@@ -1,0 +1,245 @@
+"""The custom job that a plan becomes, as the very JSON that is sent, for each place it may go to. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headway.core.plan import RUN
+from headway.core.types import OWNER, OWNER_NAME, Request
+from headway.packaging import build
+from headway.packaging.dockerfile import CODE, SUPERVISOR, Blueprint, of_plan
+from headway.packaging.requirements import extras
+from headway.rundir.status import run_url
+from headway.storage import join
+from headway.targets.vertex import machines, package
+from headway.targets.vertex.boot import SPEC
+from headway.targets.vertex.options import Options
+from headway.targets.vertex.regions import Place, of_job
+
+if TYPE_CHECKING:
+    from headway.core.plan import Plan
+
+KIND = "vertex"
+API = "https://{region}-aiplatform.googleapis.com/v1"
+# Google's labels know neither dots nor URLs: the folder is found by a hash, and read from the job's environment.
+RUN_LABEL, FOLDER_LABEL, EXPIRES_LABEL = "headway_run", "headway_folder", "headway_expires"
+OWNER_LABEL, OWNER_NAME_LABEL = "headway_owner", "headway_owner_name"
+START_LABEL = "headway_start"  # one submission: how a lost answer is told from a refusal
+EXPIRES, START = "{EXPIRES}", "{START}"  # stand where these will be
+ENDING_S = 600.0  # beyond the budget: the last checkpoint, the export, the image's way to the machine
+SMALLEST_DISK_GB = 100
+NFS = "/mnt/nfs/"  # Vertex AI mounts below it, and nowhere else
+
+
+def requests(plan: Plan, options: Options) -> list[Request]:
+    """Everything that `submit` asks for: the image or the package, then one custom job for each place."""
+    return [*_image(plan, options), *_package(plan, options), *_jobs(plan, options)]
+
+
+def custom_job(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+    """The body of `customJobs.create`."""
+    job: dict[str, Any] = {
+        "displayName": RUN,
+        "labels": labels(plan, options),
+        "jobSpec": _spec(plan, options, place),
+    }
+    if options.kms_key:
+        job["encryptionSpec"] = {"kmsKeyName": options.kms_key}
+    return job
+
+
+def labels(plan: Plan, options: Options) -> dict[str, str]:
+    own = {
+        RUN_LABEL: RUN,
+        FOLDER_LABEL: folder_label(run_url(str(plan.job["outputs"]), RUN)),
+        EXPIRES_LABEL: EXPIRES,
+        OWNER_LABEL: OWNER,
+        OWNER_NAME_LABEL: OWNER_NAME,
+        START_LABEL: START,
+    }
+    return {**{str(name): str(value) for name, value in options.labels.items()}, **own}
+
+
+def folder_label(url: str) -> str:
+    """Says which run it is, whatever its folder is called. The run's own name is not known when a plan is made."""
+    outputs, _, run = url.rpartition("/")
+    return f"{hashlib.sha256(outputs.encode()).hexdigest()[:12]}-{run}"
+
+
+def timeout_s(plan: Plan, options: Options) -> float:
+    """Vertex AI's own limit, for each submission: always set."""
+    budget = plan.limits.budget_s
+    return options.timeout if budget is None else budget + options.grace + ENDING_S
+
+
+def url_of(region: str, options: Options) -> str:
+    return f"{API.format(region=region)}/projects/{options.project}/locations/{region}/customJobs"
+
+
+def image_of(plan: Plan, options: Options, place: Place) -> str:
+    """What the machines run."""
+    if options.mode == "container":
+        return build.reference(plan, of_plan(plan))
+    ready = plan.job.get("image", {}).get("uri")
+    return str(ready or package.default_uri(accelerated=place.accelerator is not None, region=place.region))
+
+
+def to_be_built(plan: Plan, options: Options) -> Blueprint | None:
+    """The image that this machine must still build and push, if there is one."""
+    if options.mode != "container" or plan.job.get("image", {}).get("uri"):
+        return None
+    image = of_plan(plan)
+    return None if build.pushed(image) else image
+
+
+def _image(plan: Plan, options: Options) -> list[Request]:
+    image = to_be_built(plan, options)
+    if image is None:
+        return []
+    argv = [build.build_command("docker", image), ["docker", "push", image.name]]
+    return [
+        Request(name="Dockerfile", body={"text": image.dockerfile()}),
+        Request(name="image.json", body={"argv": argv}),
+    ]
+
+
+def _package(plan: Plan, options: Options) -> list[Request]:
+    if options.mode != "package":
+        return []
+    outputs = str(plan.job["outputs"])
+    body = {
+        "to": join(outputs, f"code/{package.file_name(plan)}"),
+        "holds": {"code": f"{plan.code.sha256} (sha256 of the tar)", "module": package.MODULE},
+        "beside": join(outputs, f"code/{plan.code.wheel}"),
+    }
+    return [Request(name="package.json", body=body)]
+
+
+def _jobs(plan: Plan, options: Options) -> list[Request]:
+    made = []
+    for number, place in enumerate(of_job(plan.job, options), start=1):
+        mark = "" if number == 1 else f"-{number}"
+        body = custom_job(plan, options, place)
+        sent = {"method": "POST", "url": url_of(place.region, options), "body": body}
+        made.append(Request(name=f"custom-job{mark}.json", body=sent))
+        made.append(Request(name=f"job-spec{mark}.yaml", body={"text": _for_gcloud(body, options, place, mark)}))
+    return made
+
+
+def _for_gcloud(body: Mapping[str, Any], options: Options, place: Place, mark: str) -> str:
+    """The same, as `gcloud ai custom-jobs create --config` reads it: JSON is YAML."""
+    pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items())
+    about = [
+        f"# {place}. The same as custom-job{mark}.json, for gcloud:",
+        f"# gcloud ai custom-jobs create --project={options.project} --region={place.region} \\",
+        f"#   --display-name={body['displayName']} --labels={pairs} --config=job-spec{mark}.yaml",
+        "# `headway run` writes the run's folder first, and puts its name where {RUN} stands.",
+    ]
+    return "\n".join([*about, json.dumps(body["jobSpec"], indent=2, ensure_ascii=False, sort_keys=True)]) + "\n"
+
+
+def _spec(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+    url = run_url(str(plan.job["outputs"]), RUN)
+    spec: dict[str, Any] = {
+        "workerPoolSpecs": _pools(plan, options, place),
+        "scheduling": _scheduling(plan, options, place),
+        "baseOutputDirectory": {"outputUriPrefix": f"{url}/vertex"},
+    }
+    said = {
+        "serviceAccount": options.service_account,
+        "network": options.network,
+        "tensorboard": options.tensorboard,
+        "enableWebAccess": options.web_access,
+    }
+    return {**spec, **{name: value for name, value in said.items() if value}}
+
+
+def _scheduling(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+    """Retries stay on: a machine that is taken away comes back, and the run goes on from its last checkpoint.
+
+    The job is not restarted as a whole for one worker: the supervisors find each other again.
+    """
+    strategy = "SPOT" if place.spot else "FLEX_START" if options.strategy == "flex-start" else "STANDARD"
+    found: dict[str, Any] = {
+        "timeout": f"{math.ceil(timeout_s(plan, options))}s",
+        "strategy": strategy,
+        "restartJobOnWorkerRestart": False,
+        "disableRetries": False,
+    }
+    if strategy == "FLEX_START" and plan.limits.max_wait_s is not None:
+        found["maxWaitDuration"] = f"{math.ceil(plan.limits.max_wait_s)}s"
+    return found
+
+
+def _pools(plan: Plan, options: Options, place: Place) -> list[dict[str, Any]]:
+    """Pool 0 is the primary, and exactly one; all other nodes are pool 1."""
+    return [_pool(plan, options, place, count) for count in (1, plan.nodes - 1) if count]
+
+
+def _pool(plan: Plan, options: Options, place: Place, count: int) -> dict[str, Any]:
+    machine: dict[str, Any] = {"machineType": place.machine}
+    if place.accelerator is not None:
+        machine["acceleratorType"] = machines.ACCELERATORS[place.accelerator.kind]
+        machine["acceleratorCount"] = place.accelerator.count
+    disk = plan.job.get("resources", {}).get("disk")
+    gb = max(SMALLEST_DISK_GB, math.ceil(disk / 1e9)) if disk else SMALLEST_DISK_GB
+    pool: dict[str, Any] = {
+        "machineSpec": machine,
+        "replicaCount": count,
+        "diskSpec": {"bootDiskType": options.disk_type, "bootDiskSizeGb": gb},
+        **_program(plan, options, place),
+    }
+    mounts = [_nfs(mount) for mount in plan.job.get("mounts", ())]
+    return {**pool, "nfsMounts": mounts} if mounts else pool
+
+
+def _nfs(mount: Mapping[str, Any]) -> dict[str, str]:
+    server, _, path = str(mount["nfs"]).partition(":")
+    return {"server": server, "path": path, "mountPoint": str(mount["at"]).removeprefix(NFS).strip("/")}
+
+
+def _program(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+    outputs, image = str(plan.job["outputs"]), image_of(plan, options, place)
+    url, env = run_url(outputs, RUN), _environment(plan, options)
+    if options.mode == "package":
+        uris = [join(outputs, f"code/{plan.code.wheel}"), join(outputs, f"code/{package.file_name(plan)}")]
+        spec = {"executorImageUri": image, "packageUris": uris, "pythonModule": package.MODULE, "env": env}
+        return {"pythonPackageSpec": spec}
+    if plan.job.get("image", {}).get("uri"):
+        command = [options.python, "-c", package.boot_source()]
+        return {"containerSpec": {"imageUri": image, "command": command, "env": env}}
+    command = [options.python, "-m", SUPERVISOR]
+    return {"containerSpec": {"imageUri": image, "command": command, "args": ["--run", url], "env": env}}
+
+
+def _environment(plan: Plan, options: Options) -> list[dict[str, str]]:
+    """Plain values only: secrets are fetched by the supervisor, from where the plan says they lie."""
+    values = {
+        "HEADWAY_RUN": RUN,
+        "HEADWAY_RUN_URL": run_url(str(plan.job["outputs"]), RUN),
+        "HEADWAY_TARGET": KIND,
+        # The machine belongs to a project of Google's: ours must be named for `gcp-sm://NAME`.
+        "GOOGLE_CLOUD_PROJECT": str(options.project),
+        # pip runs before the supervisor does.
+        **{name: str(value) for name, value in plan.job.get("env", {}).items() if name.startswith("PIP_")},
+    }
+    if options.mode == "package" or plan.job.get("image", {}).get("uri"):
+        values[SPEC] = json.dumps(_boot_spec(plan), sort_keys=True)
+    else:
+        values["HEADWAY_CODE_DIR"] = CODE
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _boot_spec(plan: Plan) -> dict[str, Any]:
+    return {
+        "code": plan.code.sha256,
+        "wheel": plan.code.wheel,
+        "wheel_sha256": plan.code.wheel_sha256,
+        "requirements": plan.job.get("requirements"),
+        "needs": package.needs(extras(plan.job)),
+        "setup": [str(command) for command in plan.job.get("setup", ())],
+    }

@@ -1,0 +1,1 @@
+"""Optional tools: verify-resume, CI pipelines, Terraform."""

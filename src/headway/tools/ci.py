@@ -1,0 +1,265 @@
+"""The pipelines themselves, as text. Every action is pinned to a commit, every value of others comes by a variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import Launched
+
+
+# What a pipeline's steps do, in Python rather than in a shell: identity, training, comment, summary.
+
+
+SHOWN = 20  # scores in a summary
+
+
+def identity(env: Mapping[str, str]) -> str:
+    """The path of a file by which Google's libraries exchange GitLab's token for their own. It holds no key."""
+    missing = [name for name in ("GOOGLE_PROVIDER", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_TOKEN") if not env.get(name)]
+    if missing:
+        raise BadInput(f"the pipeline has no variable {missing[0]}", fix="Settings > CI/CD > Variables")
+    folder = Path(tempfile.mkdtemp(prefix="headway-identity-"))
+    token = folder / "token"
+    with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(env["GOOGLE_TOKEN"])
+    account = env["GOOGLE_SERVICE_ACCOUNT"]
+    url = f"https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
+    config = {
+        "type": "external_account",
+        "audience": f"//iam.googleapis.com/{env['GOOGLE_PROVIDER']}",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": "https://sts.googleapis.com/v1/token",
+        "credential_source": {"file": str(token)},
+        "service_account_impersonation_url": url,
+    }
+    path = folder / "credentials.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def comment(path: str, env: Mapping[str, str]) -> str:
+    """The plan on a merge request of GitLab; said in words what was done. Nothing where no token was given for it."""
+    needed = ("HEADWAY_COMMENT_TOKEN", "CI_API_V4_URL", "CI_PROJECT_ID", "CI_MERGE_REQUEST_IID")
+    if not all(env.get(name) for name in needed):
+        return "not commented: HEADWAY_COMMENT_TOKEN is not set"
+    from urllib.request import Request, urlopen
+
+    url = f"{env['CI_API_V4_URL']}/projects/{env['CI_PROJECT_ID']}/merge_requests/{env['CI_MERGE_REQUEST_IID']}/notes"
+    body = json.dumps({"body": f"### What merging and training would do\n```\n{Path(path).read_text()}\n```"}).encode()
+    headers = {"Content-Type": "application/json", "PRIVATE-TOKEN": env["HEADWAY_COMMENT_TOKEN"]}
+    try:
+        with urlopen(Request(url, data=body, headers=headers, method="POST"), timeout=30) as answer:
+            answer.read(1024)
+    except OSError as error:
+        return f"not commented: {error}"
+    return "commented"
+
+
+def summary(hold: Launched) -> str:
+    """How a run went, in Markdown: state, cost, scores; and why, where it failed."""
+    from headway.diagnose.diagnosis import why
+    from headway.rundir.accounting import spent_s, spent_usd
+
+    status, folder = hold.target.status(hold.handle), hold.folder
+    seconds = spent_s(folder)
+    plan = folder.plan()
+    cost = spent_usd(plan, seconds)
+    rows = [("state", status.state.value), ("took", f"{seconds / 3600:.2f} h"), ("folder", f"`{folder.url}`")]
+    if cost is not None:
+        rows.append(("cost", f"${cost:.2f}"))
+    if plan.price.get("expected_usd") is not None:
+        rows.append(("expected", f"${plan.price['expected_usd']:.2f} ({plan.price.get('basis')})"))
+    rows += [(name, f"{value:.4g}") for name, value in _scores(hold).items()]
+    table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
+    lines = [f"### {hold.run}", "", *table]
+    if status.state.value in ("failed", "lost"):
+        found = why(hold, status)
+        told = [found.cause, found.evidence, f"fix: {found.fix}"] if found.name else list(found.lines)
+        lines += ["", "```", *(line.replace("```", "'''") for line in told), "```"]
+    return "\n".join(lines)
+
+
+def _scores(hold: Launched) -> dict[str, float]:
+    """Of the report, or else of the last validation."""
+    try:
+        report: dict[str, Any] = hold.folder.read_json("report.json") or {}
+    except HeadwayError:
+        report = {}
+    found: dict[str, Any] = report.get("metrics") or next(
+        (event for event in reversed(hold.folder.events()) if event.get("kind") == "score"), {}
+    )
+    skipped = ("attempt", "step", "rank", "spent_s", "epoch")
+    numbers = {str(k): float(v) for k, v in found.items() if isinstance(v, int | float) and k not in skipped}
+    return dict(list(numbers.items())[:SHOWN])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+CHECKOUT = "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683  # v4.2.2"
+PYTHON = "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065  # v5.6.0"
+GOOGLE = "google-github-actions/auth@ba79af03959ebeac9769e648f473a284504d9193  # v2.1.10"
+FOLDER = ".headway"  # of the repository: Headway's own wheel lies there, so nothing is installed by name from an index
+
+
+def github(*, wheel: str, on: str, branch: str = "main") -> str:
+    return f"""\
+# Written by `headway ci github`. Trains when a commit on {branch} says !train! or !train-NAME! (NAME.yaml),
+# and comments a pull request with the plan. Settings, under Settings > Secrets and variables > Actions > Variables:
+#   GOOGLE_PROVIDER         projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/NAME
+#   GOOGLE_SERVICE_ACCOUNT  headway-trainer@PROJECT.iam.gserviceaccount.com
+# No key is stored anywhere: Google trusts this repository's own identity.
+name: headway
+
+on:
+  push:
+    branches: [{branch}]
+  pull_request:
+
+permissions: {{}}
+
+jobs:
+  plan:
+    if: github.event_name == 'pull_request' && github.event.pull_request.head.repo.full_name == github.repository
+    runs-on: ubuntu-latest
+    timeout-minutes: 10
+    concurrency:
+      group: headway-plan-${{{{ github.event.pull_request.number }}}}
+      cancel-in-progress: true
+    permissions:
+      contents: read
+      pull-requests: write
+    steps:
+      - uses: {CHECKOUT}
+        with:
+          persist-credentials: false
+      - uses: {PYTHON}
+        with:
+          python-version: "3.12"
+      - run: pip install "{FOLDER}/{wheel}"
+      - name: Plan
+        env:
+          TARGET: {on}
+        run: |
+          headway plan --on "$TARGET" > plan.txt
+          {{ echo "### What merging and training would do"; echo '```'; cat plan.txt; echo '```'; }} > plan.md
+      - name: Comment
+        env:
+          GH_TOKEN: ${{{{ github.token }}}}
+          NUMBER: ${{{{ github.event.pull_request.number }}}}
+        run: gh pr comment "$NUMBER" --body-file plan.md --edit-last --create-if-none
+
+  trigger:
+    if: github.event_name == 'push' && contains(github.event.head_commit.message, '!train')
+    runs-on: ubuntu-latest
+    timeout-minutes: 5
+    permissions:
+      contents: read
+    outputs:
+      jobs: ${{{{ steps.asked.outputs.jobs }}}}
+    steps:
+      - uses: {CHECKOUT}
+        with:
+          persist-credentials: false
+      - id: asked
+        env:
+          HEADWAY_MESSAGE: ${{{{ github.event.head_commit.message }}}}
+          PYTHONPATH: {FOLDER}/{wheel}
+        run: python3 -m headway.ci.trigger >> "$GITHUB_OUTPUT"
+
+  train:
+    needs: trigger
+    if: needs.trigger.outputs.jobs != '[]'
+    runs-on: ubuntu-latest
+    timeout-minutes: 350
+    strategy:
+      fail-fast: false
+      max-parallel: 2
+      matrix:
+        job: ${{{{ fromJSON(needs.trigger.outputs.jobs) }}}}
+    concurrency:
+      group: headway-train-${{{{ matrix.job }}}}
+      cancel-in-progress: false
+    permissions:
+      contents: read
+      id-token: write
+    env:
+      JOB: ${{{{ matrix.job }}}}
+      RUN: ci-${{{{ github.run_id }}}}-${{{{ strategy.job-index }}}}
+      TARGET: {on}
+    steps:
+      - uses: {CHECKOUT}
+        with:
+          persist-credentials: false
+      - uses: {PYTHON}
+        with:
+          python-version: "3.12"
+      - uses: {GOOGLE}
+        with:
+          workload_identity_provider: ${{{{ vars.GOOGLE_PROVIDER }}}}
+          service_account: ${{{{ vars.GOOGLE_SERVICE_ACCOUNT }}}}
+      - run: pip install "{FOLDER}/{wheel}[gcp]"
+      - name: Train
+        run: headway run -f "$JOB" --on "$TARGET" --name "$RUN" --yes --no-rehearse
+      - name: Summary
+        if: always()
+        run: headway ci summary "$RUN" >> "$GITHUB_STEP_SUMMARY"
+"""
+
+
+def gitlab(*, wheel: str, on: str) -> str:
+    install = f'pip install --quiet "{FOLDER}/{wheel}[gcp]"'
+    return f"""\
+# Written by `headway ci gitlab`. Trains when a commit on the default branch says !train! or !train-NAME! (NAME.yaml),
+# and plans every merge request. Variables of the project (Settings > CI/CD):
+#   GOOGLE_PROVIDER         projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/NAME
+#   GOOGLE_SERVICE_ACCOUNT  headway-trainer@PROJECT.iam.gserviceaccount.com
+#   HEADWAY_COMMENT_TOKEN   optional: a project token (api) with which the plan is commented on the merge request
+# No key is stored anywhere: Google trusts this project's own identity.
+stages: [plan, train]
+
+variables:
+  TARGET: {on}
+
+plan:
+  stage: plan
+  image: python:3.12-slim
+  rules:
+    - if: $CI_PIPELINE_SOURCE == "merge_request_event"
+  script:
+    - {install}
+    - headway plan --on "$TARGET" | tee plan.txt
+    - headway ci comment plan.txt
+  artifacts:
+    paths: [plan.txt]
+    expire_in: 1 week
+
+train:
+  stage: train
+  image: python:3.12-slim
+  rules:
+    - if: $CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_MESSAGE =~ /!train(-[a-z0-9-]+)?!/
+  resource_group: headway-train
+  timeout: 12h
+  id_tokens:
+    GOOGLE_TOKEN:
+      aud: https://iam.googleapis.com/$GOOGLE_PROVIDER
+  script:
+    - {install}
+    - export GOOGLE_APPLICATION_CREDENTIALS="$(headway ci identity)"
+    - headway ci train --on "$TARGET" --name "ci-$CI_PIPELINE_ID"
+  after_script:
+    - headway ci summary "ci-$CI_PIPELINE_ID" | tee report.md || true
+  artifacts:
+    when: always
+    paths: [report.md]
+"""

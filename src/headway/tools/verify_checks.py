@@ -1,0 +1,210 @@
+"""Two runs' checkpoints, tensor by tensor and to the bit. Needs torch."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.storage import open_store
+from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.serialization import flatten
+
+# What two runs of one job were found to have in common, as plain values. No torch.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One part of a checkpoint that is not the same in both runs."""
+
+    part: str  # as `model/head.weight`
+    step: int
+    amount: float | None = None  # the largest, of a tensor of numbers
+    words: str = ""  # for anything else
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """The checkpoints of two runs."""
+
+    steps: tuple[int, ...]  # of the checkpoints that both have, in order
+    tensors: int
+    largest: float  # over all tensors of the last; 0 is bit-identical
+    where: str  # the tensor in which that is
+    differing: tuple[str, ...]  # parts of the last that differ, in the order of the state
+    first: Difference | None  # the first part of the first checkpoint that differs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """The metrics of two runs, without their times."""
+
+    records: int
+    first_step: int | None = None  # the first that differs
+    names: tuple[str, ...] = ()  # what differs there
+    values: tuple[Any, Any] = (None, None)  # of the first of these names
+    clocks: tuple[str, ...] = ()  # metrics that differ in any two runs, though the state does not
+
+
+Record = Mapping[str, Any]
+
+
+def compare_histories(one: Sequence[Record], other: Sequence[Record], *, trusted: int = -1) -> Histories:
+    """Step by step. A metric that differs up to the `trusted` step, where the states agree, measures something else:
+    the time, say. It is named, and proves nothing."""
+    ours, theirs = _by_step(one), _by_step(other)
+    clocks = {name for step in ours for name in _differing(ours, theirs, step) if step <= trusted}
+    for step in sorted(ours.keys() | theirs.keys()):
+        names = sorted(_differing(ours, theirs, step) - clocks)
+        if names:
+            values = (ours.get(step, {}).get(names[0]), theirs.get(step, {}).get(names[0]))
+            return Histories(
+                records=len(ours), first_step=step, names=tuple(names), values=values, clocks=tuple(sorted(clocks))
+            )
+    return Histories(records=len(ours), clocks=tuple(sorted(clocks)))
+
+
+def _by_step(records: Sequence[Record]) -> dict[int, dict[str, Any]]:
+    merged: dict[int, dict[str, Any]] = {}
+    for record in records:
+        merged.setdefault(record["step"], {}).update({key: record[key] for key in record if key != "time"})
+    return merged
+
+
+def _differing(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]], step: int) -> set[str]:
+    one, other = ours.get(step, {}), theirs.get(step, {})
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def steps_of(url: str) -> list[int]:
+    """The steps of a run's checkpoints, oldest first."""
+    return [kept.step for kept in Archive(open_store(url)).recorded()]
+
+
+def compare(one: str, other: str) -> Compared:
+    """All checkpoints that both runs have; the last in full."""
+    steps = sorted(set(steps_of(one)) & set(steps_of(other)))
+    ours, theirs = Archive(open_store(one)), Archive(open_store(other))
+    first: Difference | None = None
+    found: list[Difference] = []
+    tensors = 0
+    for step in steps:
+        if first is not None and step != steps[-1]:
+            continue
+        mine, its = ours.load(step).state, theirs.load(step).state
+        found = list(differences(mine, its, step))
+        first = first or next(iter(found), None)
+        tensors = len(flatten(mine)[1])
+    worst = max(found, key=lambda difference: difference.amount or 0.0, default=None)
+    return Compared(
+        steps=tuple(steps),
+        tensors=tensors,
+        largest=(worst.amount or 0.0) if worst else 0.0,
+        where=worst.part if worst and worst.amount else "",
+        differing=tuple(difference.part for difference in found),
+        first=first,
+    )
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterator[Difference]:
+    """The parts of two states that differ: tensors first, in the order of the checkpoint."""
+    (tree, tensors), (its_tree, its_tensors) = flatten(one), flatten(other)
+    for part, tensor in tensors.items():
+        its = its_tensors.get(part)
+        if its is None or its.shape != tensor.shape or its.dtype != tensor.dtype:
+            yield Difference(part=part, step=step, words=f"{_shape(tensor)} and {_shape(its)}")
+        elif not same_bits(tensor, its):
+            yield Difference(part=part, step=step, amount=largest_difference(tensor, its))
+    for part in its_tensors.keys() - tensors.keys():
+        yield Difference(part=part, step=step, words=f"nothing and {_shape(its_tensors[part])}")
+    yield from _other_values(tree, its_tree, "", step)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also where both are nan, which equals nothing; and not where one is 0.0 and the other -0.0."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    gap = (one.double() - other.double()).abs()
+    return math.inf if bool(gap.isnan().any()) else float(gap.max())
+
+
+def _other_values(one: Any, other: Any, part: str, step: int) -> Iterator[Difference]:
+    """What is no tensor: counters, learning rates, positions."""
+    if _is_tensor(one) or _is_tensor(other):
+        return
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            yield from _other_values(one.get(key), other.get(key), f"{part}/{key}".lstrip("/"), step)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (mine, its) in enumerate(zip(one, other, strict=True)):
+            yield from _other_values(mine, its, f"{part}/{number}", step)
+    elif one != other:
+        yield Difference(part=part, step=step, words=f"{one!r} and {other!r}")
+
+
+def _is_tensor(value: Any) -> bool:
+    """By the mark that stands for one in the tree; it was compared by itself."""
+    return isinstance(value, dict) and bool(value.keys() & {"$tensor", "$array"})
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+# Lines of a script that draw numbers which no seed of the run fixes. Reads the code, never runs it.
+
+
+# Called without an argument these seed themselves from the system; with one they are generators of the script's own.
+GENERATORS = ("Generator", "Philox", "PCG64", "Random", "RandomState", "default_rng", "seed")
+# These are different every time, whatever is seeded.
+ENTROPY = ("SystemRandom", "getrandbits", "monotonic", "perf_counter", "time_ns", "token_bytes", "token_hex", "urandom",
+           "uuid1", "uuid4")  # fmt: skip
+# These hold a place in the data that a checkpoint does not know of.
+ITERATORS = ("cycle", "iter")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suspect:
+    """One line to look at."""
+
+    where: str  # file:line
+    code: str
+    kind: str  # unseeded, own, iterator
+
+
+def suspects(files: Iterable[tuple[str, Path]]) -> list[Suspect]:
+    """All of them, by file and line. A file that is not Python 3 is passed over: it cannot be what trains."""
+    found: list[Suspect] = []
+    for name, path in files:
+        try:
+            text = path.read_text()
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        lines = text.splitlines()
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        marked = ((call.lineno, kind) for call in calls for kind in _kinds(call))
+        found += [
+            Suspect(where=f"{name}:{line}", code=lines[line - 1].strip(), kind=kind)
+            for line, kind in sorted(set(marked))
+        ]
+    return found
+
+
+def _kinds(call: ast.Call) -> Iterator[str]:
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if called in ENTROPY:
+        yield "unseeded"
+    elif called in GENERATORS:
+        # torch.Generator takes its seed by a call of its own; its argument, if any, is a device.
+        yield "own" if call.args or call.keywords or called == "Generator" else "unseeded"
+    elif called in ITERATORS and isinstance(call.func, ast.Name | ast.Attribute):
+        yield "iterator"

@@ -1,0 +1,269 @@
+"""The proof: a short stretch of the job trained twice, once unbroken, once killed and resumed, and then compared.
+
+Both are real runs of the local target in a scratch folder, which is removed at the end. No torch until they compare.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import BadInput, RunFailed
+from headway.core.types import LogLine, State
+from headway.rundir.index import Ledger
+from headway.rundir.layout import RunFolder
+from headway.spec import Cadence, Checkpoint, to_plain
+from headway.spec.model import Budget, Export, Notify
+from headway.tools.verify_checks import Compared, Histories, Suspect, compare_histories, suspects
+
+if TYPE_CHECKING:
+    from headway.launcher.lifecycle import Launched
+    from headway.planning import Plan
+    from headway.spec import Job
+
+
+# From where two runs part to why, in words: the likely cause, and what to do about it.
+
+
+TINY = 1e-4  # differences of this size come from the order of additions, not from other numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """The most likely reason, which lines to look at, and what to write instead."""
+
+    words: str
+    fix: str
+    look_at: tuple[Suspect, ...] = ()
+
+
+def likely_cause(compared: Compared, histories: Histories, resumed_from: int, suspects: Sequence[Suspect]) -> Cause:
+    """Where the runs part tells most: before anything was killed, at the first step after it, or later."""
+    seen = (histories.first_step, compared.first.step if compared.first else None)
+    parted = min(step for step in seen if step is not None)
+    if parted <= resumed_from:
+        return _never_the_same(parted, compared, suspects)
+    if histories.first_step == resumed_from + 1:
+        return Cause(
+            words=f"the first step after the resume ({parted}) sees other data or draws other numbers: the order of "
+            "the data, or a generator of the script's own, is not restored",
+            fix="give run.steps a headway.runtime.Loader, draw from the default generators, which are set for every "
+            "step, or give the generator's holder a state_dict and pass it to run.restore",
+            look_at=_of(suspects, "own", "iterator"),
+        )
+    return Cause(
+        words="the steps after the resume begin alike and end apart: something that shapes the update or the model is "
+        "not restored",
+        fix="pass everything that changes while training to run.restore: each optimizer, schedule, scaler, and "
+        "modules with buffers that are kept out of their state_dict",
+        look_at=_of(suspects, "own", "iterator"),
+    )
+
+
+def _never_the_same(parted: int, compared: Compared, suspects: Sequence[Suspect]) -> Cause:
+    """They differ before anything was killed: not the resume is at fault, but chance in the job itself."""
+    unseeded = _of(suspects, "unseeded")
+    if not unseeded and compared.largest < TINY:
+        return Cause(
+            words=f"two unbroken runs differ by a little (from step {parted} on): an operation that adds in another "
+            "order each time",
+            fix="exact: true in the job file has GPUs use deterministic kernels; on the CPU fix OMP_NUM_THREADS",
+        )
+    return Cause(
+        words=f"unseeded randomness: the runs differ already at step {parted}, before anything was killed, so the job "
+        "gives other results each time it is run",
+        fix="seed every generator from run.seed, and shuffle by it; Python's, numpy's and torch's own are seeded for "
+        "you",
+        look_at=unseeded,
+    )
+
+
+def _of(suspects: Sequence[Suspect], *kinds: str) -> tuple[Suspect, ...]:
+    return tuple(suspect for suspect in suspects if suspect.kind in kinds)
+
+
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_limit
+FEWEST = 4  # steps: one to be checkpointed, one to die in, one to resume with, and one more
+LAST_LINES = 8  # of a job that fails by itself
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What was done, what was found, and where it is not the same, why."""
+
+    steps: int
+    ranks: int
+    killed_after: int
+    resumed_from: int
+    compared: Compared
+    histories: Histories
+    cause: Cause | None = field(default=None)
+
+    @property
+    def exact(self) -> bool:
+        return self.compared.first is None and self.histories.first_step is None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"exact": self.exact, **asdict(self)}
+
+
+def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
+    """Train `steps` steps of the job twice on this machine, and compare. Nothing of it is left afterwards."""
+    if steps < FEWEST:
+        raise BadInput(f"{steps} steps are too few to be killed in and to go on", fix=f"--steps {FEWEST} or more")
+    plan, suspected = _plan(job), _suspects(job)
+    with _scratch() as folder:
+        every = max(1, steps // 3)
+        say(f"unbroken: {steps} steps, a checkpoint every {every}")
+        straight = _train(plan, folder, "unbroken", every, {LIMIT: str(steps)})
+        last = _last_step(straight)
+        every = every if every < last else max(1, last // 2)
+        killed_after = random.SystemRandom().randint(every, last - 1)
+        say(f"again, with every rank killed (SIGKILL) in the step after {killed_after}, and resumed")
+        broken = _train(plan, folder, "killed", every, {LIMIT: str(steps), DEATH: str(killed_after)})
+        resumed_from = _resumed_from(broken)
+        say(f"resumed from step {resumed_from}; comparing")
+        return _concluded(plan, straight, broken, last, killed_after, resumed_from, suspected)
+
+
+def _concluded(
+    plan: Plan,
+    straight: RunFolder,
+    broken: RunFolder,
+    last: int,
+    killed_after: int,
+    resumed_from: int,
+    suspected: list[Suspect],
+) -> Proof:
+    from headway.tools.verify_checks import compare, steps_of
+
+    compared = compare(straight.url, broken.url)
+    if not compared.steps or compared.steps[-1] != last:
+        ends = f"step {last} and step {max(steps_of(broken.url), default=0)}"
+        raise RunFailed(f"the two runs have no last checkpoint in common: they ended at {ends}", where=broken.url)
+    alike = [step for step in compared.steps if compared.first is None or step < compared.first.step]
+    trusted = min(max(alike, default=0), resumed_from)
+    histories = compare_histories(straight.metrics(), broken.metrics(), trusted=trusted)
+    proof = Proof(
+        steps=last,
+        ranks=plan.nodes * plan.processes,
+        killed_after=killed_after,
+        resumed_from=resumed_from,
+        compared=compared,
+        histories=histories,
+    )
+    return proof if proof.exact else replace(proof, cause=likely_cause(compared, histories, resumed_from, suspected))
+
+
+def _plan(job: Job) -> Plan:
+    """The job as it would run here, with nothing that reaches beyond the run folder."""
+    from headway.planning import plan
+
+    tame = replace(
+        job,
+        export=Export(),
+        notify=Notify(),
+        log_to=(),
+        budget=Budget(),
+        max_wait=None,
+        retries=1,
+        resources=replace(job.resources, nodes=1, spot=False),
+    )
+    return plan(tame, on="local")
+
+
+def _suspects(job: Job) -> list[Suspect]:
+    """Of the code that would be sent. A script that never heard of Headway cannot be stopped after a few steps."""
+    from headway.packaging.code import package
+
+    if not job.script:
+        return []
+    files = [(name, Path(job.root, name)) for name, _ in package(job).files if name.endswith(".py")]
+    if not any("headway" in path.read_text(errors="replace") for _, path in files):
+        raise BadInput(
+            f"{job.script} does not use headway.start(): there are no steps to count and no checkpoints to compare",
+            where=job.root,
+            fix="add the five lines of examples/plain-pytorch",
+        )
+    return suspects(files)
+
+
+def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, str]) -> RunFolder:
+    """One run to its end; RunFailed, with its last words, when the job fails by itself."""
+    from headway.launcher.lifecycle import launch
+    from headway.targets import registry
+
+    keep = Checkpoint(every=Cadence(steps=every), keep_last=1000, keep_best=plan.job["checkpoint"]["keep_best"])
+    job = {
+        **plan.job,
+        "outputs": str(outputs),
+        "checkpoint": to_plain(keep),
+        "env": {**plan.job["env"], **env},
+    }
+    amended = replace(plan, job=job)
+    amended = replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
+    lines: list[LogLine] = []
+    hold = launch(amended, name=name, detach=True, ledger=Ledger(outputs / "ledger.sqlite"))
+    with _taken_down(hold):
+        status = hold.wait(lines.append).status
+    if status.state is not State.FINISHED:
+        words = [line.text for line in lines[-LAST_LINES:]]
+        raise RunFailed(
+            f"the job does not run here ({status.state.value}: {status.reason})" + "".join(f"\n    {w}" for w in words),
+            fix="headway run, until it does",
+        )
+    return hold.folder
+
+
+@contextmanager
+def _taken_down(hold: Launched) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:  # Ctrl-C too: the run would go on by itself
+        hold.down()
+        raise
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="headway-verify-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_step(folder: RunFolder) -> int:
+    commits = [int(event["step"]) for event in folder.events() if event["kind"] == "checkpoint"]
+    if not commits:
+        raise BadInput(
+            "the job wrote no checkpoint, so there is nothing to resume from",
+            fix="run.restore(model=model, optimizer=optimizer) before the loop",
+        )
+    if max(commits) < 2:
+        raise BadInput("the job has only one step, so it cannot be killed in the middle", fix="more epochs or data")
+    return max(commits)
+
+
+def _resumed_from(folder: RunFolder) -> int:
+    """Where the second attempt went on. Makes sure that the first was really killed."""
+    events = folder.events()
+    killed = any(event["kind"] == "rank_exit" and event.get("signal") for event in events)
+    restored = [int(event["step"]) for event in events if event["kind"] == "restored"]
+    if not killed or not restored:
+        raise RunFailed("the second run was not killed and resumed as it should have been", where=folder.url)
+    return restored[-1]
+
+
+# Proof, for one's own job, that killed and resumed is the same as never killed: `headway verify-resume`.
+
+
+__all__ = ["Proof", "prove"]

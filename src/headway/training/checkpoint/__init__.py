@@ -1,0 +1,1 @@
+"""Checkpoints: staging, writing, reading, index and retention."""

@@ -1,0 +1,102 @@
+"""Weights to start from: another run's, a bundle's, a safetensors file's or a foreign `.pth`. All of them must fit.
+
+The one place where a file of torch's own pickle format is opened, and then only as plain tensors (`weights_only`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import PurePosixPath
+
+import torch
+from torch import Tensor, nn
+
+from headway.core.errors import BadInput, NoCheckpoint, NotThere
+from headway.rundir.layout import PLAN
+from headway.spec.model import Checkpoint
+from headway.storage import open_store
+from headway.storage.base import Store
+from headway.training.checkpoint.index import Catalogue
+from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.serialization import Damaged
+from headway.training.checkpoint.staging import read_image
+
+_SHOWN = 8  # mismatches listed before "and n more"
+_FOREIGN = (".pth", ".pt", ".bin", ".ckpt")
+
+
+def initialise(model: nn.Module, url: str) -> None:
+    """Give the model the weights at `url`. All of them must fit, and everything that does not is listed."""
+    weights = weights_at(url)
+    problems = mismatches(model, weights)
+    if problems:
+        shown = problems[:_SHOWN] + ([f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else [])
+        raise BadInput("these weights do not fit the model: " + "; ".join(shown), where=url)
+    model.load_state_dict(dict(weights))
+
+
+def weights_at(url: str) -> dict[str, Tensor]:
+    path = PurePosixPath(url)
+    try:
+        if path.suffix in _FOREIGN:
+            return foreign(_file(url), url)
+        if path.suffix == ".safetensors":
+            return read_image(bytearray(_file(url)))
+        return _of_folder(open_store(url), url)
+    except Damaged as damage:
+        raise NoCheckpoint(f"the weights to start from are damaged: {damage}", where=url) from None
+    except NotThere as error:
+        raise BadInput(f"there are no weights to start from: {error.problem.what}", where=url) from None
+
+
+def foreign(body: bytes, where: str) -> dict[str, Tensor]:
+    """A state dict that torch.save wrote: tensors and plain containers, never code."""
+    try:
+        found = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever a damaged or malicious pickle provokes ends here
+        raise BadInput(
+            f"not a file of plain weights: {error}",
+            where=where,
+            fix="save it again with torch.save(model.state_dict(), path)",
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadInput("the file holds no state dict", where=where, fix="save model.state_dict() and nothing else")
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
+
+
+def mismatches(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in weights]
+    problems += [f"{name} is not in the model" for name in weights if name not in mine]
+    for name in mine.keys() & weights.keys():
+        ours, theirs = tuple(mine[name].shape), tuple(weights[name].shape)
+        if ours != theirs:
+            problems.append(f"{name} has shape {theirs}, the model {ours}")
+    return sorted(problems)
+
+
+def _file(url: str) -> bytes:
+    folder, _, name = url.rpartition("/")
+    return open_store(folder or ".").read(name)
+
+
+def _of_folder(store: Store, url: str) -> dict[str, Tensor]:
+    try:
+        store.stat(PLAN)
+    except NotThere:
+        from headway.bundle.format import WEIGHTS, Bundle
+
+        return read_image(bytearray((Bundle.open(url).folder / WEIGHTS).read_bytes()))
+    archive = Archive(store)
+    catalogue = Catalogue(store, Checkpoint())
+    catalogue.adopt(archive.recorded())
+    best = catalogue.newest_best
+    loaded = archive.newest([]) if best is None else archive.load(best)
+    if loaded is None or "model" not in loaded.state:
+        raise BadInput("this run has no checkpoint with a model in it", where=url)
+    found: dict[str, Tensor] = loaded.state["model"]
+    return found

@@ -1,0 +1,163 @@
+"""State as plain data: tensors by name, everything else as JSON, and back to the bit. No pickle, no code in files.
+
+JSON holds None, booleans, integers, strings, lists, dictionaries with string keys and finite floats (which JSON's
+shortest form keeps exactly). What it cannot hold is written as a dictionary with one key that starts with `$`:
+`$tensor` `$array` (a name), `$tuple`, `$items` (a dictionary with other keys), `$float` (nan, inf), `$bytes`, `$dtype`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.core.errors import BadInput, HeadwayError
+from headway.core.safe_json import json_of
+from headway.storage.base import Store
+
+
+class Damaged(HeadwayError):
+    """A checkpoint that is not what was written."""
+
+
+def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """The state as (JSON tree, tensors by path). A tensor that appears twice, as tied weights do, is stored once."""
+    tensors: dict[str, Tensor] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+
+    def name_of(tensor: Tensor, path: str) -> str:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            raise _unfit(tensor, path)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() == 0 or key not in seen:
+            tensors[path] = tensor.detach()
+            seen[key] = path
+        return seen[key]
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            return {"$tensor": name_of(value, path)}
+        if isinstance(value, np.ndarray):
+            return {"$array": name_of(torch.from_numpy(np.ascontiguousarray(value)), path)}
+        if isinstance(value, Mapping):
+            return _walk_mapping(value, path, walk)
+        if isinstance(value, tuple):
+            return {"$tuple": [walk(item, f"{path}/{n}") for n, item in enumerate(value)]}
+        if isinstance(value, list):
+            return [walk(item, f"{path}/{n}") for n, item in enumerate(value)]
+        return _scalar(value, path)
+
+    tree = {key: walk(value, key) for key, value in state.items()}
+    return tree, tensors
+
+
+def build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `flatten` took apart. Damaged where it took nothing like this apart."""
+    try:
+        return _build(tree, tensors)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"not a state: {type(error).__name__}: {error}") from None
+
+
+def _build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_build(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    mark = next(iter(tree)) if len(tree) == 1 else ""
+    if not mark.startswith("$"):
+        return {key: _build(value, tensors) for key, value in tree.items()}
+    body = tree[mark]
+    if mark in ("$tensor", "$array"):
+        if body not in tensors:
+            raise Damaged(f"tensor {body!r} is missing")
+        return tensors[body].numpy() if mark == "$array" else tensors[body]
+    if mark == "$tuple":
+        return tuple(_build(item, tensors) for item in body)
+    if mark == "$items":
+        return {_build(key, tensors): _build(value, tensors) for key, value in body}
+    if mark == "$float":
+        return float(body)
+    if mark == "$bytes":
+        return bytes.fromhex(body)
+    if mark == "$dtype":
+        dtype = getattr(torch, body)
+        if not isinstance(dtype, torch.dtype):
+            raise Damaged(f"there is no type {body!r}")
+        return dtype
+    raise Damaged(f"unknown mark {mark!r}")
+
+
+def _walk_mapping(value: Mapping[Any, Any], path: str, walk: Any) -> Any:
+    keys = list(value)
+    plain = all(isinstance(key, str) for key in keys) and not (len(keys) == 1 and keys[0].startswith("$"))
+    if plain:
+        return {key: walk(item, f"{path}/{key}") for key, item in value.items()}
+    return {"$items": [[walk(key, path), walk(item, f"{path}/{key}")] for key, item in value.items()]}
+
+
+def _scalar(value: Any, path: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": value.hex()}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    raise _unfit(value, path)
+
+
+def _unfit(value: Any, path: str) -> BadInput:
+    return BadInput(
+        f"state holds a {type(value).__name__}, which a checkpoint cannot keep",
+        where=path,
+        fix="let state_dict() return tensors, numbers, strings, lists and dictionaries",
+    )
+
+
+# Small JSON files of a checkpoint, written one way and read with suspicion.
+
+
+def encode_record(value: Any) -> bytes:
+    return (json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+
+
+def decode_record(body: bytes, key: str) -> dict[str, Any]:
+    try:
+        value = json_of(body)
+    except ValueError as error:
+        raise Damaged(f"{key} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{key} is damaged: not a record")
+    return value
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """The record with a checksum of its own, for a file that no other vouches for."""
+    return encode_record({**record, "checksum": hashlib.sha256(encode_record(record)).hexdigest()})
+
+
+def unsealed(body: bytes, key: str) -> dict[str, Any]:
+    record = decode_record(body, key)
+    checksum = record.pop("checksum", None)
+    try:
+        found = hashlib.sha256(encode_record(record)).hexdigest()
+    except (ValueError, RecursionError):  # half a character, or deeper than we ever write: nothing of ours
+        found = None
+    if checksum is None or checksum != found:
+        raise Damaged(f"{key} is not what was written: its checksum differs")
+    return record
+
+
+def read_record(store: Store, key: str) -> dict[str, Any]:
+    """NotThere when it was never written, Damaged when it is not what was."""
+    return decode_record(store.read(key), key)

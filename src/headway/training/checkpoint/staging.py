@@ -1,0 +1,145 @@
+"""A copy of the state in memory that already is the file: taking one costs a memory copy and nothing else.
+
+Tensors are dealt out over the ranks by size. Each rank's share has a fixed layout, so its safetensors header is written
+once and every snapshot is one pass of copies into views of a preallocated buffer (pinned where there is a GPU).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import BadInput
+from headway.core.safe_json import json_of
+from headway.training.checkpoint.serialization import Damaged
+
+ALIGNMENT = 64
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def deal(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
+    """Which rank writes which tensor: those in `spread`, alike on every rank, by size; the rest is rank 0's."""
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    alike = set(spread) if ranks > 1 else set()
+    for name, tensor in tensors.items():
+        if name not in alike:
+            shares[0].append(name)
+            load[0] += tensor.nbytes
+    for name in sorted(alike & tensors.keys(), key=lambda name: (-tensors[name].nbytes, name)):
+        rank = load.index(min(load))
+        shares[rank].append(name)
+        load[rank] += tensors[name].nbytes
+    return shares
+
+
+class Layout:
+    """Where each tensor lies in the file. Two states with the same names, types and shapes have the same layout."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        # Widest first: without holes, which the format forbids, every tensor is still aligned to its own width.
+        self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        self.signature = signature(tensors)
+        self.spans: dict[str, tuple[int, int]] = {}
+        header: dict[str, Any] = {}
+        end = 0
+        for name in self.names:
+            tensor = tensors[name]
+            start, end = end, end + tensor.nbytes
+            self.spans[name] = (start, end)
+            header[name] = {
+                "dtype": _dtype_name(tensor, name),
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        self.head = len(text).to_bytes(8, "little") + text
+        self.size = len(self.head) + end
+
+
+def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in sorted(tensors.items()))
+
+
+class Image:
+    """One preallocated file. `fill` copies a state into it; `bytes` is what is written."""
+
+    def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], *, pin: bool = False) -> None:
+        self.layout = layout
+        # Zeros, not empty: pages are touched now rather than while training waits for the first copy.
+        self._buffer = torch.zeros(layout.size, dtype=torch.uint8, pin_memory=pin)
+        self._buffer[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
+        self._views = [self._view(name, tensors[name]) for name in layout.names]
+
+    def _view(self, name: str, like: Tensor) -> Tensor:
+        start, end = (len(self.layout.head) + offset for offset in self.layout.spans[name])
+        return self._buffer[start:end].view(like.dtype).view(like.shape)
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy. On a GPU the copies are queued behind the step that made the values and ahead of the next."""
+        if self._views:
+            torch._foreach_copy_(self._views, [tensors[name] for name in self.layout.names], non_blocking=True)
+
+    @property
+    def bytes(self) -> memoryview:
+        return memoryview(self._buffer.numpy())  # type: ignore[arg-type]
+
+
+def read_image(body: Any) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, as views of its bytes. Damaged if it is not one."""
+    try:
+        data = torch.frombuffer(body, dtype=torch.uint8)
+        length = int.from_bytes(bytes(data[:8].numpy()), "little")
+        if 8 + length > data.numel():
+            raise ValueError("its header is cut short")
+        header = json_of(bytes(data[8 : 8 + length].numpy()))
+        header.pop("__metadata__", None)
+        return {name: _read_tensor(data[8 + length :], entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged(f"not a safetensors file: {error}") from None
+
+
+def _read_tensor(data: Tensor, entry: Mapping[str, Any]) -> Tensor:
+    start, end = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    piece = data[start:end]
+    if piece.numel() != end - start:
+        raise ValueError("it ends too early")
+    if piece.storage_offset() % max(1, torch.empty((), dtype=dtype).element_size()):
+        piece = piece.clone()  # foreign files need not be aligned
+    return piece.view(dtype).view(shape)
+
+
+def _dtype_name(tensor: Tensor, name: str) -> str:
+    try:
+        return _NAMES[tensor.dtype]
+    except KeyError:
+        raise BadInput(f"a checkpoint cannot keep {tensor.dtype}", where=name) from None
+
+
+def total_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,361 @@
+"""Checkpoints written while training goes on: each rank its part, rank 0 the manifest, and without a manifest nothing.
+
+A thread of each rank hashes and writes what the main thread has copied. At most two snapshots exist: one being written,
+one waiting; a newer one replaces the one that waits, unless that has a name. No collectives here: rank 0 looks for the
+other ranks' part records in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import NotThere
+from headway.rundir.layout import checkpoint_folder
+from headway.rundir.lease import LeaseLost
+from headway.storage.base import Store
+from headway.storage.parallel import AT_ONCE, for_each
+from headway.training.checkpoint.index import Catalogue, Kept
+from headway.training.checkpoint.serialization import encode_record, read_record, sealed
+from headway.training.checkpoint.staging import Image, Layout, deal, signature
+from headway.training.control_channel import Outside, say
+from headway.training.retry import Impatient, Patience
+
+_POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
+PART_S = 900.0  # a rank that has not written its part by then will not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What a checkpoint is of."""
+
+    step: int
+    epoch: int
+    tree: Any  # everything but the tensors
+    names: tuple[str, ...] = ()  # pointers to set: best, epoch_5
+    score: float | None = None
+    forever: bool = False  # retention never removes it
+    turn: int = 0  # how many of this very step were taken before, in this attempt
+    stall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Snapshot:
+    moment: Moment
+    image: Image
+    ready: Any = None  # a CUDA event behind the copies
+    done: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """This rank among its like, under one attempt."""
+
+    rank: int
+    ranks: int
+    attempt: int
+
+    def part(self, rank: int, turn: int = 0) -> str:
+        """The stem of a part's file. A step taken twice in one attempt gets new files, so that the first stay whole."""
+        return f"a{self.attempt:04d}-r{rank}" if not turn else f"a{self.attempt:04d}.{turn}-r{rank}"
+
+
+class Saver:
+    """Takes snapshots in the main thread; a thread of its own makes checkpoints of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        seat: Seat,
+        catalogue: Catalogue,
+        outside: Outside,
+        *,
+        environment: Mapping[str, Any],
+        flush_metrics: Callable[[int], None] = lambda step: None,
+        pin: bool = False,
+    ) -> None:
+        self._store, self._seat, self._catalogue, self._outside = store, seat, catalogue, outside
+        self._environment, self._pin = environment, pin
+        self._flush_metrics = flush_metrics
+        self._patience = Patience(outside, self._hopeless)
+        self._change = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._writing: Snapshot | None = None
+        self._held: Snapshot | None = None
+        self._free: list[Image] = []
+        self._closed = False
+        self._abandon_at: float | None = None
+        self.fenced: LeaseLost | None = None
+        self.committed = -1  # the newest step whose manifest is written
+        self.last_seconds = 0.0  # how long the newest took, from snapshot to manifest
+        self._thread = threading.Thread(target=self._work, name="headway-saver", daemon=True)
+        self._thread.start()
+
+    # In the main thread
+
+    @property
+    def busy(self) -> bool:
+        return self._writing is not None or self._waiting is not None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a snapshot waits that no other may replace."""
+        waiting = self._waiting
+        return waiting is not None and (waiting.moment.forever or bool(waiting.moment.names))
+
+    def prepare(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+        """Have the memory ready before the first checkpoint is due."""
+        mine = self._mine(tensors, spread)
+        threading.Thread(target=self._preallocate, args=(mine,), daemon=True).start()
+
+    def _preallocate(self, mine: Mapping[str, Tensor]) -> None:
+        image = Image(Layout(mine), mine, pin=self._pin)
+        with self._change:
+            if not self._free and not self.busy:
+                self._free.append(image)
+
+    def take(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+        """Copy the state and queue it. What this takes is all that training waits for."""
+        snapshot = self._copy(moment, tensors, spread)
+        self._queue(snapshot)
+        return snapshot
+
+    def hold(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+        """Copy the state without writing it: for the case that we are stopped before the next one."""
+        if self._waiting is None:  # else there would be three
+            self._held = self._copy(moment, tensors, spread)
+
+    def release(self) -> None:
+        """What was held is of no use any more."""
+        with self._change:
+            if self._held is not None:
+                self._free.append(self._held.image)
+                self._held = None
+
+    def write_held(self) -> None:
+        """We are being stopped: write what was held."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._queue(held)
+
+    def _copy(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+        began = time.perf_counter()
+        mine = self._mine(tensors, spread)
+        image = self._room(mine, moment)
+        image.fill(mine)
+        snapshot = Snapshot(moment, image)
+        if self._pin:
+            snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            snapshot.ready.record()
+        snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
+        return snapshot
+
+    def _queue(self, snapshot: Snapshot) -> None:
+        with self._change:
+            self._waiting = snapshot
+            self._change.notify_all()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything taken is written; False if that was not done in time, and then it is given up."""
+        with self._change:
+            if timeout_s is not None:
+                self._abandon_at = time.monotonic() + timeout_s
+            newest = self._waiting or self._writing
+            done = self._change.wait_for(lambda: not self.busy or self.fenced is not None, timeout_s)
+        return done and self.fenced is None and not (newest is not None and newest.given_up)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        self.drain(timeout_s)
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join(timeout_s)
+
+    def _mine(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> dict[str, Tensor]:
+        names = deal(tensors, spread, self._seat.ranks)[self._seat.rank]
+        return {name: tensors[name] for name in names}
+
+    def _room(self, mine: Mapping[str, Tensor], moment: Moment) -> Image:
+        with self._change:
+            if self._waiting is not None and not self._replaceable(self._waiting.moment, moment):
+                say(f"the store is slow: waiting for the checkpoint of step {self._waiting.moment.step}")
+                self._change.wait_for(lambda: self._waiting is None or self.fenced is not None)
+            if self._waiting is not None:
+                self._free.append(self._waiting.image)
+                self._waiting.done.set()
+                self._waiting = None
+            fitting = [image for image in self._free if image.layout.signature == signature(mine)]
+            self._free = []  # of another layout: never used again
+            if fitting:
+                return fitting[0]
+        return Image(Layout(mine), mine, pin=self._pin)
+
+    @staticmethod
+    def _replaceable(old: Moment, new: Moment) -> bool:
+        return not old.forever and set(old.names) <= set(new.names)
+
+    # In the thread
+
+    def _work(self) -> None:
+        _be_nice()
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting is not None or self._closed)
+                if self._waiting is None:
+                    return
+                snapshot, self._waiting = self._waiting, None
+                self._writing = snapshot
+                self._change.notify_all()
+            try:
+                self._save(snapshot)
+            except Impatient as impatient:
+                snapshot.given_up = True
+                say(f"the checkpoint of step {snapshot.moment.step} was given up: {impatient}")
+            except LeaseLost as lost:
+                self.fenced = lost
+            except BaseException as error:  # a bug must not end checkpoints silently while training goes on
+                self.fenced = LeaseLost(f"checkpoints cannot be written: {type(error).__name__}: {error}")
+                self.fenced.__cause__ = error
+                raise
+            finally:
+                self._finish(snapshot)
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        with self._change:
+            self._writing = None
+            self._free.append(snapshot.image)
+            snapshot.done.set()
+            self._change.notify_all()
+
+    def _save(self, snapshot: Snapshot) -> None:
+        began = time.monotonic()
+        moment, seat = snapshot.moment, self._seat
+        if snapshot.ready is not None:
+            snapshot.ready.synchronize()
+        folder, part = checkpoint_folder(moment.step), seat.part(seat.rank, moment.turn)
+        body = snapshot.image.bytes
+        record = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+        patient = self._patience
+        patient(lambda: self._store.write(f"{folder}/{part}.safetensors", body))
+        if seat.rank:
+            patient(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
+            return
+        files = {f"{part}.safetensors": record, **self._parts(moment)}
+        self._commit(moment, files)
+        self.last_seconds = time.monotonic() - began
+        self._outside.event(
+            "checkpoint",
+            step=moment.step,
+            names=list(moment.names),
+            bytes=sum(file["bytes"] for file in files.values()),
+            seconds=round(self.last_seconds, 3),
+            stall_ms=round(moment.stall_s * 1000, 2),
+        )
+
+    def _parts(self, moment: Moment) -> dict[str, dict[str, Any]]:
+        """What the other ranks say they wrote; Impatient when one went on to a later one instead."""
+        pause, longest = _POLL_S
+        give_up = time.monotonic() + PART_S
+        found: dict[int, dict[str, Any]] = {}
+        missing = list(range(1, self._seat.ranks))
+        while missing:
+            come = self._come(moment, missing[:AT_ONCE])
+            found |= come
+            missing = [rank for rank in missing if rank not in come]
+            if come:
+                pause, _ = _POLL_S
+                continue
+            rank, newer = missing[0], self._waiting
+            if newer is not None and self._come(newer.moment, [rank]):
+                raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
+            self._hopeless(f"rank {rank} has not written its part")
+            if time.monotonic() > give_up:
+                raise Impatient(f"rank {rank} has not written its part in {PART_S:.0f} s")
+            time.sleep(pause)
+            pause = min(longest, pause * 1.5)
+        return {f"{self._seat.part(rank, moment.turn)}.safetensors": found[rank] for rank in sorted(found)}
+
+    def _come(self, moment: Moment, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The records of those of `ranks` that have written their part."""
+        keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
+        records = self._patience(lambda: for_each(self._look, keys))
+        return {rank: record for rank, record in zip(ranks, records, strict=True) if record is not None}
+
+    def _look(self, key: str) -> dict[str, Any] | None:
+        try:
+            return read_record(self._store, key)
+        except NotThere:
+            return None
+
+    def _commit(self, moment: Moment, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """State, metrics, then the manifest: whoever sees a manifest can rely on everything else."""
+        folder, patient = checkpoint_folder(moment.step), self._patience
+        state_name = self._seat.part(0, moment.turn).replace("-r0", "-state.json")
+        state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
+        patient(lambda: self._store.write(f"{folder}/{state_name}", state))
+        patient(lambda: self._flush_metrics(moment.step))
+        manifest = {
+            "schema": 1,
+            "step": moment.step,
+            "epoch": moment.epoch,
+            "attempt": self._seat.attempt,
+            "ranks": self._seat.ranks,
+            "names": list(moment.names),
+            "score": moment.score,
+            "forever": moment.forever,
+            "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
+            "files": dict(files),
+        }
+        patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": sealed(manifest)}))
+        patient(self._catalogue.fence.require)  # held still meanwhile, and overtaken: then nothing is ours to remove
+        self.committed = moment.step
+        patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
+        kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
+        patient(lambda: self._catalogue.record(kept))
+        patient(self._catalogue.prune)
+
+    def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
+        """Part records have served, and so have the files of earlier takes, here or by attempts that died."""
+        newest = _age(self._seat.part(0, turn))
+        there = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
+        served = [name for name in there if name not in mine and _age(name) <= newest]  # other ranks may be ahead
+        for_each(self._store.delete, [f"{folder}/{name}" for name in served])
+
+    def _hopeless(self, why: str) -> None:
+        """Called between tries: ends them when the grace period is over."""
+        if self._abandon_at is not None and time.monotonic() > self._abandon_at:
+            raise Impatient(f"out of time ({why})")
+        if self._closed:
+            raise Impatient(why)
+
+
+def _age(name: str) -> tuple[int, int]:
+    """Attempt and turn of a checkpoint's file."""
+    match = re.match(r"a(\d+)(?:\.(\d+))?-", name)
+    return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
+
+
+def lease_is_ours(store: Store, attempt: int) -> bool:
+    """Whether no later attempt has begun. A run without a lease (a rehearsal, a test) is always ours."""
+    from headway.rundir import lease
+
+    record, _ = lease.read(store)
+    return record is None or record.attempt <= attempt
+
+
+def _be_nice() -> None:
+    """Give way to the training on a full machine."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    except (OSError, AttributeError):  # not Linux, or not allowed: then it competes
+        pass

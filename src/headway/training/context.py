@@ -1,0 +1,148 @@
+"""A rank's dealings with the outside: run folder, lease, supervisor, signals, threads. Opened once, closed at exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from headway.core.errors import HeadwayError, StoreError
+from headway.rundir.layout import SegmentWriter
+from headway.rundir.lease import RENEW_S, Lease, LeaseLost
+from headway.storage.base import Store
+from headway.training import determinism
+from headway.training import rank_info as identities
+from headway.training.control_channel import Outside, Pipe, Silent, say
+from headway.training.distributed.process_group import Gang
+from headway.training.preemption import Stopping
+from headway.training.rank_info import Identity
+
+
+class Session:
+    """Who we are, and the means to read, write, tell and hear."""
+
+    def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
+        world = identities.world_of(os.environ)
+        self.device = determinism.choose_device(world)
+        self.gang = Gang(world, self.device)
+        self._lease: LeaseKeeper | None = None
+        if "HEADWAY_ATTEMPT" in os.environ:
+            self.identity = identities.supervised(os.environ)
+        else:
+            self.gang.meet()
+            self.identity = self._by_hand(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
+        self.store: Store = self.identity.store
+        self.outside: Outside = self._outside()
+        self.stopping = Stopping(self.identity.grace_s, self.identity.deadline_s, say=self.say)
+        self.stopping.watch()
+        self.gang.meet()
+        determinism.settle(exact=self.identity.job.exact)
+
+    @property
+    def first(self) -> bool:
+        return self.identity.world.rank == 0
+
+    def say(self, text: str) -> None:
+        """To the log: by rank 0 for all, unless it is about this rank alone."""
+        if self.first:
+            say(text)
+
+    def event(self, kind: str, **details: Any) -> None:
+        """For the run's history: told by rank 0 for all."""
+        if self.first:
+            self.outside.event(kind, **details)
+
+    @property
+    def words(self) -> str:
+        """Where we are, for the first line of the log."""
+        size = self.identity.world.size
+        return f"{size} ranks on {self.device.type}" if size > 1 else f"on {self.device.type}"
+
+    def close(self, *, failed: bool) -> None:
+        self.stopping.unwatch()
+        if self._lease is not None:
+            self._lease.close(failed=failed)
+        if not failed:
+            self.gang.part()
+
+    def _outside(self) -> Outside:
+        if self.identity.control_fd is not None:
+            return Pipe(self.identity.control_fd)
+        return self._lease if self._lease is not None else Silent()
+
+    def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> Identity:
+        """Rank 0 finds or makes the folder and takes the lease; the others are told which it is."""
+        world = self.gang.world
+        mine: Identity | None = None
+        trouble = ""
+        if world.rank == 0:
+            try:
+                mine = identities.by_hand(url, identities.script_name(), config, seed)
+                self._lease = LeaseKeeper(mine.store, Lease.take(mine.store, on_wait=_say_waiting))
+            except HeadwayError as error:
+                if world.size == 1:
+                    raise
+                trouble = str(error)
+        told = {"url": mine.store.url if mine else "", "trouble": trouble}
+        if self._lease is not None and mine is not None:
+            told["attempt"] = str(self._lease.attempt)
+        told = json.loads(self.gang.text_from_first(json.dumps(told)))
+        if told["trouble"]:
+            raise HeadwayError(told["trouble"])
+        if mine is None:
+            os.environ["HEADWAY_RUN_URL"] = told["url"]
+            mine = identities.by_hand(told["url"], identities.script_name(), config, seed)
+        for folder in mine.older:
+            say(f"{folder} was not finished; HEADWAY_RUN_URL={folder} goes on with it")
+        return identities.with_attempt(mine, int(told["attempt"]))
+
+
+class LeaseKeeper:
+    """Without a supervisor, rank 0 holds the lease itself and writes the events."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._lease, self._began = lease, time.monotonic()
+        self.attempt = lease.attempt
+        self._events = SegmentWriter(store, "events", lease.attempt)
+        self._over = threading.Event()
+        self.lost: LeaseLost | None = None
+        self.event("attempt", number=lease.attempt, host=os.uname().nodename, why="started by hand")
+        self._thread = threading.Thread(target=self._renew, name="headway-lease", daemon=True)
+        self._thread.start()
+
+    def event(self, kind: str, **details: Any) -> None:
+        told = {"kind": kind, "time": round(time.time(), 3), "spent_s": round(self._spent_s(), 3), **details}
+        self._events.add(json.dumps(told))
+
+    def progress(self, **numbers: Any) -> None: ...
+
+    def close(self, *, failed: bool) -> None:
+        self._over.set()
+        self._thread.join(RENEW_S)
+        try:
+            self._events.flush()
+            self._lease.release(self._spent_s())
+        except HeadwayError as error:  # at the very end: it goes stale by itself
+            say(f"the lease could not be given back: {error}")
+
+    def _spent_s(self) -> float:
+        """By all attempts up to now."""
+        return self._lease.record.spent_s + time.monotonic() - self._began
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_S):
+            try:
+                self._events.flush()
+                self._lease.renew()
+            except LeaseLost as lost:
+                self.lost = lost
+                return
+            except StoreError:  # down for a while: the next round will tell
+                continue
+
+
+def _say_waiting(record: Any) -> None:
+    say(f"waiting for the lease of attempt {record.attempt} on {record.host} to go stale")

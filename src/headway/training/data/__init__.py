@@ -1,0 +1,1 @@
+"""Training data as a pure function of epoch and step."""

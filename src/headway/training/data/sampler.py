@@ -1,0 +1,200 @@
+"""Batches one after the other from any position, made ahead of time by worker processes where the feed asks for them.
+
+Feeds are pure, so being ahead changes nothing. Other iterables are replayed up to the position, which costs their time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from headway.core.errors import BadInput
+from headway.data.loading.partition import Filler
+from headway.training.control_channel import say
+from headway.training.data.dataset import Feed
+from headway.training.determinism import DATA, Dice
+from headway.training.progress_state import Position
+from headway.training.rank_info import World
+
+Key = tuple[int, int, int, int]  # epoch, step, part, parts
+_PR_SET_PDEATHSIG = 1
+
+
+class Keys(Sampler[Key]):
+    """The keys of an epoch from a step on: what the workers are asked for, in order."""
+
+    def __init__(self) -> None:
+        self.epoch, self.first, self.last, self.parts = 0, 0, 0, range(1)
+        self.of = 1
+
+    def __iter__(self) -> Iterator[Key]:
+        for step in range(self.first, self.last):
+            for part in self.parts:
+                yield self.epoch, step, part, self.of
+
+
+class ByKey(Dataset[Any]):
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __getitem__(self, key: Key) -> Any:
+        return self._feed.batch(*key)
+
+
+class Prefetcher:
+    """Worker processes for one feed, kept over epochs."""
+
+    def __init__(self, feed: Feed, workers: int, *, pin: bool = False) -> None:
+        self._keys = Keys()
+        self._loader: DataLoader[Any] = DataLoader(
+            ByKey(feed),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=_settle_worker,
+            persistent_workers=True,
+            multiprocessing_context="fork",  # the feed is shared as it is: nothing is pickled, nothing loaded again
+            pin_memory=pin,
+            generator=torch.Generator(),  # its own: the default one belongs to the model
+        )
+
+    def batches(self, epoch: int, first: int, last: int, parts: range, of: int) -> Iterator[Any]:
+        keys = self._keys
+        keys.epoch, keys.first, keys.last, keys.parts, keys.of = epoch, first, last, parts, of
+        return iter(self._loader)
+
+    def close(self) -> None:
+        """End the workers. Whoever does not heed the loader's word is killed: they do not heed signals either."""
+        iterator = self._loader._iterator
+        if iterator is None:
+            return
+        workers = list(getattr(iterator, "_workers", ()))
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
+        for worker in workers:
+            worker.kill()
+        self._loader._iterator = None
+
+
+def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iterator[Any]:
+    """The same batches, made here and now."""
+    for step in range(first, len(feed)):
+        for part in parts:
+            yield feed.batch(epoch, step, part, of)
+
+
+def from_iterable(source: Any, dice: Dice, epoch: int, skip: int, world: int) -> Iterator[Any]:
+    """The batches of a DataLoader or any other sized iterable, the first `skip` of them made and thrown away.
+
+    Generators are seeded for the epoch before it begins and for each batch before it is made, so that a replay draws
+    what the first pass drew.
+    """
+    sampler = getattr(source, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler.set_epoch(epoch)
+    elif world > 1:
+        raise BadInput(
+            f"{world} ranks would all be given the same batches of this {type(source).__name__}",
+            fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
+        )
+    dice.roll(DATA, 0, epoch)
+    batches = iter(source)
+    number = 0
+    while True:
+        number += 1
+        dice.roll(DATA, number, epoch)
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        if number > skip:
+            yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _settle_worker(worker: int) -> None:
+    """A loader's process neither heeds the signals meant for its rank nor outlives it."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+# Which batches this rank gets, from whatever the script hands over: a feed, a DataLoader, any sized iterable.
+
+
+class Supply:
+    """Batches for one rank. Worker processes are kept for as long as the run lives."""
+
+    def __init__(self, world: World, device: torch.device, dice: Dice) -> None:
+        self._world, self._device, self._dice = world, device, dice
+        self.on_cpu = device.type == "cpu"
+        self._prefetchers: dict[int, Prefetcher] = {}
+
+    def adopt(self, feed: Any) -> None:
+        """A feed without a seed of its own gets the run's."""
+        if getattr(feed, "seed", 0) is None:
+            feed.seed = self._dice.seed
+
+    def training(self, feed: Any, position: Position, micros: int) -> Iterator[Any]:
+        """This rank's micro-batches of the epoch from the position on; `Filler` where a part is empty."""
+        world = self._world
+        if not isinstance(feed, Feed):
+            if position.batch and world.rank == 0:
+                say(f"{type(feed).__name__} cannot be entered in the middle: replaying {position.batch} batches")
+            skip = position.batch * micros
+            return from_iterable(feed, self._dice, position.passed, skip, world.size)
+        self.adopt(feed)
+        parts, of = range(world.rank * micros, (world.rank + 1) * micros), world.size * micros
+        workers = getattr(feed, "workers", 0)
+        if not workers:
+            return from_feed(feed, position.passed, position.batch, parts, of)
+        return self._prefetcher(feed, workers).batches(position.passed, position.batch, len(feed), parts, of)
+
+    def evaluation(self, feed: Any) -> Iterator[Any]:
+        """Whole batches, dealt out in turn: nothing is padded, so sums and counts are right as they are."""
+        rank, size = self._world.rank, self._world.size
+        if not isinstance(feed, Feed):
+            return (batch for number, batch in enumerate(feed) if number % size == rank)
+        self.adopt(feed)
+        return (feed.batch(0, step, 0, 1) for step in range(rank, len(feed), size))
+
+    def placed(self, batch: Any) -> Any:
+        """The batch itself, on this rank's device."""
+        inner = batch.batch if type(batch) is Filler else batch
+        return inner if self.on_cpu else moved(inner, self._device)
+
+    def close(self) -> None:
+        for prefetcher in self._prefetchers.values():
+            prefetcher.close()
+
+    def _prefetcher(self, feed: Feed, workers: int) -> Prefetcher:
+        if id(feed) not in self._prefetchers:
+            self._prefetchers[id(feed)] = Prefetcher(feed, workers, pin=self._device.type == "cuda")
+        return self._prefetchers[id(feed)]
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Every tensor of a nested batch on the device, without waiting."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch

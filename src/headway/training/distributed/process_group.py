@@ -1,0 +1,96 @@
+"""The ranks as one: meeting, and the few words they say to each other outside the gradients. Main thread only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headway.core.errors import TargetError
+from headway.supervisor.rendezvous import port_taken
+from headway.training.distributed import grad_sync
+from headway.training.distributed.grad_sync import Agreed
+from headway.training.rank_info import World
+
+TIMEOUT = timedelta(minutes=5)  # torch's half hour is half an hour of paying for a rank that died
+
+
+class Gang:
+    """All ranks of the run. Alone, every verb is free."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self.world, self.device = world, device
+
+    def meet(self) -> None:
+        if self.world.size == 1:
+            return
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            try:
+                dist.init_process_group(backend, timeout=TIMEOUT)
+            except (RuntimeError, ValueError) as error:
+                if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+                    raise port_taken(
+                        os.environ.get("MASTER_PORT", "?"), "Address already in use", "MASTER_PORT"
+                    ) from error
+                raise TargetError(
+                    f"rank {self.world.rank} of {self.world.size} could not meet the others: {error}",
+                    fix="look at the other ranks' logs: one of them did not start, or cannot be reached",
+                ) from error
+
+    def part(self) -> None:
+        if self.world.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value, summed over ranks, in double precision: the same bits on every rank."""
+        if self.world.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
+        """Logged values, added up over ranks to the same bits as if they had ridden on a step."""
+        return grad_sync.exchange(self.world.rank, self.world.size, names, metrics, self.device)
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        if self.world.size == 1:
+            return value
+        total = value.detach().to(self.device, copy=True)
+        dist.all_reduce(total)
+        return total
+
+    def from_first(self, values: Sequence[float]) -> list[float]:
+        """Rank 0's values, on every rank."""
+        if self.world.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, 0)
+        return tensor.tolist()
+
+    def text_from_first(self, text: str) -> str:
+        if self.world.size == 1:
+            return text
+        body = text.encode()
+        size = int(self.from_first([float(len(body))])[0])
+        letters = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        if self.world.rank == 0:
+            letters.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+        dist.broadcast(letters, 0)
+        return bytes(letters.cpu().tolist()).decode()
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Every rank has rank 0's values afterwards."""
+        if self.world.size == 1:
+            return
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, 0)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)

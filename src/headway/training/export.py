@@ -1,0 +1,49 @@
+"""Putting a bundle into the run folder, and publishing it: `bundle.json` last, so that half of one is none."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from headway.bundle.format import RECORD
+from headway.bundle.publish import publish
+from headway.rundir.lease import LeaseLost
+from headway.storage import join
+from headway.storage.base import Store
+from headway.training.checkpoint.writer import lease_is_ours
+from headway.training.context import Session
+
+
+class Bundle(Protocol):
+    """Something that can write itself into an empty folder."""
+
+    def write(self, folder: Path) -> None: ...
+
+
+def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None:
+    """Into the run folder, and to where the job publishes. Not by an attempt that was overtaken meanwhile."""
+    if not lease_is_ours(session.store, session.identity.attempt):
+        raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
+    with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
+        folder, began = Path(name), time.monotonic()
+        bundle.write(folder)
+        url = join(session.store.url, "export")
+        if (folder / RECORD).exists():
+            publish(folder, url)
+        else:
+            upload(folder, session.store)
+        session.event("export", url=url, seconds=round(time.monotonic() - began, 3))
+        say(f"exported to {url}")
+        to = session.identity.job.export.to
+        if to:
+            publish(folder, to)
+            say(f"published to {to}")
+
+
+def upload(folder: Path, store: Store) -> None:
+    """Files of a script's own making, one by one."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        store.write(f"export/{path.relative_to(folder).as_posix()}", path)

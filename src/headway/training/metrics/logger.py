@@ -1,0 +1,227 @@
+"""What a run logs: numbers of each step, averaged over micro-batches and ranks by weight, at no extra collective.
+
+Values logged for a step wait and ride on the next step's gradients. Where no next step comes (a checkpoint, the end
+of an epoch) `settle` sums them at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import BadInput
+from headway.rundir.layout import SegmentWriter
+from headway.storage.base import Store
+from headway.training.context import Session
+from headway.training.distributed.grad_sync import METRICS, Agreed
+from headway.training.metrics.progress import Reporter
+from headway.training.metrics.trackers.base import Loggers, open_loggers
+
+# Numbers over time: buffered without waiting for the device, written in segments by a thread. About 1 µs a value.
+
+
+class Metrics:
+    """One record a step, also when it is logged in pieces. A number on a GPU is read when it is written."""
+
+    def __init__(
+        self,
+        store: Store,
+        attempt: int,
+        resume_step: int,
+        *,
+        resume_attempt: int | None = None,
+        also: Callable[[Sequence[dict[str, Any]]], None] = lambda records: None,
+    ) -> None:
+        """`also` is called with records once they are in the store.
+
+        `resume_attempt` wrote the checkpoint that we go on from: what it logged is our past. Mostly it is the attempt
+        before; a manifest that came late to the store may belong to an older one.
+        """
+        self._also = also
+        self._untold: list[dict[str, Any]] = []
+        self._writer = SegmentWriter(store, "metrics", attempt)
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
+        self._records: list[dict[str, Any]] = []
+        past = {} if resume_attempt is None else {"resume_attempt": resume_attempt}
+        self._writer.add(json.dumps({"resume_step": resume_step, **past}))
+
+    def log(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        with self._lock:
+            records = self._records
+            if records and records[-1]["step"] == step:
+                records[-1].update(values)
+            else:
+                records.append({"step": step, "epoch": epoch, "time": time.time(), **values})
+
+    def flush(self, through: int | None = None) -> None:
+        """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
+        with self._flushing:  # one at a time: what another call has taken out must be written before this one returns
+            records = _numbers(self._take_out(through))
+            for record in records:
+                self._writer.add(json.dumps(record, allow_nan=False))
+            self._untold += records
+            self._writer.flush()
+            records, self._untold = self._untold, []
+            self._also(records)
+
+    def _take_out(self, through: int | None) -> list[dict[str, Any]]:
+        with self._lock:
+            count = len(self._records) if through is not None else max(0, len(self._records) - 1)
+            while through is not None and count and self._records[count - 1]["step"] > through:
+                count -= 1
+            ready, self._records = self._records[:count], self._records[count:]
+        return ready
+
+    def finish(self) -> None:
+        self.flush(through=1 << 62)
+
+
+def plain(name: str, value: Any) -> Any:
+    """A number now, or a detached tensor that becomes one later without stopping the device."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise BadInput(f"{name} has {value.numel()} values, a metric is one", fix=f"log {name}.mean()")
+        return value.item() if value.device.type == "cpu" else value.detach()
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name} is a {type(value).__name__}, a metric is a number") from None
+
+
+def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with all device values read in one go."""
+    waiting = [(record, name) for record in records for name, value in record.items() if isinstance(value, Tensor)]
+    if waiting:
+        values = torch.stack([record[name].reshape(()).float() for record, name in waiting]).tolist()
+        for (record, name), value in zip(waiting, values, strict=True):
+            record[name] = value
+    for record in records:
+        record["time"] = round(record["time"], 3)
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = repr(value)  # JSON has no nan; readers see "nan" rather than a broken line
+    return records
+
+
+class Journal:
+    """Collects, averages and records. Only rank 0 writes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._alone = session.identity.world.size == 1
+        self._metrics: Metrics | None = None
+        self._reporter: Reporter | None = None
+        self._loggers = Loggers()
+        self._body: dict[str, Any] = {}  # logged since the loop's body began
+        self._sums: dict[str, Any] = {}  # value × weight, over the micro-batches of a step
+        self._weight: float | Tensor = 0.0
+        self._epoch = 0
+        self.latest: dict[str, Any] = {}
+
+    def begin(self, step: int, look: Any, resumed_attempt: int | None = None) -> None:
+        """The attempt's first record: everything after `step` that was logged before is void."""
+        if self._metrics is None and self._session.first:
+            session = self._session
+            self._loggers = open_loggers(session, step)
+            self._metrics = Metrics(
+                session.store,
+                session.identity.attempt,
+                step,
+                resume_attempt=resumed_attempt,
+                also=self._loggers.feed,
+            )
+            self._reporter = Reporter(look, self._session.outside, self._metrics.flush)
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Logged inside the loop's body."""
+        for name, value in values.items():
+            self._body[name] = plain(name, value)
+
+    def forget_body(self) -> bool:
+        """The batch was left out, and what was logged of it with it. Always False: nothing is left out any more."""
+        self._body = {}
+        return False
+
+    def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        """Logged elsewhere, the same on every rank."""
+        self._keep(step, epoch, {name: plain(name, value) for name, value in values.items()})
+
+    def _keep(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+        self.latest.update(values)
+        if self._metrics is not None:
+            self._metrics.log(step, epoch, values)
+
+    def end_body(self, weight: float | Tensor, step: int, epoch: int, *, micro: bool) -> None:
+        """A body is over. `micro` when it was not the last of its step, or others' values must be added."""
+        if not self._body:
+            return
+        body, self._body = self._body, {}
+        if self._alone and not micro and not self._sums:
+            self._keep(step, epoch, body)
+            return
+        weight = weight.detach() if isinstance(weight, Tensor) else weight
+        for name, value in body.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * weight
+        self._weight, self._epoch = self._weight + weight, epoch
+        if self._alone and not micro:
+            self._close_step(step, self._sums, self._weight)
+
+    @property
+    def riders(self) -> tuple[float, list[Any]]:
+        """For the next reduction: a digest of the names, and the weight and sums to be added over ranks."""
+        names = self._riding
+        return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
+
+    def arrived(self, agreed: Agreed, step: int) -> None:
+        """The riders have been added up: they belong to `step`."""
+        names = self._riding
+        if not names:
+            return
+        sums, weight = self._sums, self._weight
+        if agreed.names == _digest(names) * self._session.gang.world.size:
+            sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
+        self._close_step(step, sums, weight)  # where ranks logged different things, rank 0's own stand
+
+    def settle(self, exchange: Callable[[float, Sequence[Any]], Agreed], step: int) -> None:
+        """Add up now what would have ridden on the next step. Every rank calls this at the same place."""
+        self.arrived(exchange(*self.riders), step)
+
+    @property
+    def _riding(self) -> list[str]:
+        return sorted(self._sums)[: METRICS - 1]
+
+    def flush(self, through: int) -> None:
+        if self._metrics is not None:
+            self._metrics.flush(through)
+
+    def finish(self) -> None:
+        if self._metrics is not None:
+            self._metrics.finish()
+
+    def close(self) -> None:
+        if self._reporter is not None:
+            self._reporter.close()
+
+    def see_off(self, *, finished: bool, within_s: float) -> None:
+        """Let the trackers end: the last thing, when everything is in the run folder."""
+        self._loggers.close(finished=finished, within_s=within_s)
+
+    def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
+        values = {name: value / (weight or 1.0) for name, value in sums.items()}
+        self._sums, self._weight = {}, 0.0
+        self._keep(step, self._epoch, values)
+
+
+def _digest(names: list[str]) -> float:
+    """Exact in single precision, also as the sum of many."""
+    return float(1 + zlib.crc32(" ".join(names).encode()) % 4093) if names else 0.0

@@ -1,0 +1,153 @@
+"""Where the run is, for people: one live line on a terminal, a plain line every ten seconds elsewhere.
+
+A thread of rank 0 looks at the run once a second and writes what has gathered: training itself never waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.core.errors import BadInput, StoreError
+from headway.rundir.layout import interval_s
+from headway.training.control_channel import Outside, say
+
+# What a run has cost so far, for its progress line: the price of all nodes times the time of all attempts.
+#
+# HEADWAY_USD_PER_HOUR and HEADWAY_BUDGET_USD come with the plan, HEADWAY_SPENT_S from the supervisor when it starts
+# the rank. Time is measured, never taken from a calendar: clocks may jump.
+
+
+RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
+
+
+class Bill:
+    """Counts from the moment it is made."""
+
+    def __init__(self, env: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._budget = _number(env, RATE), _number(env, BUDGET)
+        self._before, self._clock, self._began = _number(env, SPENT) or 0.0, clock, clock()
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """`usd`, and `budget_usd` where there is one; nothing where nothing is billed."""
+        if not self._rate:
+            return {}
+        hours = (self._before + self._clock() - self._began) / 3600
+        found = {"usd": round(hours * self._rate, 4)}
+        return found if self._budget is None else {**found, "budget_usd": self._budget}
+
+
+def words(numbers: Mapping[str, object]) -> str:
+    """$0.12 of $5.00"""
+    usd, budget = numbers.get("usd"), numbers.get("budget_usd")
+    if not isinstance(usd, float):
+        return ""
+    return f"${usd:.2f}" + (f" of ${budget:.2f}" if isinstance(budget, float) else "")
+
+
+def _number(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise BadInput(f"{name}={text} is not a number", where=name) from None
+
+
+LOOK_S, PLAIN_S, WINDOW = 1.0, 10.0, 20
+
+
+class Reporter:
+    """Calls `look` for the newest numbers, tells them onwards, and has the metrics written."""
+
+    def __init__(
+        self, look: Callable[[], dict[str, Any]], outside: Outside, flush: Callable[[], None], *, shown: bool = True
+    ) -> None:
+        self._bill = Bill(os.environ)
+        self._look, self._outside, self._flush, self._shown = look, outside, flush, shown
+        self._live = shown and sys.stderr.isatty()
+        self._over = threading.Event()
+        self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._began = self._flushed = self._said = time.monotonic()
+        self._complained = False
+        self._thread = threading.Thread(target=self._report, name="headway-reporter", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(10)
+        self._tell()
+        if self._live:
+            sys.stderr.write("\r\033[K")
+
+    def _report(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self._tell()
+            now = time.monotonic()
+            if now - self._flushed > interval_s(now - self._began):
+                self._flushed = now
+                self._write()
+
+    def _write(self) -> None:
+        try:
+            self._flush()
+            self._complained = False
+        except StoreError as error:  # nothing is lost: it is written with the next ones
+            if not self._complained:
+                say(f"metrics cannot be written yet: {error}")
+            self._complained = True
+
+    def _tell(self) -> None:
+        numbers = self._look()
+        if not numbers:
+            return
+        now = time.monotonic()
+        self._seen.append((now, numbers["step"]))
+        self._add_speed(numbers)
+        numbers |= self._bill.numbers
+        self._outside.progress(**numbers)
+        if self._live:
+            sys.stderr.write(f"\r\033[K{line(numbers)}")
+            sys.stderr.flush()
+        elif self._shown and (now - self._said >= PLAIN_S):
+            self._said = now
+            say(line(numbers))
+
+    def _add_speed(self, numbers: dict[str, Any]) -> None:
+        (then, before), (now, here) = self._seen[0], self._seen[-1]
+        if now > then and here > before:
+            rate = (here - before) / (now - then)
+            numbers["rate"] = round(rate, 3)
+            if numbers.get("steps"):
+                numbers["eta_s"] = round((numbers["steps"] - here) / rate, 1)
+
+
+def line(numbers: dict[str, Any]) -> str:
+    """epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left  $0.12 of $5.00"""
+    parts = []
+    if "epoch" in numbers:
+        parts.append(f"epoch {numbers['epoch'] + 1}" + (f"/{numbers['epochs']}" if numbers.get("epochs") else ""))
+    parts.append(f"step {numbers['step']}" + (f"/{numbers['steps']}" if numbers.get("steps") else ""))
+    if numbers.get("doing"):
+        parts.append(str(numbers["doing"]))
+    if isinstance(numbers.get("loss"), float):
+        parts.append(f"loss {numbers['loss']:.4g}")
+    if numbers.get("rate"):
+        parts.append(f"{numbers['rate']:.3g} steps/s")
+    if numbers.get("eta_s") is not None:
+        parts.append(f"{_duration(numbers['eta_s'])} left")
+    if words(numbers):
+        parts.append(words(numbers))
+    return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

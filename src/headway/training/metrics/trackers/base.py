@@ -1,0 +1,348 @@
+"""One tracker's line out of rank 0: a thread that hands records to a process and bears whatever becomes of it.
+
+While the process is down records are let go: they are in the segments, from which the next process takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from headway.core.errors import HeadwayError
+from headway.core.paths import home
+from headway.core.plan import Plan
+from headway.rundir.layout import INTENT, RunFolder
+from headway.storage import local_path
+from headway.storage.base import Store
+from headway.training.rank_info import Identity
+
+if TYPE_CHECKING:
+    from headway.training.context import Session
+
+
+# Metrics for trackers besides the run folder: W&B, TensorBoard, MLflow. Fed on rank 0, never waited for.
+#
+# The run folder's segments are the truth. A tracker is given the same records by a process of its own, so that
+# nothing it does (block, crash, print, take signals, hold the interpreter) reaches the training. One that fails is
+# said once, tried again after a pause, and then given what it missed out of the segments.
+
+
+class Loggers:
+    """All trackers of a run; without any, nothing."""
+
+    def __init__(self, lines: Sequence[Line] = ()) -> None:
+        self._lines = lines
+
+    def feed(self, records: Sequence[dict[str, Any]]) -> None:
+        """Records that are in the run folder now. Returns at once."""
+        for line in self._lines:
+            line.feed(records)
+
+    def close(self, *, finished: bool, within_s: float) -> None:
+        """Let them end. Whatever is not done in time is taken from the segments by the next attempt."""
+        for line in self._lines:
+            line.close(finished=finished)
+        until = time.monotonic() + within_s
+        for line in self._lines:
+            line.join(max(0.0, until - time.monotonic()))
+
+
+def open_loggers(session: Session, resume_step: int) -> Loggers:
+    """The trackers that the job's `log_to` names, for an attempt that goes on from `resume_step`."""
+    names = session.identity.job.log_to
+    if not names:
+        return Loggers()
+
+    def told() -> Tracked:
+        return tracked(session.store, session.identity, resume_step)
+
+    return Loggers([Line(name, told, say=session.say, event=session.event) for name in names])
+
+
+# What a tracker is told about the run: plain JSON, so that it can be handed to another process.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracked:
+    """One attempt of one run, as trackers see it."""
+
+    run: str
+    id: str  # the same for all attempts of the run, and never another run's
+    project: str
+    url: str
+    folder: str  # what is written here is mirrored to the run folder's files/
+    attempt: int
+    resume_step: int
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]  # image, command, code, plan: what the numbers come from
+    pid: int  # of rank 0: whose memory and CPU a tracker may show
+
+
+class Tracker(Protocol):
+    """One tracker, open for one run. Any exception means: closed, to be opened again later."""
+
+    where: str  # for people: an address or a folder
+
+    def knows(self, name: str, step: int) -> bool:
+        """Whether it has that value already, from an earlier attempt."""
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        """All values of one step. Called once a step, steps rising."""
+
+    def flush(self) -> None:
+        """What was logged can be seen by others."""
+
+    def close(self, *, finished: bool) -> None: ...
+
+
+def tracked(store: Store, identity: Identity, resume_step: int) -> Tracked:
+    folder = RunFolder(store)
+    plan = _plan(folder)
+    job = identity.job
+    return Tracked(
+        run=identity.name,
+        id=f"{identity.name}-{_birth(folder, plan)}",
+        project=job.name,
+        url=store.url,
+        folder=_files(store.url, identity.name),
+        attempt=identity.attempt,
+        resume_step=resume_step,
+        config=dict(job.config),
+        facts={**facts(plan), "ranks": identity.world.size},
+        pid=os.getpid(),
+    )
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Where a number comes from, to the byte. Secrets are not among it: a plan has none."""
+    job = plan.job
+    image = os.environ.get("HEADWAY_IMAGE") or (job.get("image") or {}).get("uri")
+    program = [f"recipe {job['recipe']}"] if job.get("recipe") else [str(job.get("script")), *map(str, job["args"])]
+    return {
+        "image": image,
+        "image_digest": image.partition("@")[2] or None if image else None,
+        "command": program[0] if job.get("recipe") else shlex.join(program),
+        "code_sha256": plan.code.sha256,
+        "plan_sha256": plan.hash,
+        "data": dict(plan.data),
+        "seed": job.get("seed"),
+        "target": plan.target,
+        "headway": plan.headway,
+    }
+
+
+def _plan(folder: RunFolder) -> Plan:
+    copy = os.environ.get("HEADWAY_PLAN")
+    return Plan.from_json(Path(copy).read_bytes(), where=copy) if copy else folder.plan()
+
+
+def _birth(folder: RunFolder, plan: Plan) -> str:
+    """Tells runs apart that have had the same name: a tracker remembers the one that was removed here."""
+    created = (folder.read_json(INTENT) or {}).get("created_at")
+    return hashlib.sha256(f"{created}\0{plan.hash}".encode()).hexdigest()[:8]
+
+
+def _files(url: str, run: str) -> str:
+    """Under a supervisor the folder that it mirrors; by hand the run folder's own, or this machine's."""
+    chosen = os.environ.get("HEADWAY_RUN_DIR")
+    if chosen:
+        return chosen
+    here = local_path(url)
+    return str(home() / "trackers" / run if here is None else here / "files")
+
+
+SILENCE_S = 180.0  # without a sign of life it is taken for stuck; W&B's own patience with its server is 90 s
+PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # before it is tried again
+LAST_LINE = 300  # characters of its last words that are repeated
+
+
+class Failed(Exception):
+    """The tracker's process said so, died, or went silent."""
+
+
+class Line:
+    """Feeds one tracker. Nothing here raises, and nothing waits but `join`."""
+
+    def __init__(
+        self,
+        name: str,
+        told: Callable[[], Tracked],
+        *,
+        say: Callable[[str], None],
+        event: Callable[..., None],
+        pauses_s: Sequence[float] = PAUSES_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._name, self._told, self._say, self._event = name, told, say, event
+        self._pauses_s, self._silence_s = pauses_s, silence_s
+        self._change = threading.Condition()
+        self._records: list[dict[str, Any]] = []
+        self._ending: bool | None = None  # whether the run is finished, once it ends
+        self._process: Process | None = None
+        self._given_up = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"headway-{name}", daemon=True)
+        self._thread.start()
+
+    def feed(self, records: Sequence[dict[str, Any]]) -> None:
+        with self._change:
+            self._records.extend(records)
+            self._change.notify_all()
+
+    def close(self, *, finished: bool) -> None:
+        with self._change:
+            self._ending = finished
+            self._change.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end; a tracker that is not done by then is ended."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._say(f"{self._name} was not done in time; the run folder has everything")
+            process, self._given_up = self._process, True
+            if process is not None:
+                process.kill()
+            self._thread.join(1.0)
+
+    # In the thread
+
+    def _work(self) -> None:
+        self._attempt([], None)  # at once, so that what is wrong is seen at the start
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._records or self._ending is not None)
+                records, self._records = self._records, []
+                ending = self._ending
+            # One last try at the end of a finished run; a run that goes on later has time then.
+            if not self._given_up and (self._process or ending or time.monotonic() >= self._retry_at):
+                self._attempt(records, ending)
+            if ending is not None:
+                return
+
+    def _attempt(self, records: list[dict[str, Any]], ending: bool | None) -> None:
+        try:
+            process = self._process or self._open()
+            process.ask({"records": records})
+            if ending is not None:
+                process.ask({"close": ending})
+                process.end()
+        except (Failed, HeadwayError, OSError, ValueError) as error:
+            self._fail(error)
+        except BaseException as error:  # a bug of ours: the thread ends, the training does not, and the log says why
+            self._fail(error)
+            raise
+
+    def _open(self) -> Process:
+        """A new process, which has been given all that the segments hold."""
+        told = self._told()
+        process = self._process = Process(self._name, self._silence_s)
+        if self._given_up:  # while it was being started
+            raise Failed("out of time")
+        where = process.ask(asdict(told)).get("where", "")
+        process.ask({"records": []})
+        if self._failures:
+            self._say(f"{self._name} is back, and has been given what it missed: {where}")
+            self._event("logger_back", logger=self._name)
+        else:
+            self._say(f"metrics go to {self._name} too: {where}")
+        self._failures = 0
+        return process
+
+    def _fail(self, error: BaseException) -> None:
+        """Said once, however often it is tried again."""
+        why = str(error) or type(error).__name__
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        pause = self._pauses_s[min(self._failures, len(self._pauses_s) - 1)]
+        self._retry_at = time.monotonic() + pause
+        if not self._failures and not self._given_up:
+            self._say(f"{self._name} failed, training goes on: {why}")
+            self._event("logger_failed", logger=self._name, error=why)
+        self._failures += 1
+
+
+class Process:
+    """The tracker's process: asked one thing at a time, answering with one JSON line each."""
+
+    def __init__(self, name: str, silence_s: float) -> None:
+        self._silence_s = silence_s
+        # Its chatter goes to a file that is read only when it fails: the rank's log is for the run.
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "headway.training.metrics.trackers.worker", name, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            env={**os.environ, **_scratch()},
+        )
+        self._heard = b""
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Its answer. Failed when it has none, or says that it cannot."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(self._last_words()) from None
+        while "alive" in (answer := self._answer()):
+            pass
+        if "failed" in answer:
+            raise Failed(str(answer["failed"]))
+        return answer
+
+    def end(self) -> None:
+        """It has said that it is done: let it go."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(self._silence_s)
+        except subprocess.TimeoutExpired:
+            raise Failed("it did not end") from None
+        self._words.close()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._words.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        while b"\n" not in self._heard:
+            ready, _, _ = select.select([self._child.stdout], [], [], self._silence_s)
+            if not ready:
+                raise Failed(f"no sign of life for {self._silence_s:.0f} s")
+            piece = os.read(self._child.stdout.fileno(), 65536)
+            if not piece:
+                raise Failed(self._last_words())
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._child.wait()
+        self._words.seek(0)
+        lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"its process ended with code {code}" + (f": {lines[-1][:LAST_LINE]}" if lines else "")
+
+
+def _scratch() -> dict[str, str]:
+    """What it writes for itself goes beside the supervisor's copy of the plan, and goes with it, kill or not."""
+    plan = os.environ.get("HEADWAY_PLAN")
+    return {"TMPDIR": os.path.dirname(plan)} if plan else {}

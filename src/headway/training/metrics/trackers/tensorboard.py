@@ -1,0 +1,50 @@
+"""TensorBoard: event files below files/tensorboard, written anew from the history by every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+from headway.training.metrics.trackers.base import Tracked
+
+
+class TensorBoard:
+    """One event a step. Earlier files are replaced: a kill may have torn them, and the segments have it all."""
+
+    def __init__(self, told: Tracked) -> None:
+        folder = Path(told.folder, "tensorboard")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.where = f"tensorboard --logdir {folder}"
+        older = sorted(folder.glob("*.tfevents.*"))
+        # The name rises with the attempt, so that a reader who has the old file goes on to this one.
+        count = 1 + sum(path.name.startswith(_prefix(told)) for path in older)
+        self._writer = RecordWriter(str(folder / f"{_prefix(told)}{count:04d}"))
+        self._write(Event(file_version="brain.Event:2"))
+        # For whoever has read them already: everything from step 0 on is void.
+        self._write(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
+        for path in older:
+            path.unlink()
+
+    def knows(self, name: str, step: int) -> bool:
+        return False
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(Event(wall_time=time_s, step=step, summary=Summary(value=scalars)))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, *, finished: bool) -> None:
+        self._writer.close()
+
+    def _write(self, event: Event) -> None:
+        self._writer.write(event.SerializeToString())
+
+
+def _prefix(told: Tracked) -> str:
+    return f"events.out.tfevents.a{told.attempt:04d}."

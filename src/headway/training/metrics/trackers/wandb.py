@@ -1,0 +1,79 @@
+"""Weights & Biases, by its own client: the same run over all attempts. Offline where there is no key.
+
+Offline, each attempt writes the whole history anew below files/wandb: one folder, which `wandb sync` sends as one run.
+Online, the server says how far it is. Steps that a killed attempt had sent and this one does again stay as they were.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# The client phones home about its own errors by default: what runs here is the user's business.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
+import wandb
+
+from headway.training.metrics.trackers.base import Tracked
+
+SERVER = "https://api.wandb.ai"
+
+
+class WeightsAndBiases:
+    def __init__(self, told: Tracked) -> None:
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if has_key(os.environ) else "offline")
+        self._scratch = tempfile.TemporaryDirectory(prefix="headway-wandb-")
+        folder = Path(told.folder if mode == "offline" else self._scratch.name)
+        earlier = list(folder.glob(f"wandb/offline-run-*-{told.id}"))
+        self._run = wandb.init(
+            id=told.id,
+            name=told.run,
+            project=os.environ.get("WANDB_PROJECT") or told.project,
+            resume=None if mode == "offline" else "allow",  # offline there is nobody to ask
+            config={**told.config, "headway": {**told.facts, "run_folder": told.url}},
+            settings=wandb.Settings(
+                mode=mode,
+                root_dir=str(folder),
+                console="off",
+                disable_git=True,
+                save_code=False,
+                x_stats_pid=told.pid,
+            ),
+        )
+        for former in earlier:
+            shutil.rmtree(former)
+        self._sent = self._run.starting_step - 1
+        self.where = self._run.url or f"{self._run.settings.sync_dir} (no key: offline, wandb sync sends it)"
+
+    def knows(self, name: str, step: int) -> bool:
+        return step <= self._sent
+
+    def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "_timestamp": time_s}, step=step)
+
+    def flush(self) -> None:
+        pass  # the client sends by itself
+
+    def close(self, *, finished: bool) -> None:
+        if not finished:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if finished else 143)
+        self._scratch.cleanup()
+
+
+def has_key(env: Mapping[str, str]) -> bool:
+    """Whether the client would find credentials: in the environment, or where `wandb login` leaves them."""
+    if env.get("WANDB_API_KEY") or env.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    path = Path(env.get("NETRC") or "~/.netrc").expanduser()
+    host = urlsplit(env.get("WANDB_BASE_URL") or SERVER).hostname or ""
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

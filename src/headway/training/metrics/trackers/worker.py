@@ -1,0 +1,160 @@
+"""The process of one tracker, started by rank 0: `python -m headway.training.metrics.trackers.worker NAME PARENT`.
+
+It is sent JSON lines and answers each: first the run, then records, at last {"close": finished}. It dies with rank 0,
+unfinished business or not: what it had not sent, the next attempt's takes from the segments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import IO, Any
+
+from headway.core.errors import MissingExtra
+from headway.plugins import TRACKERS
+from headway.rundir.layout import RunFolder, segments
+from headway.storage import open_store
+from headway.training.metrics.trackers.base import Tracked, Tracker
+
+_PR_SET_PDEATHSIG = 1
+_NOT_VALUES = ("step", "time")
+ALIVE_S = 1.0  # how often it says that it is still at work
+
+
+class Steps:
+    """Passes on each step once, whole: when a later one has come, or when the run is finished.
+
+    A step's numbers may come in pieces (the loss, then a score), and an evaluation that was cut short is done again by
+    the next attempt. Trackers cannot add to a step that they have closed.
+    """
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._pending: dict[str, Any] | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        pending = self._pending
+        if pending is not None and record["step"] < pending["step"]:
+            return  # of the segments, and then again by hand
+        if pending is None or record["step"] > pending["step"]:
+            self.finish()
+            self._pending = dict(record)
+        else:
+            pending.update(record)
+
+    def finish(self) -> None:
+        if self._pending is not None:
+            self._send(self._pending)
+            self._pending = None
+
+
+class Desk:
+    """One tracker at work."""
+
+    def __init__(self, tracker: Tracker, alive: Callable[[], None]) -> None:
+        self._tracker, self._alive = tracker, alive
+        self._steps = Steps(self._log)
+        self._said = time.monotonic()
+
+    def take(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
+            self._steps.add(record)
+        self._tracker.flush()
+
+    def close(self, *, finished: bool) -> None:
+        if finished:
+            self._steps.finish()
+        self._tracker.close(finished=finished)
+
+    def _log(self, record: dict[str, Any]) -> None:
+        if time.monotonic() - self._said > ALIVE_S:
+            self._said = time.monotonic()
+            self._alive()
+        step, tracker = int(record["step"]), self._tracker
+        values = {name: number(value) for name, value in record.items() if name not in _NOT_VALUES}
+        unknown = {name: value for name, value in values.items() if not tracker.knows(name, step)}
+        if unknown:
+            tracker.log(step, float(record.get("time", 0.0)), unknown)
+
+
+def number(value: Any) -> float:
+    """JSON has no nan: the segments hold it as a word."""
+    return float(value) if isinstance(value, str) else value
+
+
+def missed(told: Tracked) -> Iterator[dict[str, Any]]:
+    """The run's merged history so far. What earlier attempts logged beyond the step we go on from is void."""
+    folder = RunFolder(open_store(told.url))
+    begun = any(segment.attempt == told.attempt for segment in segments(folder.store, "metrics"))
+    last = math.inf if begun else told.resume_step
+    return (record for record in folder.metrics() if record["step"] <= last)
+
+
+def open_tracker(name: str, told: Tracked) -> Tracker:
+    module, _, kind = TRACKERS[name].home.partition(":")
+    tracker: Tracker = getattr(import_module(module), kind)(told)
+    return tracker
+
+
+def serve(name: str, asked: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Until it is told to close, or nobody asks any more."""
+    told = Tracked(**json.loads(asked.readline()))
+    tracker = open_tracker(name, told)
+    desk = Desk(tracker, lambda: answer({"alive": True}))
+    answer({"where": tracker.where})
+    caught_up = False
+    for line in asked:
+        message = json.loads(line)
+        if not caught_up:
+            desk.take(missed(told))
+            caught_up = True
+        if "close" in message:
+            desk.close(finished=message["close"])
+            answer({"done": True})
+            return
+        desk.take(message["records"])
+        answer({"done": True})
+
+
+def main() -> int:
+    name, parent = sys.argv[1], int(sys.argv[2])
+    _stay_with(parent)
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the tracker prints is not an answer
+
+    def answer(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+
+    try:
+        serve(name, sys.stdin, answer)
+    except ModuleNotFoundError as error:
+        missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", lacking=error.name or "a package")
+        answer({"failed": str(missing)})
+        return 1
+    except Exception as error:  # noqa: BLE001  told to the rank, and the process ends
+        answer({"failed": f"{type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+def _stay_with(parent: int) -> None:
+    """The rank decides when this ends: signals to the group are its own, and so is its death."""
+    for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(heeded, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a client that waits for its server at exit must not keep the rank from ending

@@ -1,0 +1,418 @@
+"""One optimizer step: backward, the sum over micro-batches and ranks, clipping, the update.
+
+Losses are sums and weights are counts: the gradient is that of (sum of all losses) / (sum of all weights), however the
+batch was cut into ranks and micro-batches. Alone and with one micro-batch, that is one division before the backward
+pass and nothing else. Several ranks learn the sum of their weights only with the sum of their gradients. So they begin
+the backward pass with what the step before weighed, and look at all gradients once more only where this one weighs
+something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from headway.core.errors import BadInput, RunFailed
+from headway.training.accumulation import Accumulation, parameters_of
+from headway.training.distributed.grad_sync import Agreed, GradientSync
+
+# A running average of the weights, which often scores better than they do. Costs one pass over them a step.
+
+
+class Average:
+    """Exponential moving average of a module's parameters. Early on it follows faster, or it would remember noise."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise BadInput(f"the decay of an average is {decay}", fix="choose a number from 0 up to, but not, 1")
+        self._model, self._decay, self._steps = model, decay, 0
+        self._shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """By the names of the module's parameters."""
+        return self._shadow
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After an optimizer step."""
+        self._steps += 1
+        decay = min(self._decay, self._steps / (self._steps + 10))
+        parameters = [parameter.detach() for parameter in self._model.parameters()]
+        torch._foreach_lerp_(list(self._shadow.values()), parameters, 1 - decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside, the model has the average's weights: for evaluation and export. Not for training."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            mine = self._shadow[name]
+            kept = parameter.detach().clone()
+            parameter.copy_(mine)
+            mine.copy_(kept)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"steps": self._steps, "weights": dict(self._shadow)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        weights = state["weights"]
+        assert isinstance(weights, Mapping)
+        if weights.keys() != self._shadow.keys():
+            odd = sorted(weights.keys() ^ self._shadow.keys())
+            raise BadInput(f"the average was of another model: {', '.join(odd[:5])} differ")
+        for name, mine in self._shadow.items():
+            value = weights[name]
+            assert isinstance(value, Tensor)
+            mine.copy_(value)
+        self._steps = int(str(state["steps"]))
+
+
+# A loss that is not a number: stop before it reaches the weights, or leave the batch out and go on.
+#
+# With `nan: skip` in the config, buffers are copied before each step, because a forward pass has already put the bad
+# batch into batch normalisation's statistics by the time the loss is known.
+
+
+LONGEST = 10  # bad batches in a row: then it is not the data
+
+
+class NanGuard:
+    """Decides what a bad loss means."""
+
+    def __init__(self, policy: str, modules: Sequence[nn.Module]) -> None:
+        if policy not in ("stop", "skip"):
+            raise BadInput(f"nan: {policy} is not known", fix="choose stop or skip")
+        self.skips = policy == "skip"
+        self._modules = modules
+        self._copies: list[Tensor] = []
+        self._in_a_row = 0
+
+    def before_step(self) -> None:
+        """Remember what a bad forward pass would spoil."""
+        if not self.skips:
+            return
+        buffers = self._buffers()
+        if len(self._copies) != len(buffers):
+            self._copies = [torch.empty_like(buffer) for buffer in buffers]
+        if buffers:
+            torch._foreach_copy_(self._copies, buffers)
+
+    def good(self) -> None:
+        self._in_a_row = 0
+
+    def bad(self, where: str, what: str) -> None:
+        """Undo and go on, or raise."""
+        self._in_a_row += 1
+        if not self.skips or self._in_a_row > LONGEST:
+            many = f", {self._in_a_row} batches in a row" if self.skips else ""
+            raise RunFailed(
+                f"the loss is not finite{many}: {what}",
+                where=where,
+                fix="lower the learning rate, clip gradients (clip=1.0), or leave such batches out (nan: skip)",
+            )
+        if self._copies:
+            torch._foreach_copy_(self._buffers(), self._copies)
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for module in self._modules for buffer in module.buffers()]
+
+
+# Mixed precision: half-precision arithmetic in the model's forward, full precision everywhere else.
+#
+# `bf16` needs nothing more. `fp16` has a narrow range, so the loss is scaled up before the backward pass and
+# gradients down after it; steps whose gradients overflow are left out and the scale is lowered. The scale is part of
+# checkpoints. Resuming stays exact: autocast is a function of the inputs, and the scaler's state is restored.
+
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """How a run computes: `fp32`, `bf16` or `fp16`."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        if name not in _DTYPES:
+            raise BadInput(f"precision {name!r} is not known", fix=f"choose one of {', '.join(_DTYPES)}")
+        self.name, self._device, self._dtype = name, device, _DTYPES[name]
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+
+    def apply(self, model: nn.Module) -> None:
+        """Let the model's forward run in half precision; what comes out of it is full precision again."""
+        if self._dtype is None:
+            return
+        forward, device, dtype = model.forward, self._device.type, self._dtype
+
+        def halved(*args: Any, **options: Any) -> Any:
+            with torch.autocast(device, dtype):
+                return widened(forward(*args, **options))
+
+        model.forward = halved  # on the instance: the module stays itself, and so do its parameters' names
+
+
+def widened(value: Any) -> Any:
+    """Half-precision tensors of a nested result as float32: losses and sums need the digits."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, Mapping):
+        return {name: widened(each) for name, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(widened(each) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(widened(each) for each in value)
+    return value
+
+
+Optimizers = Optimizer | Sequence[Optimizer]
+Scaler = torch.amp.GradScaler
+_PRECISE = (torch.float32, torch.float64)  # of a half-precision loss, one over a weight would be off by up to 0.4 %
+
+
+@dataclass(slots=True)
+class Request:
+    """One call of run.step."""
+
+    loss: Tensor
+    optimizers: Sequence[Optimizer]
+    weight: float | Tensor = 1.0
+    clip: float | None = None
+    last: bool = True  # the last micro-batch of its step
+    counts: bool = True  # False for a filler
+    foreseen: float = 0.0  # what all ranks expect the step to weigh: as much as the one before; 0 for no idea
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What this rank would like the others to know."""
+
+    stop: bool = False
+    budget: bool = False
+    save: bool = False
+    names: float = 0.0  # a digest of the metrics' names, to see whether all ranks logged the same
+    metrics: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. `agreed` is None when this rank is alone: then its own wishes are law."""
+
+    stepped: bool
+    finite: bool = True
+    norm: Tensor | None = None
+    agreed: Agreed | None = None
+
+
+_STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
+
+
+class Flag:
+    """A bad loss, told to the host before the update, so that a step that must not be applied never is.
+
+    Cost: on CUDA the flag is copied ahead of the backward pass, which is queued by the time the host waits for it. The
+    host waits for the forward pass only, and the GPU has the backward pass to do meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+        self._ready: Any = None  # a CUDA event behind the copy
+
+    def send(self, flag: Tensor) -> None:
+        """Before the backward pass."""
+        if flag.device.type != "cuda":
+            self._value = flag
+            return
+        if self._ready is None:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._value = torch.zeros((), pin_memory=True)
+        assert self._value is not None
+        self._value.copy_(flag.reshape(()), non_blocking=True)
+        self._ready.record()
+
+    def arrived(self) -> bool:
+        """After it."""
+        assert self._value is not None
+        if self._ready is not None:
+            self._ready.synchronize()
+        return bool(self._value.item())
+
+
+class Alone:
+    """One rank: no flat copy, no collective."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.scaler: Scaler | None = None
+        self._gradients = Accumulation(modules)
+        self._flag = Flag()
+
+    def relayout(self) -> None:
+        """Called between steps when other parameters may learn than before."""
+        self._gradients.refresh()
+
+    def step(self, request: Request, wishes: Wishes) -> Outcome:
+        loss, weight, gradients = request.loss, request.weight, self._gradients
+        found = badness(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
+        if request.last and not gradients.open:
+            if isinstance(found, Tensor):
+                self._flag.send(found)
+            whole = not isinstance(weight, Tensor) and weight == 1
+            backward(loss if whole else loss / _nonzero(weight), self.scaler)
+        else:
+            part = gradients.resume(request.optimizers)
+            found = part.bad = part.bad + found
+            if request.last and isinstance(found, Tensor):
+                self._flag.send(found)
+            if request.counts:
+                part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+                backward(loss, self.scaler)
+            if not request.last:
+                return _GATHERED
+            gradients.close(part)
+            divide(request.optimizers, part.weight)
+        if self._flag.arrived() if isinstance(found, Tensor) else found:
+            gradients.clear(request.optimizers)
+            return Outcome(stepped=False, finite=False)
+        norm = update(request.optimizers, request.clip, self.scaler)
+        gradients.clear(request.optimizers)
+        return _STEPPED if norm is None else Outcome(stepped=True, norm=norm)
+
+
+class Together:
+    """Several ranks: gradients in fixed buckets, agreement in their tail."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.scaler: Scaler | None = None
+        self._modules = modules
+        self._gradients = Accumulation(modules)
+        self._sync: GradientSync | None = None
+        self._checked: set[int] = set()
+
+    def relayout(self) -> None:
+        """Called between steps when other parameters may learn than before."""
+        self._gradients.set_aside()
+        self._gradients.refresh()
+        parameters = trainable(self._modules)
+        if self._sync is not None and not self._sync.fits(parameters):
+            self._sync.remove()
+            self._sync = None
+        if self._sync is None:
+            norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
+            self._sync = GradientSync(parameters, norms)
+
+    def step(self, request: Request, wishes: Wishes) -> Outcome:
+        sync = self._layout_for(request.optimizers)
+        part = self._gradients.resume(request.optimizers)
+        loss = request.loss if request.counts else request.loss * 0
+        if request.counts:
+            part.present = True
+            weight = request.weight
+            part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+        if self.scaler is None:  # with a scaler, an overflow is its business
+            part.bad = part.bad + badness(loss)
+        if not part.divisor:  # of the first micro-batch: what others' steps weigh meanwhile must not change it
+            part.divisor = request.foreseen if request.foreseen and loss.dtype in _PRECISE else 1.0
+        if not request.last:
+            backward(loss, self.scaler, part.divisor)
+            return _GATHERED
+        wanted = (float(wishes.stop), float(wishes.budget), float(wishes.save))
+        sync.arm(part.weight, (float(part.present), *wanted, part.bad, wishes.names), wishes.metrics)
+        backward(loss, self.scaler, part.divisor)
+        agreed = sync.reduce(part.divisor)
+        self._gradients.close(part)
+        norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
+        self._gradients.clear(request.optimizers)
+        return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
+
+    def _layout_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
+        """The buckets; made anew where parameters learn again that did not when the epoch began."""
+        self._check(optimizers)
+        if self._sync is None or not self._sync.covers(parameters_of(optimizers)):
+            self.relayout()
+        assert self._sync is not None
+        return self._sync
+
+    def _check(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            if id(optimizer) in self._checked:
+                continue
+            known = {id(parameter) for module in self._modules for parameter in module.parameters()}
+            if any(id(parameter) not in known for parameter in parameters_of([optimizer])):
+                raise BadInput(
+                    "the optimizer holds parameters that run.place has not seen: ranks would drift apart",
+                    fix="model = run.place(model) before the optimizer is made",
+                )
+            self._checked.add(id(optimizer))
+
+
+def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Each parameter that learns, once, in the order the modules were placed."""
+    found: dict[int, nn.Parameter] = {}
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
+
+
+def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0) -> None:
+    """The gradients of loss / divisor: the pass begins with a number anyway, so that costs nothing."""
+    scaled = loss if scaler is None else scaler.scale(loss)
+    first = None if divisor == 1 else torch.full_like(scaled, 1 / divisor)
+    scaled.backward(first)  # type: ignore[no-untyped-call]
+
+
+def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler | None) -> Tensor | None:
+    """Clip by the norm of all gradients together, and step."""
+    if scaler is not None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+    norm = None if clip is None else nn.utils.clip_grad_norm_(parameters_of(optimizers), clip)
+    for optimizer in optimizers:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    return norm
+
+
+def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
+    """Divide the accumulated gradients by the weight of all micro-batches."""
+    grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
+    weight = _nonzero(by)
+    if isinstance(weight, Tensor) and grads:
+        torch._foreach_div_(grads, weight.to(grads[0].device))
+    elif grads:
+        torch._foreach_div_(grads, float(weight))
+
+
+def badness(loss: Tensor) -> float | Tensor:
+    """1 for a loss that is not finite. On a GPU it stays there: reading it would wait for the forward pass."""
+    if loss.device.type == "cpu":
+        return 0.0 if math.isfinite(loss.item()) else 1.0
+    return (~torch.isfinite(loss.detach())).float()
+
+
+def _nonzero(weight: Any) -> Any:
+    """A batch that weighs nothing has no gradient; dividing by one keeps it so."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.ones_like(weight), weight)
+    return weight or 1.0
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase)

@@ -1,0 +1,148 @@
+"""Who this rank is: read from the supervisor's variables, or made up for a script that was started by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from headway._version import __version__
+from headway.core.errors import BadInput, Conflict, StoreError
+from headway.core.plan import Code, Limits, Plan
+from headway.rundir.layout import PLAN, RunFolder
+from headway.spec import Job, dump, undump
+from headway.storage import open_store
+from headway.storage.base import ABSENT, Store
+
+GRACE_S = 30.0  # by hand: nobody kills us after a Ctrl-C, but nobody should wait for ever either
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This rank among all ranks."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """One rank of one attempt of one run."""
+
+    name: str
+    job: Job
+    world: World
+    store: Store
+    attempt: int  # 0: not known yet, to be taken with the lease
+    grace_s: float = GRACE_S
+    deadline_s: float | None = None
+    control_fd: int | None = None
+    supervised: bool = False
+    older: tuple[str, ...] = field(default=())  # unfinished folders of the same script, worth a word
+
+
+def world_of(env: Mapping[str, str]) -> World:
+    if "RANK" not in env:
+        return World()
+    try:
+        rank, size = int(env["RANK"]), int(env.get("WORLD_SIZE", "1"))
+        return World(rank, size, int(env.get("LOCAL_RANK", rank)))
+    except ValueError:
+        raise BadInput(
+            f"RANK={env['RANK']!r} and WORLD_SIZE={env.get('WORLD_SIZE')!r} are not numbers",
+            fix="unset them, or start with `headway run` or torchrun",
+        ) from None
+
+
+def supervised(env: Mapping[str, str]) -> Identity:
+    """From the variables of docs/architecture.md."""
+    store = open_store(env["HEADWAY_RUN_URL"])
+    path = env.get("HEADWAY_PLAN")
+    plan = Plan.from_json(Path(path).read_bytes(), where=path) if path else RunFolder(store).plan()
+    deadline, fd = env.get("HEADWAY_DEADLINE_S"), env.get("HEADWAY_CONTROL_FD")
+    return Identity(
+        name=env.get("HEADWAY_RUN") or RunFolder(store).name,
+        job=undump(plan.job),
+        world=world_of(env),
+        store=store,
+        attempt=int(env["HEADWAY_ATTEMPT"]),
+        grace_s=float(env.get("HEADWAY_GRACE_S", GRACE_S)),
+        deadline_s=float(deadline) if deadline else None,
+        control_fd=int(fd) if fd else None,
+        supervised=True,
+    )
+
+
+def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> Identity:
+    """For rank 0 of a script without a supervisor: the folder it names, or a new one under ./runs."""
+    name = _slug(Path(script).stem)
+    job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
+    if url:
+        store = open_store(url)
+        if not _claim(store, job):
+            job = undump(RunFolder(store).plan().job)
+        return Identity(name=RunFolder(store).name, job=job, world=world_of(os.environ), store=store, attempt=0)
+    older = tuple(str(path) for path in _folders(name) if not _finished(path))[-1:]
+    number = 1 + max((_number(path) for path in _folders(name)), default=0)
+    while not _claim(store := open_store(f"runs/{name}-{number}"), job):
+        number += 1
+    return Identity(name=f"{name}-{number}", job=job, world=world_of(os.environ), store=store, attempt=0, older=older)
+
+
+def with_attempt(identity: Identity, attempt: int) -> Identity:
+    return replace(identity, attempt=attempt)
+
+
+def _claim(store: Store, job: Job) -> bool:
+    """Write the folder's plan, whose absence means that nobody has it."""
+    plan = Plan(
+        headway=__version__,
+        job=dump(job),
+        target="by-hand",
+        kind="by-hand",
+        options={},
+        code=Code(sha256="", files=0, bytes=0, biggest=(), wheel="", wheel_sha256=""),
+        data={},
+        nodes=1,
+        processes=world_of(os.environ).size,
+        limits=Limits(budget_s=None, max_wait_s=None, grace_s=GRACE_S, second="none: started by hand"),
+        environment={},
+        price={},
+    )
+    try:
+        store.write(PLAN, plan.to_json().encode(), when=ABSENT)
+    except Conflict:
+        return False
+    return True
+
+
+def _folders(name: str) -> list[Path]:
+    found = [path for path in Path("runs").glob(f"{name}-*") if _number(path)]
+    return sorted(found, key=_number)
+
+
+def _finished(folder: Path) -> bool:
+    """By its own last word. One whose events cannot be read has none."""
+    try:
+        ended = RunFolder(open_store(str(folder))).ended()
+    except (StoreError, ValueError):
+        return False
+    return ended is not None and ended.get("state") == "finished"
+
+
+def _number(path: Path) -> int:
+    tail = path.name.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "script"
+
+
+def script_name() -> str:
+    main = sys.modules.get("__main__")
+    return str(getattr(main, "__file__", None) or sys.argv[0] or "script")

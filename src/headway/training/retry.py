@@ -1,0 +1,49 @@
+"""Doing something in the background until it succeeds: a store that is down for minutes is said, not suffered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from headway.core.errors import NotThere, StoreError
+from headway.training.control_channel import Outside, say
+
+Result = TypeVar("Result")
+FIRST_S, LONGEST_S = 0.2, 30.0
+
+
+class Impatient(Exception):
+    """Not worth trying any longer: something newer waits, or time is up."""
+
+
+class Patience:
+    """Calls again after every StoreError, with growing pauses, until `give_up` raises Impatient."""
+
+    def __init__(
+        self, outside: Outside, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._outside, self._give_up, self._sleep = outside, give_up, sleep
+
+    def __call__(self, operation: Callable[[], Result]) -> Result:
+        pause, since = FIRST_S, time.monotonic()
+        failed = False
+        while True:
+            try:
+                result = operation()
+            except NotThere:
+                raise
+            except StoreError as error:
+                if not failed:
+                    failed = True
+                    say(f"the store does not answer, training goes on and this is tried again: {error}")
+                    self._outside.event("store_down", error=str(error))
+                self._give_up(str(error))
+                self._sleep(pause)
+                pause = min(LONGEST_S, pause * 2)
+            else:
+                if failed:
+                    seconds = round(time.monotonic() - since, 1)
+                    say(f"the store answers again after {seconds} s")
+                    self._outside.event("store_back", seconds=seconds)
+                return result

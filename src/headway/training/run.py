@@ -1,0 +1,420 @@
+"""`headway.start()` gives a `Run`, which does the hard parts of a loop that stays a loop.
+
+run = headway.start()
+model = run.place(model)
+run.restore(model=model, optimizer=optimizer, data=feed)
+for epoch in run.epochs(20):
+    for batch in run.steps(feed):
+        run.step(loss_sum, optimizer, weight=count)
+        run.log(loss=loss_sum / count)
+    run.score({"accuracy": 0.9}, best="accuracy")
+run.finish(bundle)
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headway.core.errors import BadInput
+from headway.data.loading.partition import Filler
+from headway.spec.model import Cadence, Phase
+from headway.training import hooks, oom
+from headway.training.checkpoint.init_weights import initialise
+from headway.training.checkpoint.manager import Keeping
+from headway.training.context import Session
+from headway.training.data.dataset import Feed, batch_names
+from headway.training.data.sampler import Supply
+from headway.training.determinism import EVALUATION, MODEL, SETUP, Dice
+from headway.training.export import Bundle
+from headway.training.metrics.logger import Journal
+from headway.training.optim import Alone, Average, NanGuard, Optimizers, Precision, Request, Together, Wishes
+from headway.training.profiling import profiling
+from headway.training.schedules import freeze, set_rate
+from headway.training.step_boundary import Boundary
+
+M = TypeVar("M", bound=nn.Module)
+_NO_WISHES = Wishes()
+
+
+class Run:
+    """One rank's view of a run. Made by `headway.start()`."""
+
+    def __init__(self, session: Session) -> None:
+        identity = session.identity
+        self._session = session
+        self.name, self.job, self.world = identity.name, identity.job, identity.world
+        self.config: Mapping[str, Any] = identity.job.config
+        self.seed, self.device = identity.job.seed, session.device
+        self._cuts = oom.Cuts(self.config, os.environ)
+        self.accumulate = self._cuts.parts
+        self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
+        self._dice = Dice(self.seed, self.world.rank, cuda=self.device.type == "cuda")
+        self._supply = Supply(self.world, self.device, self._dice)
+        self._journal = Journal(session)
+        self._modules: list[nn.Module] = []
+        self._keeping = Keeping(session, self._journal.flush, self._modules)
+        self._stepper: Alone | Together = Alone(self._modules) if self.world.size == 1 else Together(self._modules)
+        self._boundary = Boundary(session, self._keeping, self._journal)
+        self._feed: Any = None
+        self._stages = 0
+        self._epochs: int | None = None
+        self._steps = 0  # of these epochs and all before them, as far as is known
+        self._enough = False  # scores have stopped rising
+        self._micro = 0  # micro-batches of the current step done
+        self._part = 0  # which of them this body is, however often it calls step
+        self._counts = True  # False while the batch is a filler
+        self._weight: float | Tensor = 1.0
+        self._skipped = False
+        self._guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
+        self._precision = Precision(str(self.config.get("precision", "fp32")), self.device)
+        self._stepper.scaler = self._precision.scaler
+        self._averages: list[Average] = []
+        self._phase: Phase | None = None
+        self._restored = False
+        Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
+        atexit.register(self._close)
+        hooks.tell(self._failed)
+        session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
+
+    # What a script may ask
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        return self._keeping.position.step
+
+    @property
+    def epoch(self) -> int:
+        return self._keeping.position.epoch
+
+    @property
+    def main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.world.rank == 0
+
+    @property
+    def folder(self) -> str:
+        """The run folder's URL."""
+        return self._session.store.url
+
+    # Before the loop
+
+    def place(self, model: M) -> M:
+        """The same module on this rank's device, in the config's precision, with rank 0's values, ready for `step`."""
+        model.to(self.device)
+        self._session.gang.copy_from_first([*model.parameters(), *model.buffers()])
+        self._precision.apply(model)
+        if self.config.get("compile"):
+            model.compile()
+        self._modules.append(model)
+        self._keeping.finite.accept(model)
+        return model
+
+    def average(self, model: nn.Module, decay: float = 0.999) -> Average:
+        """A moving average of the model's weights, updated by every step and part of every checkpoint."""
+        if self._restored:
+            raise BadInput(
+                "an average must be known when a checkpoint is restored", fix="call run.average before run.restore"
+            )
+        self._averages.append(Average(model, decay))
+        return self._averages[-1]
+
+    def restore(self, *, data: Any = None, **objects: Any) -> int:
+        """Go on from the newest good checkpoint, or start afresh, and say which; returns the step.
+
+        From here on everything given is part of every checkpoint, under the name it was given.
+        """
+        if data is not None:
+            self._supply.adopt(data)
+            steps = len(data) if hasattr(data, "__len__") else None
+            self._keeping.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
+        for number, average in enumerate(self._averages, start=1):
+            objects.setdefault(f"average_{number}", average)
+        if self._precision.scaler is not None:
+            objects.setdefault("scaler", self._precision.scaler)
+        loaded = self._keeping.restore(objects)
+        self._restored = True
+        if loaded is None:
+            self._session.say("no checkpoint was ever committed here: starting at step 0")
+            self._initialise(objects.get("model"))
+        else:
+            self._session.say(f"going on from step {loaded.step}, in epoch {self.epoch + 1}")
+        return self.global_step
+
+    def keep_epochs(self, every: int) -> None:
+        """Keep the checkpoint of every so many epochs for good, as epoch_N, unless the job says which are kept."""
+        if self.job.checkpoint.keep_every is None:
+            self._keeping.rhythm.keep_for_good(Cadence(epochs=every))
+
+    def on_export(self, bundle: Callable[[], Bundle]) -> None:
+        """How to make the bundle at the end, also an early end by the budget. The best weights are loaded by then."""
+        self._boundary.bundle = bundle
+
+    # The loop
+
+    def phases(self, otherwise: Sequence[Phase] = ()) -> Iterator[Phase]:
+        """The job's phases still to do, or `otherwise` where it names none.
+
+        In each, only what it names learns; give its `epochs` to `run.epochs`.
+        """
+        position = self._keeping.position
+        for number, phase in enumerate(self.job.phases or tuple(otherwise)):
+            if number < position.stage:
+                self._stages = number + 1
+                continue
+            self._phase = phase
+            learning = freeze(self._modules, phase)
+            self._session.say(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
+            if number > position.stage or not (position.epoch or position.batch):
+                set_rate(self._keeping.objects.values(), phase.lr)
+            yield phase
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs still to do. A second call is a second stage: a run resumes inside the right one."""
+        position = self._keeping.position
+        stage, self._stages = self._stages, self._stages + 1
+        if stage < position.stage:
+            return
+        if stage > position.stage:
+            position.stage, position.epoch, position.batch = stage, 0, 0
+        self._epochs, self._enough = count, False
+        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
+        while position.epoch < count:
+            yield position.epoch
+            to = count if self._enough else position.epoch + 1
+            self._boundary.after_epoch(to, last=to >= count)
+
+    def steps(self, feed: Any) -> Iterator[Any]:
+        """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
+        self._prepare(feed)
+        position, boundary, supply = self._keeping.position, self._boundary, self._supply
+        self._steps = self._expected()
+        for batch in supply.training(feed, position, self.accumulate):
+            counts = self._counts = type(batch) is not Filler
+            self._weight = 1.0 if counts else 0.0
+            boundary.inside, boundary.agreed = True, None
+            self._part = self._micro
+            before = position.step
+            if self._guard.skips:
+                self._guard.before_step()
+            if self._profiling is not None:
+                self._profiling.before_step(before + 1)
+            self._dice.roll(MODEL, before, self._micro)
+            yield batch if counts and supply.on_cpu else supply.placed(batch)
+            boundary.inside = False
+            if self._skipped:
+                self._skipped = self._journal.forget_body()
+            self._journal.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
+            if self._micro == 0:
+                if self._profiling is not None:
+                    self._profiling.after_step(position.step)
+                position.batch += 1
+                boundary.after_step(stepped=position.step > before)
+        boundary.after_steps()
+
+    def step(
+        self,
+        loss: Tensor,
+        optimizer: Optimizers,
+        *,
+        weight: float | Tensor = 1.0,
+        clip: float | None = None,
+        scheduler: Any = None,
+    ) -> bool:
+        """Backward and update with the gradient of (all losses) / (all weights), over ranks and micro-batches.
+
+        True when the weights have changed: with `accumulate`, on the last micro-batch only. Several optimizers may take
+        turns in one body (a discriminator's, then a generator's): each is given the gradients of its own calls only,
+        and after an update no parameter has a gradient.
+        """
+        part = self._part if self._boundary.inside else self._micro
+        last = part + 1 >= self.accumulate
+        optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+        wishes = self._boundary.wishes() if last and self.world.size > 1 else _NO_WISHES
+        if self._counts:
+            self._weight = weight
+        foreseen = self._keeping.position.weight
+        outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts, foreseen), wishes)
+        if not last and outcome.finite:
+            self._micro = part + 1
+            return False
+        self._micro = 0
+        if outcome.agreed is not None:
+            self._journal.arrived(outcome.agreed, self.global_step)
+            self._boundary.agreed = outcome.agreed
+        if not outcome.finite:
+            self._leave_out()
+            return False
+        if self._guard.skips:
+            self._guard.good()
+        keeping = self._keeping
+        keeping.position.step += 1
+        if outcome.agreed is not None and 0 < outcome.agreed.weight < math.inf:
+            keeping.position.weight = outcome.agreed.weight
+        for average in self._averages:
+            average.update()
+        if outcome.norm is not None:
+            self._journal.note({"grad_norm": outcome.norm})
+        if scheduler is not None:
+            scheduler.step()
+        if not keeping.prepared:
+            keeping.prepare()
+        return True
+
+    def log(self, **values: Any) -> None:
+        """Numbers of this step. Read from the device later; averaged over micro-batches and ranks by their weights."""
+        if self._boundary.inside:
+            self._journal.note(values)
+        else:
+            self._journal.record(self.global_step, self._keeping.position.passed, values)
+
+    def score(
+        self,
+        values: Mapping[str, float],
+        *,
+        best: str | None = None,
+        higher: bool = True,
+        patience: int | None = None,
+    ) -> bool:
+        """Results of an evaluation: rank 0's, on every rank. True when `best` names the best value so far.
+
+        With `patience`, that many scores in a row without a new best end these epochs.
+        """
+        self._boundary.heed()
+        names, gang = sorted(values), self._session.gang
+        wishes, *_ = gang.sums([self._boundary.wants_to_leave])
+        self._boundary.leave_together(wishes)
+        record = dict(zip(names, gang.from_first([float(values[name]) for name in names]), strict=True))
+        self._journal.record(self.global_step, self._keeping.position.passed, record)
+        self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
+        self._session.event("score", step=self.global_step, **record)
+        chosen = best or (self._phase.best if self._phase else None)
+        if chosen is None:
+            return False
+        if chosen not in record:
+            raise BadInput(f"{chosen!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
+        pointer = f"{self._phase.name}_best" if self._phase else "best"
+        better = self._keeping.judge(pointer, record[chosen] if higher else -record[chosen])
+        since = self._keeping.scores.since_best[pointer]
+        if patience is not None and since >= patience:
+            self._enough = True
+            self._session.say(f"{chosen} has not improved in {since} evaluations: enough")
+        return better
+
+    def evaluating(self, feed: Any) -> Iterator[Any]:
+        """This rank's share of an evaluation: whole batches, in turn. Given up when the run is asked to stop.
+
+        With several ranks, one that is asked skips all but the first; all leave at the next `total` or `score`.
+        """
+        self._dice.roll(EVALUATION, self.global_step)
+        for number, batch in enumerate(self._supply.evaluation(feed)):
+            self._boundary.heed()
+            if number and self._boundary.wants_to_leave:
+                return
+            yield self._supply.placed(batch)
+
+    def total(self, value: Any) -> Any:
+        """The sum over ranks of a number, a tensor or a dictionary: add up sums and counts, not means."""
+        boundary, gang = self._boundary, self._session.gang
+        boundary.heed()
+        if isinstance(value, Tensor):
+            boundary.leave_together(gang.sums([boundary.wants_to_leave])[0])
+            return gang.sum_tensor(value)
+        numbers = list(value.values()) if isinstance(value, Mapping) else [value]
+        wishes, *sums = gang.sums([boundary.wants_to_leave, *map(float, numbers)])
+        boundary.leave_together(wishes)
+        return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
+
+    def sample(self, name: str, body: bytes) -> None:
+        """A picture, or anything else to look at, for the run's folder. Rank 0's only."""
+        if self.main:
+            self._session.store.write(f"samples/{self.global_step:08d}-{name}", body)
+
+    def finish(self, bundle: Bundle | None = None) -> None:
+        """Write what is left, export the bundle, or else what `on_export` makes of the best weights, and be done."""
+        self._boundary.finish(bundle)
+
+    # Inside
+
+    def _initialise(self, model: Any) -> None:
+        """`init_from`, for a run that has nothing of its own yet."""
+        url = self.job.init_from
+        if not url:
+            return
+        if not isinstance(model, nn.Module):
+            raise BadInput("init_from has no model to fill", fix="run.restore(model=model, …)")
+        initialise(model, url)
+        self._session.say(f"starting from the weights of {url}")
+
+    def _prepare(self, feed: Any) -> None:
+        self._session.stopping.interruptible = False
+        if self._cuts.automatic and not isinstance(feed, Feed):
+            raise BadInput(
+                f"accumulate: auto cannot cut the batches of a {type(feed).__name__}",
+                fix="use headway.runtime.Loader, or say how many batches make a step (accumulate: 2)",
+            )
+        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
+        self._feed = feed
+        self._stepper.relayout()
+        if not self._restored:
+            self._restored = True
+            self._session.say("no checkpoints will be written: run.restore was not called")
+
+    def _failed(self, error: BaseException) -> None:
+        """The process dies of this: the supervisor is told where, and whether a finer cut might save the run."""
+        finer = self._cuts.finer(error)
+        details = {} if finer is None else {"cut_to": finer}
+        self._session.outside.event("failed", step=self.global_step, **details)
+
+    def _close(self) -> None:
+        if self._profiling is not None:
+            self._profiling.close(self.global_step)
+        self._boundary.close()
+        self._supply.close()
+
+    def _leave_out(self) -> None:
+        """A batch whose loss is not finite: named, and then either the end or passed over."""
+        position = self._keeping.position
+        items = batch_names(self._feed, position.passed, position.batch)
+        what = f"step {position.step + 1}" + (f", items {', '.join(map(str, items))}" if items else "")
+        where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+        self._guard.bad(where, what)
+        self._skipped = True
+        self._session.say(f"{where} was left out: its loss is not finite ({what})")
+        self._session.event("skipped", step=position.step, batch=position.batch, items=list(items or ()))
+
+    def _expected(self) -> int:
+        """How many steps there will be. Asked between steps: inside one, step and batch do not yet agree."""
+        position = self._keeping.position
+        steps = self._keeping.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
+        return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
+
+    def _look(self) -> dict[str, Any]:
+        """For the progress line; called from a thread."""
+        position = self._keeping.position
+        numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
+        if self._epochs is not None:  # after the last one, the position is beyond it
+            numbers |= {"epochs": self._epochs, "epoch": min(position.epoch, max(0, self._epochs - 1))}
+        if self._steps:
+            numbers["steps"] = max(self._steps, position.step)
+        loss = self._journal.latest.get("loss")
+        if loss is not None:
+            numbers["loss"] = float(loss)
+        return numbers
+
+
+def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None = None, seed: int = 0) -> Run:
+    """This process's run: the supervisor's, or without one a run of its own under ./runs or in `folder`.
+
+    `config` and `seed` are for scripts started by hand; under the supervisor the job file says them.
+    """
+    hooks.install()
+    return Run(Session(None if folder is None else str(folder), config or {}, seed))

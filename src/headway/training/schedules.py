@@ -1,0 +1,189 @@
+"""Learning rates over time, as pure functions of the step: resuming needs the step's number and nothing else.
+
+schedule = Schedule(optimizer, "cosine", steps=len(feed) * epochs, warmup=500)
+run.step(loss, optimizer, scheduler=schedule)
+
+`plateau` is the exception: it falls when scores stop rising, so call `schedule.judge(score)` after each evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from headway.core.errors import BadInput
+from headway.spec.model import Phase
+
+Factor = Callable[[int], float]  # from the number of the step about to be made, from 0, to a share of the base rate
+
+
+def constant(warmup: int = 0) -> Factor:
+    """A straight rise over the warm-up, then level."""
+    return lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
+
+
+def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
+    """A straight rise, then half a cosine down to `floor` of the base rate."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+    return factor
+
+
+def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
+    """A straight rise, then a straight fall."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return max(floor, 1 - (1 - floor) * (step - warmup) / max(1, steps - warmup))
+
+    return factor
+
+
+def noam(width: int, warmup: int = 4000) -> Factor:
+    """width^-½ · min(n^-½, n · warmup^-1.5) at the n-th step, counted from 1: of the Transformer's paper."""
+    return lambda step: width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
+
+
+def inverse_sqrt(warmup: int) -> Factor:
+    """A straight rise, then a fall with the root of the step."""
+    return lambda step: min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
+def one_cycle(steps: int, rise: float = 0.3, start: float = 1 / 25, end: float = 1e-4 / 25) -> Factor:
+    """From `start` of the base rate up to it and down to `end` of it, both along half a cosine."""
+    peak = rise * steps - 1
+
+    def between(low: float, high: float, done: float) -> float:
+        return high + (low - high) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+    def factor(step: int) -> float:
+        if step <= peak:
+            return between(start, 1.0, step / peak if peak > 0 else 1.0)
+        return between(1.0, end, (step - peak) / max(1e-9, steps - 1 - peak))
+
+    return factor
+
+
+KINDS: dict[str, Callable[..., Factor]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "linear": linear,
+    "noam": noam,
+    "one_cycle": one_cycle,
+    "plateau": constant,
+}
+
+
+class Schedule:
+    """Sets the learning rate of every group of an optimizer to a share of the rate it was made with."""
+
+    def __init__(
+        self, optimizer: Optimizer, kind: str, *, patience: int = 5, shrink: float = 0.1, **options: Any
+    ) -> None:
+        if kind not in KINDS:
+            raise BadInput(f"no schedule is called {kind!r}", fix=f"choose one of {', '.join(KINDS)}")
+        try:
+            self._factor = KINDS[kind](**options)
+        except TypeError as error:
+            raise BadInput(f"the schedule {kind!r} does not fit its options: {error}") from None
+        self._optimizer, self._patience, self._shrink = optimizer, patience, shrink
+        self._falls = kind == "plateau"
+        self._bases = [group.setdefault("initial_lr", float(group["lr"])) for group in optimizer.param_groups]
+        self._step, self._scale = 0, 1.0
+        self._best: float | None = None
+        self._since = 0
+        self._apply()
+
+    @property
+    def lr(self) -> float:
+        """The first group's rate in the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def step(self) -> None:
+        """After an optimizer step."""
+        self._step += 1
+        self._apply()
+
+    def judge(self, score: float) -> bool:
+        """After an evaluation, higher being better. True when the rate was lowered: only `plateau` does."""
+        if not self._falls:
+            return False
+        if self._best is None or score > self._best:
+            self._best, self._since = score, 0
+            return False
+        self._since += 1
+        if self._since <= self._patience:
+            return False
+        self._scale, self._since = self._scale * self._shrink, 0
+        self._apply()
+        return True
+
+    def restart(self, lr: float | None = None) -> None:
+        """Begin again from step 0, at another base rate if given: for a new phase."""
+        if lr is not None:
+            self._bases = [lr] * len(self._bases)
+        self._step, self._scale, self._best, self._since = 0, 1.0, None, 0
+        self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "scale": self._scale,
+            "best": self._best,
+            "since": self._since,
+            "bases": list(self._bases),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._step, self._scale = state["step"], state["scale"]
+        self._best, self._since, self._bases = state["best"], state["since"], list(state["bases"])
+        self._apply()
+
+    def _apply(self) -> None:
+        share = self._factor(self._step) * self._scale
+        for group, base in zip(self._optimizer.param_groups, self._bases, strict=True):
+            group["lr"] = base * share
+
+
+# Phases as data: which parameters learn, how fast, and what the best checkpoint is called, for a stretch of epochs.
+
+
+def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
+    """Let only the parameters learn that the phase names, by patterns as in a shell; returns how many learn."""
+    names = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+    for pattern in phase.train:
+        if not any(fnmatchcase(name, pattern) for name, _ in names):
+            raise BadInput(
+                f"phase {phase.name}: no parameter is called {pattern!r}",
+                fix=f"the model has {', '.join(sorted({name.partition('.')[0] + '.*' for name, _ in names}))}",
+            )
+    learning = 0
+    for name, parameter in names:
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in phase.train))
+        learning += parameter.numel() if parameter.requires_grad else 0
+    return learning
+
+
+def set_rate(objects: Iterable[Any], lr: float | None) -> None:
+    """At a phase's beginning: schedules start again, and everything that learns does so at the phase's rate."""
+    things = list(objects)
+    if lr is not None:
+        for optimizer in things:
+            if isinstance(optimizer, Optimizer):
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] = lr
+    for schedule in things:
+        if isinstance(schedule, Schedule):
+            schedule.restart(lr)

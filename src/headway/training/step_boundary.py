@@ -1,0 +1,224 @@
+"""Between two steps: the only place where training is copied, stopped or ended. Every rank decides the same there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+from headway.core.errors import HeadwayError
+from headway.training import export
+from headway.training.checkpoint.manager import Keeping
+from headway.training.context import Session
+from headway.training.control_channel import say
+from headway.training.distributed.grad_sync import Agreed
+from headway.training.export import Bundle
+from headway.training.metrics.logger import Journal
+from headway.training.optim import Wishes
+from headway.training.preemption import RESERVE_S, Stop
+from headway.training.step_limit import Stretch, stretch
+
+TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
+EXPORT_S = 30.0  # for an export, where none of an earlier run was measured (HEADWAY_EXPORT_S)
+RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and the export
+
+
+class Boundary:
+    """Decides what happens between steps, during evaluations and at the end."""
+
+    def __init__(self, session: Session, keeping: Keeping, journal: Journal) -> None:
+        self._session, self._keeping, self._journal = session, keeping, journal
+        self._stopping, self._gang = session.stopping, session.gang
+        self.inside = False  # in the loop's body: the state is between two steps
+        self.agreed: Agreed | None = None  # of the step in this body
+        self.bundle: Callable[[], Bundle] | None = None
+        self._finished = self._closed = False
+        self._stretch = stretch(os.environ, session.identity.attempt)
+        self._alone = session.gang.world.size == 1
+        self._limited = session.identity.deadline_s is not None
+        self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
+
+    # With several ranks: what this one would like, and what all do
+
+    def wishes(self) -> Wishes:
+        first = self._session.first
+        names, metrics = self._journal.riders
+        step = self._keeping.position.step + 1
+        return Wishes(
+            stop=self._stopping.asked,
+            budget=first and self._over_budget(),
+            save=first and self._keeping.due(step),
+            names=names,
+            metrics=metrics,
+        )
+
+    def after_step(self, *, stepped: bool) -> None:
+        """Between two steps: a checkpoint where one is due, or the end where all agreed on it."""
+        keeping = self._keeping
+        if self._stretch is not None:
+            self._stretch.before_checkpoint(keeping.position.step)
+        if keeping.saver.fenced is not None:
+            self._check_fence()
+        if self._alone:
+            stop, budget = self._stopping.asked, self._limited and self._over_budget()
+            save = stepped and keeping.due(keeping.position.step)
+        elif self.agreed is not None:
+            stop, budget, save = self.agreed.stop, self.agreed.budget, self.agreed.save
+        else:
+            stop = budget = save = False
+        if stop or budget or save:
+            self._act(stop=stop, budget=budget)
+        if self._stretch is not None:
+            self._end_of_stretch(self._stretch)
+
+    def _act(self, *, stop: bool, budget: bool) -> None:
+        """A checkpoint, and then perhaps the end."""
+        self._settle()
+        if not self._keeping.taken_here:
+            self._keeping.take()
+        if stop:
+            self._leave()
+        if budget:
+            self._end_by_budget()
+
+    def after_steps(self) -> None:
+        """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is."""
+        self._settle()
+        self._keeping.hold()
+
+    def after_epoch(self, to: int, *, last: bool) -> None:
+        self.heed()
+        self.leave_together(self._gang.sums([self.wants_to_leave])[0])
+        position = self._keeping.position
+        self._keeping.saver.release()
+        position.epoch, position.batch, position.passed = to, 0, position.passed + 1
+        budget = self._gang.from_first([float(self._over_budget())])[0] > 0 and not last
+        if last or budget or self._keeping.due_after_epoch:
+            self._keeping.take(epoch_ended=True)
+        if budget:
+            self._end_by_budget()
+
+    def heed(self) -> None:
+        """During an evaluation: give it up when asked to stop. It is done again from the epoch's last step."""
+        self._check_fence()
+        if self.inside or not self._alone:
+            return
+        if self.wants_to_leave:
+            self.leave_together(1.0)
+        if self._over_budget():
+            self._keeping.saver.write_held()
+            self._end_by_budget()
+
+    @property
+    def wants_to_leave(self) -> float:
+        """1 where this rank was asked to stop, outside a step. With several ranks it rides on what they add up anyway:
+        a rank that left by itself would leave the others waiting, and its checkpoint without their parts."""
+        return float(self._stopping.asked and not self._stopping.interruptible and not self.inside)
+
+    def leave_together(self, wishes: float) -> None:
+        """All ranks know of each other's wishes here: one is enough."""
+        if wishes > 0:
+            self._keeping.saver.write_held()
+            self._leave()
+
+    def finish(self, bundle: Bundle | None) -> None:
+        keeping = self._keeping
+        if not keeping.taken_here and not keeping.fresh:
+            keeping.take()
+        keeping.saver.drain()
+        self._check_fence()
+        self._stopping.interruptible = True
+        if self._stopping.asked:
+            raise Stop
+        if self._session.first and bundle is None and self.bundle is not None:
+            self._session.say(f"exporting the best, of step {keeping.load_best()}")
+            bundle = self.bundle()
+        if self._session.first and bundle is not None:
+            self._export(bundle)
+        self._journal.finish()
+        self._finished = True
+        self._end("finished", "", 0)
+        self._session.say(f"finished at step {keeping.position.step}: {self._session.store.url}")
+
+    def close(self) -> None:
+        """At exit, however it came: what was logged and copied is written, within reason."""
+        if self._closed:
+            return
+        self._closed = True
+        left = self._stopping.left_s
+        self._keeping.saver.close(timeout_s=EXPORT_S if left is None else left)
+        self._journal.close()
+        if self._keeping.saver.fenced is None:
+            try:
+                self._journal.finish()
+            except HeadwayError as error:  # nothing more can be done for them here
+                say(f"the newest metrics could not be written: {error}")
+        hurry = min(5.0, self._stopping.left_s or 5.0)  # what trackers miss now, the next attempt gives them
+        self._journal.see_off(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
+        self._session.close(failed=not self._finished)
+
+    def _settle(self) -> None:
+        if self._gang.world.size > 1:
+            self._journal.settle(self._gang.exchange, self._keeping.position.step)
+
+    def _over_budget(self) -> bool:
+        """With what is left, the last checkpoint and the export are done in time; it is at most a fifth of all."""
+        total = self._session.identity.deadline_s
+        if total is None:
+            return False
+        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._keeping.saver.last_seconds + self._export_s))
+        return self._stopping.over_budget(margin)
+
+    def _leave(self) -> NoReturn:
+        """Finish the last checkpoint as far as the grace period allows, and exit."""
+        left = self._stopping.left_s
+        if left is None:  # another rank was asked
+            left = max(1.0, self._session.identity.grace_s - RESERVE_S)
+        step = self._keeping.position.step
+        if self._keeping.saver.drain(left):
+            self._session.say(f"stopped at step {step}; start again to go on")
+        else:
+            self._session.say(f"stopped at step {step} without its checkpoint; an earlier one stands")
+        self._end("stopped", "asked to stop", 143)
+        raise Stop
+
+    def _end_by_budget(self) -> NoReturn:
+        """The budget is nearly spent: the state is kept; export the best so far, and be done."""
+        keeping, session = self._keeping, self._session
+        session.say(f"the budget ends here, at step {keeping.position.step}")
+        keeping.saver.drain()
+        if session.first and self.bundle is not None:
+            session.say(f"exporting the best so far, of step {keeping.load_best()}")
+            self._export(self.bundle())
+        self._finished = True
+        session.event("budget", step=keeping.position.step)
+        self._end("budget", "the budget is spent", 0)
+        raise SystemExit(0)
+
+    def _export(self, bundle: Bundle) -> None:
+        self._keeping.require_finite()
+        export.export(bundle, self._session, say)
+
+    def _end_of_stretch(self, short: Stretch) -> None:
+        """Where only a few steps were asked for: end after them, with a checkpoint."""
+        keeping = self._keeping
+        if not short.after_step(keeping.position.step, keeping.saver.drain):
+            return
+        self._settle()
+        if not keeping.taken_here:
+            keeping.take()
+        keeping.saver.drain()
+        self._check_fence()
+        self._finished = True
+        self._end("finished", "the steps asked for are done", 0)
+        raise SystemExit(0)
+
+    def _end(self, state: str, reason: str, code: int) -> None:
+        """The farewell, which is the supervisor's where there is one."""
+        if not self._session.identity.supervised:
+            self._session.event("ended", state=state, reason=reason, exit_code=code)
+
+    def _check_fence(self) -> None:
+        lost = self._keeping.saver.fenced
+        if lost is not None:
+            raise lost

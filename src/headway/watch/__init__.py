@@ -1,1 +1,0 @@
-"""`headway watch`: a run's curves, speed, time left, money and last words, live in a terminal. Changes nothing."""

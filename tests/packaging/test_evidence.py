@@ -1,0 +1,94 @@
+"""How a script resumes is known before it runs, by a look at its sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.core.plan import Plan
+from headway.core.resume_kind import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
+from headway.packaging.code import archive_path
+from headway.packaging.resume_evidence import kind_of, resume_kind
+from headway.planning import plan
+from headway.spec import Job
+
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+trainer = Trainer(model=model, args=TrainingArguments("out", save_steps=100, save_total_limit=2))
+trainer.train({how})
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("import headway\nrun = headway.start()\n", EXACT),
+        ("from headway import start\nrun = start()\n", EXACT),
+        (TRAINER.format(how=""), BEGINNING),
+        (TRAINER.format(how="resume_from_checkpoint=True"), BY_SCRIPT),
+        ("from transformers.trainer_utils import get_last_checkpoint\n", BY_SCRIPT),
+        ("import torch\nmodel.load_state_dict(torch.load('model.pt'))\n", BY_SCRIPT),
+        ("import torch\ntorch.save(model.state_dict(), 'models/model.pt')\n", BEGINNING),
+        ("trainer.fit(model, ckpt_path='last')\n", BY_SCRIPT),
+        ("ckpt_path = 'out/model.pt'\ntorch.save(model, ckpt_path)\n", BEGINNING),
+        ("model.load_weights('weights.h5')\n", BY_SCRIPT),
+        ("model.fit(x, callbacks=[keras.callbacks.BackupAndRestore('backup')])\n", BY_SCRIPT),
+        ("checkpoint = tf.train.Checkpoint(model=model)\n", BY_SCRIPT),
+        ("import orbax.checkpoint as ocp\n", BY_SCRIPT),
+        ("parser.add_argument('--resume', action='store_true')\n", BY_SCRIPT),
+        ("import os\nout = os.environ['HEADWAY_RUN_DIR']\n", BY_SCRIPT),
+        ("import pickle\npickle.dump(state, f)\nstate = pickle.load(f)\n", BY_SCRIPT),
+        ("import pickle\nrows = pickle.load(f)\n", BEGINNING),
+        ('"""Does not resume."""\n# torch.load is for later\nprint(1)\n', BEGINNING),
+        ("def broken(:\n    torch.load('model.pt')\n", BY_SCRIPT),  # for another Python than ours
+        ("", BEGINNING),
+    ],
+)
+def test_what_a_script_says_of_itself_decides(text: str, kind: str) -> None:
+    assert resume_kind("train.py", (), {"train.py": text}) == kind
+
+
+def test_modules_that_the_script_imports_count_and_others_do_not() -> None:
+    sources = {
+        "train.py": "from lib.loop import go\ngo()\n",
+        "lib/__init__.py": "",
+        "lib/loop.py": "from . import saving\n",
+        "lib/saving.py": "import torch\ntorch.save(1, 'x')\n",
+        "predict.py": "import torch\ntorch.load('x')\n",
+        "exact.py": "import headway\nheadway.start()\n",
+    }
+    assert resume_kind("train.py", (), sources) == BEGINNING
+    assert resume_kind("train.py", (), {**sources, "lib/saving.py": "import torch\ntorch.load('x')\n"}) == BY_SCRIPT
+    assert resume_kind("exact.py", (), sources) == EXACT
+
+
+def test_arguments_and_files_that_are_named_count() -> None:
+    sources = {"train.py": "import yaml\n", "conf/a.yaml": "resume_from_checkpoint: true\n", "b.yaml": "epochs: 3\n"}
+    assert resume_kind("train.py", ("--config", "b.yaml"), sources) == BEGINNING
+    assert resume_kind("train.py", ("--config=conf/a.yaml",), sources) == BY_SCRIPT
+    assert resume_kind("train.py", ("--resume",), sources) == BY_SCRIPT
+    assert resume_kind("train.py", ("--ckpt_path", "last"), sources) == BY_SCRIPT
+
+
+def test_a_script_that_starts_others_may_use_any_source() -> None:
+    sources = {"train.py": "import subprocess\nsubprocess.run(['x'])\n", "real.py": "torch.load('x')\n"}
+    assert resume_kind("train.py", (), sources) == BY_SCRIPT
+    assert resume_kind("go.sh", (), {"go.sh": "python -m nemo.train\n"}) == BEGINNING
+    assert resume_kind("go.sh", (), {"go.sh": "python -m nemo.train --resume-if-exists\n"}) == BY_SCRIPT
+
+
+def test_a_plan_records_it_and_an_older_one_is_judged_by_its_recorded_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text("print(1)\n")
+    made = plan(Job(name="t", script="train.py", root=str(tmp_path), outputs=str(tmp_path / "runs")))
+    assert made.resume == BEGINNING
+    assert Plan.from_json(made.to_json()) == made
+    old = Plan.from_json(replace(made, resume="").to_json())
+    assert '"resume"' not in old.to_json()  # and so its hash is what it was
+    assert (old.resume, kind_of(old)) == (UNKNOWN, BEGINNING)
+    archive_path(made.code.sha256).unlink()
+    assert kind_of(old) == UNKNOWN

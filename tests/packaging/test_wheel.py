@@ -1,0 +1,45 @@
+"""Headway's own wheel: the Headway that made the plan, installable anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from headway.packaging.code import own_wheel, wheel_path
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+
+
+def test_the_same_headway_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = own_wheel()
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "other"))
+    assert own_wheel() == first
+
+
+def test_pip_installs_it_and_it_runs(tmp_path: Path) -> None:
+    name, _ = own_wheel()
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(tmp_path / "lib")]
+    subprocess.run([*pip, str(wheel_path(name))], check=True, capture_output=True)
+    code = "import headway, headway.cli; print(headway.__file__); headway.cli.main(['--version'])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'lib')!r}); {code}"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(str(tmp_path / "lib"))
+
+
+def test_it_holds_all_that_the_package_needs_and_no_leftovers(tmp_path: Path) -> None:
+    name, _ = own_wheel()
+    with zipfile.ZipFile(wheel_path(name)) as wheel:
+        names = wheel.namelist()
+        assert wheel.testzip() is None
+    assert "headway/py.typed" in names
+    assert "headway/supervisor/__main__.py" in names
+    assert not [entry for entry in names if "__pycache__" in entry]

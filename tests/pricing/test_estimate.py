@@ -1,0 +1,189 @@
+"""How long it takes: measured only where the same work ran on the same device; everything else is called rough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.planning.cost import reserved
+from headway.pricing import history
+from headway.pricing.estimate import Device, device_of, estimate, examples_per_epoch, flops_per_example, loading_core_s
+from headway.pricing.history import Experience, learn, length_of, remembered, work_of
+from headway.pricing.machines import sustained_tflops
+from headway.pricing.quote import export_s, kept, retained
+from headway.spec import Budget, Job
+
+T4 = Device(kind="T4")
+JOB: dict[str, Any] = {
+    "recipe": "captioning",
+    "config": {"encoder": "resnet50", "picture": 224, "hidden": 512, "epochs": 10, "batch": 32, "train_pictures": 8000},
+    "data": {"train": [{"source": "builtin:scenes"}]},
+    "resources": {"accelerator": "T4:1", "nodes": 1},
+    "checkpoint": {"keep_last": 3, "keep_best": 1, "keep_every": "5 epochs"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+
+
+def seen(job: dict[str, Any] = JOB, **changes: Any) -> Experience:
+    known: dict[str, Any] = {
+        "url": "runs/a", "what": "captioning", "work": work_of(job), "device": "T4:1", "nodes": 1,
+        "length": length_of(job), "seconds": 7200.0, "examples": 80_000.0,
+    }  # fmt: skip
+    return Experience(**{**known, **changes})
+
+
+def test_without_any_experience_arithmetic_is_counted_and_called_rough() -> None:
+    found = estimate(JOB, T4)
+    assert found is not None
+    assert found.basis == "rough"
+    assert 0.05 < found.hours < 2.0  # 80,000 pictures at three times 8.2 GFLOP, and 2,500 steps
+
+
+def test_a_run_of_the_same_job_on_the_same_device_is_a_measurement() -> None:
+    learn(seen())
+    found = estimate(JOB, T4)
+    assert found is not None
+    assert (found.basis, found.hours) == ("measured", 2.0)
+
+
+def test_twice_as_many_epochs_take_twice_as_long() -> None:
+    learn(seen())
+    longer = {**JOB, "config": {**JOB["config"], "epochs": 20}}
+    found = estimate(longer, T4)
+    assert found is not None
+    assert (found.basis, found.hours) == ("measured", 4.0)
+
+
+def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
+    learn(seen())
+    on = {kind: estimate(JOB, Device(kind=kind)) for kind in ("T4", "V100", "A100")}
+    assert all(found is not None for found in on.values())
+    hours = {kind: found.hours for kind, found in on.items() if found is not None}
+    assert hours["A100"] < hours["V100"] < hours["T4"] == 2.0
+    assert 2.0 < hours["T4"] / hours["A100"] < 3.5  # as people report: 6–8 h against 2–3 h
+    assert on["A100"] is not None
+    assert on["A100"].basis == "rough"
+
+
+def test_another_job_of_the_same_recipe_is_reckoned_by_its_examples() -> None:
+    learn(seen())
+    other = {**JOB, "config": {**JOB["config"], "hidden": 256, "train_pictures": 4000}}
+    found = estimate(other, T4)
+    assert found is not None
+    assert (found.basis, found.hours) == ("rough", 1.0)
+
+
+def test_a_rehearsal_is_not_called_a_measurement_and_yields_to_a_run() -> None:
+    learn(seen(url="rehearsal", basis="rehearsal", seconds=3600.0))
+    first = estimate(JOB, T4)
+    learn(seen())
+    second = estimate(JOB, T4)
+    assert first is not None
+    assert second is not None
+    assert (first.basis, first.hours) == ("rough", 1.0)
+    assert (second.basis, second.hours) == ("measured", 2.0)
+
+
+def test_a_script_nobody_has_run_is_not_estimated() -> None:
+    script = {"script": "train.py", "config": {}, "resources": {"nodes": 1}}
+    assert estimate(script, T4) is None
+
+
+def test_a_script_is_measured_like_a_recipe() -> None:
+    script = {"script": "train.py", "args": ["--lr", "1"], "config": {}, "data": {}, "resources": {"nodes": 1}}
+    learn(seen(script, what="script:train.py", examples=None))
+    found = estimate(script, T4)
+    other = estimate({**script, "args": ["--lr", "2"]}, T4)
+    assert found is not None
+    assert found.basis == "measured"
+    assert other is None
+
+
+def test_the_same_run_seen_twice_counts_once() -> None:
+    learn(seen(seconds=1.0))
+    learn(seen(seconds=7200.0))
+    assert [one.seconds for one in remembered()] == [7200.0]
+
+
+def test_damage_to_what_is_remembered_costs_a_line_not_a_plan() -> None:
+    learn(seen())
+    with open(history.path(), "ab") as file:
+        file.write(b'{"half": \n\xff\xfe\n[]\n{"url": 3}\n')
+    learn(seen(url="runs/b"))
+    assert [one.url for one in remembered()] == ["runs/a", "runs/b"]
+
+
+def test_a_place_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", "/dev/null/nowhere")
+    learn(seen())
+    assert remembered() == []
+
+
+def test_storage_is_checkpoints_by_retention_and_the_export() -> None:
+    assert retained(JOB) == 3 + 1 + 2
+    assert kept(JOB) is None
+    learn(seen(checkpoint_bytes=1_000_000_000, export_bytes=500_000_000))
+    stored = kept(JOB)
+    assert stored is not None
+    assert stored.gb == pytest.approx(6.5)
+    assert stored.usd_per_month == pytest.approx(0.13)
+
+
+def test_on_this_machine_an_accelerator_that_is_not_here_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    assert device_of(JOB, "local", cpus=2).label == "cpu:2"
+    assert device_of(JOB, "vertex").label == "T4:1"
+
+
+def test_rows_of_prepared_data_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"splits": {"train": [{"rows": 30}, {"rows": 12}]}}')
+    sources = [{"source": str(tmp_path)}, {"source": str(tmp_path), "limit": 10}]
+    assert examples_per_epoch({"data": {"train": sources}}) == 52
+    assert examples_per_epoch({"data": {"train": [*sources, {"source": "gs://b/x"}]}}) is None
+
+
+def test_a_bigger_model_counts_for_more() -> None:
+    small, big = flops_per_example({"encoder": "resnet18"}), flops_per_example({"encoder": "resnet50"})
+    words = flops_per_example({"d_model": 256, "layers": 3})
+    assert small
+    assert big
+    assert words
+    assert words < small < big
+    assert flops_per_example({"lr": 1}) is None
+    tiny, base = (flops_per_example({"subwords": 1000, "size": size}) for size in ("tiny", "base"))
+    wide = flops_per_example({"subwords": 1000, "size": "tiny", "width": 512})
+    assert tiny
+    assert base
+    assert wide
+    assert tiny < wide < base
+    assert sustained_tflops("unheard-of") is None
+
+
+def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
+    """A small network on a large GPU waits for its pictures; on cores alone both are added up."""
+    job = {**JOB, "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden": 8, "train_pictures": 10**7}}
+    large, larger = (estimate(job, Device(kind=kind)) for kind in ("H100", "B200"))
+    assert large is not None
+    assert larger is not None
+    assert large.hours == larger.hours
+    assert large.how == "a count of its pictures"
+    alone = estimate(job, Device(kind=None, count=8))
+    assert alone is not None
+    assert alone.hours > large.hours
+    assert loading_core_s({"size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
+
+
+def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:
+    learn(seen(export_s=100.0))
+    assert export_s(JOB) == 100.0
+    limited, free = Job(name="j", recipe="captioning", budget=Budget(hours=1)), Job(name="j", recipe="captioning")
+    assert reserved(limited, JOB) == {"HEADWAY_EXPORT_S": "120"}
+    assert reserved(free, JOB) == {}
+    learn(seen(export_s=4.0))
+    assert reserved(limited, JOB) == {}, "as much is kept anyway"

@@ -1,0 +1,162 @@
+"""Try again or not: decided by what the ranks said, and by what earlier attempts have used up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.rundir.lease import Record
+from headway.supervisor.processes import RankExit
+from headway.supervisor.restart_policy import Again, Ending, Outcome, Past, judge, past
+
+
+def exits(*codes: int) -> tuple[RankExit, ...]:
+    return tuple(RankExit(rank=rank, code=code) for rank, code in enumerate(codes))
+
+
+def crash(code: int = 1, **more: Any) -> RankExit:
+    return RankExit(rank=0, code=code, **more)
+
+
+def outcome(ending: Ending, before: Past | None = None, retries: int = 3) -> Outcome:
+    found = judge(ending, before or Past(), retries=retries)
+    assert isinstance(found, Outcome)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "code"),
+    [
+        (Ending(exits=exits(0, 0)), "finished", 0),
+        (Ending(exits=exits(0, 0), budget=True), "budget", 0),
+        (Ending(exits=exits(143, 143)), "stopped", 143),
+        (Ending(exits=exits(0, 143)), "stopped", 143),
+        (Ending(exits=exits(143), stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(1), stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(0), stop="SIGTERM"), "finished", 0),  # it was done before it heard of it
+        (Ending(stop="SIGTERM"), "stopped", 143),
+        (Ending(exits=exits(137), overdue=True, killed=(0,)), "budget", 0),
+        (Ending(exits=exits(0), lost="node 1 is gone", stop="SIGTERM"), "stopped", 143),
+        (Ending(absent="node 2 of 4 never came"), "failed", 1),
+        (Ending(exits=exits(2), crash=crash(2)), "failed", 2),
+    ],
+)
+def test_what_the_ranks_say_decides(ending: Ending, state: str, code: int) -> None:
+    found = outcome(ending)
+    assert (found.state, found.exit_code) == (state, code)
+
+
+def test_pauses_grow_to_a_minute() -> None:
+    ending = Ending(exits=exits(1), crash=crash(step=1, seconds=99))
+    found = [judge(ending, Past(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
+    assert [again.pause_s for again in found if isinstance(again, Again)] == [1, 2, 4, 32, 60, 60]
+
+
+def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
+    found = judge(Ending(exits=exits(1), crash=crash(step=1, seconds=99)), Past(restarts=9_999), retries=10_000)
+    assert isinstance(found, Again)
+    assert found.pause_s == 60
+
+
+def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> None:
+    ending = Ending(exits=exits(1), crash=crash(step=0), cut_to=2)
+    again = judge(ending, Past(restarts=3), retries=3)
+    assert isinstance(again, Again)
+    assert (again.count, again.pause_s, again.free) == (3, 0.0, True)
+    assert "2 parts" in again.reason
+    assert Past().with_ending(ending) == Past(crashes=(None,), parts=2)  # no crash that repeats itself
+    assert outcome(ending, Past(parts=2), retries=0).state == "failed"  # it was cut as fine already
+
+
+def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
+    events: list[dict[str, Any]] = [
+        {"kind": "failed", "cut_to": 4},
+        {"kind": "restart", "count": 0, "free": True},
+        {"kind": "failed"},
+    ]
+    assert past(events, None) == Past(parts=4)
+
+
+def test_a_node_that_is_gone_counts_as_a_crash() -> None:
+    ending = Ending(exits=exits(0), lost="node 1 of 2 is gone")
+    assert isinstance(judge(ending, Past(), retries=1), Again)
+    assert outcome(ending, Past(restarts=1), retries=1).state == "failed"
+
+
+def test_lack_of_memory_is_named() -> None:
+    ending = Ending(exits=exits(137), crash=crash(137, signal="SIGKILL"))
+    assert "lack of memory" in outcome(ending, retries=0).reason
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "given_up"),
+    [
+        ((7, 7), crash(step=7), True),
+        ((7, 8), crash(step=7), False),
+        ((7,), crash(step=7), False),
+        ((9, 7, 7), crash(step=7), True),
+        ((-1, -1), crash(seconds=2.0), True),  # thrice at the very start
+        ((None, None), crash(seconds=7200.0), False),  # a script that speaks of no steps, after hours
+        ((7, 7), None, False),  # this time a node was lost
+    ],
+)
+def test_three_crashes_at_one_place_are_enough(
+    before: tuple[int | None, ...], now: RankExit | None, given_up: bool
+) -> None:
+    ending = Ending(exits=exits(1), crash=now, lost="" if now else "node 1 of 2 is gone")
+    found = judge(ending, Past(crashes=before), retries=100)
+    assert isinstance(found, Outcome) == given_up
+
+
+def test_the_past_is_read_from_events() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 1, "spent_s": 0.0, "held_from_s": 0.0},
+        {"kind": "rank_exit", "attempt": 1, "spent_s": 50.0, "first": True, "place": 12},
+        {"kind": "rank_exit", "attempt": 1, "spent_s": 50.1},
+        {"kind": "restart", "attempt": 1, "spent_s": 51.0},
+        {"kind": "attempt", "attempt": 2, "spent_s": 52.0, "held_from_s": 0.0},
+    ]
+    held = Record(attempt=2, holder="x", beat=30)
+    assert past(events, held) == Past(spent_s=300.0, restarts=1, crashes=(12,))
+    assert past(events, Record(attempt=2, holder=None, beat=30)).spent_s == 52.0
+    assert past([], None) == Past()
+
+
+def test_the_past_has_what_a_lease_carries_of_holders_that_never_said_it() -> None:
+    events = [{"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0}]
+    freed = Record(attempt=1, holder=None, beat=300, spent_s=3000.0)
+    assert past(events, freed).spent_s == 3000.0
+    ours = Record(attempt=2, holder="x", spent_s=3000.0)
+    assert past(events, ours).spent_s == 3000.0
+    assert past(events, replace(ours, beat=4, renew_s=0.5)).spent_s == 3002.0
+
+
+def test_attempts_in_place_count_from_when_their_supervisor_took_the_lease() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 3, "spent_s": 1000.2, "held_from_s": 1000.0},
+        {"kind": "restart", "attempt": 3, "spent_s": 1100.0},
+        {"kind": "attempt", "attempt": 4, "spent_s": 1101.0, "held_from_s": 1000.0},
+    ]
+    assert past(events, Record(attempt=4, holder="x", beat=50, spent_s=1000.0)).spent_s == 1500.0
+
+
+def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
+    events = [
+        {"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0},
+        {"kind": "ended", "attempt": 1, "spent_s": 2994.5, "state": "stopped"},
+    ]
+    assert past(events, Record(attempt=1, holder=None, beat=300)).spent_s == 2994.5
+    assert past(events, Record(attempt=1, holder="x", beat=300)).spent_s == 2994.5  # killed before it gave it up
+    assert past(events, Record(attempt=2, holder="y", beat=1, spent_s=2994.5)).spent_s == 3004.5
+
+
+def test_ranks_that_only_a_person_may_start_again_are_not_started_again() -> None:
+    killed = crash(137, signal="SIGKILL", seconds=100.0)
+    found = judge(Ending(exits=(killed,), crash=killed), Past(), retries=3, not_by_itself="it would be paid for twice")
+    assert isinstance(found, Outcome)
+    assert (found.state, found.exit_code, found.crash) == ("failed", 1, killed)
+    assert found.reason.endswith("it would be paid for twice")
+    done = Ending(exits=exits(0))
+    assert judge(done, Past(), retries=3, not_by_itself="it is over") == judge(done, Past(), retries=3)

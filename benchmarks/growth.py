@@ -53,16 +53,16 @@ def rank(folder: Path) -> dict[int, Work]:
     from benchmarks.scale import Nobody
     from headway.spec.model import Checkpoint
     from headway.storage.memory import MemoryStore
-    from headway.training.checkpoint.index import Catalogue
-    from headway.training.checkpoint.writer import Moment, Saver, Seat
+    from headway.training.checkpoint.index import CheckpointIndex
+    from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
 
     def commit(ranks: int) -> None:
-        store, seat = MemoryStore(f"memory://growth-{ranks}"), Seat(rank=0, ranks=ranks, attempt=1)
+        store, seat = MemoryStore(f"memory://growth-{ranks}"), RankSlot(rank=0, ranks=ranks, attempt=1)
         body = json.dumps({"bytes": 123_456_789, "sha256": "0" * 64}).encode()
         for other in range(1, ranks):
             store.write(f"checkpoints/00000001/{seat.part(other, 0)}.json", body)
-        saver = Saver(store, seat, Catalogue(store, Checkpoint()), Nobody(), environment={})
-        saver.take(Moment(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
+        saver = AsyncCheckpointWriter(store, seat, CheckpointIndex(store, Checkpoint()), Nobody(), environment={})
+        saver.take(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
         if not saver.drain():
             raise RuntimeError("not committed")
 
@@ -86,10 +86,10 @@ def run(folder: Path) -> dict[int, Work]:
 def page(folder: Path) -> dict[int, Work]:
     """page of runs: every page of the dashboard looked at, one run's share."""
     from benchmarks.ledger import ledger_of
-    from headway.dashboard.runs import Board
+    from headway.dashboard.runs import RunService
 
     def leaf(ledger: Any, count: int) -> None:
-        board, seen = Board(ledger), 0  # a new one: nothing is remembered
+        board, seen = RunService(ledger), 0  # a new one: nothing is remembered
         while seen < count:
             seen += len(board.runs(offset=seen)["runs"])
 
@@ -123,11 +123,11 @@ def checkpoint(folder: Path) -> dict[int, Work]:
     """checkpoint: kept for good, adopted and looked at by the rule of which may go."""
     from headway.spec.model import Cadence, Checkpoint
     from headway.storage.memory import MemoryStore
-    from headway.training.checkpoint.index import Catalogue, Kept
+    from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 
     def look(store: Any, count: int) -> None:
-        catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
-        catalogue.adopt([Kept(step, 0, (), None, True) for step in range(1, count + 1)])
+        catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
+        catalogue.adopt([CheckpointEntry(step, 0, (), None, True) for step in range(1, count + 1)])
         catalogue.prune()
 
     stores = {}

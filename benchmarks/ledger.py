@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness import Row as Measured
 from benchmarks.harness import interleave, note, show
-from headway.dashboard.runs import Board
+from headway.dashboard.runs import RunService
 from headway.dashboard.views import Metrics
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import RunFolder, SegmentWriter
@@ -38,12 +38,12 @@ def main() -> int:
 def _runs(folder: Path) -> None:
     few, many = (ledger_of(folder / f"{count}", count) for count in (FEW_RUNS, MANY_RUNS))
     fresh: dict[str, Callable[[], object]] = {
-        "100 runs: first page": lambda: Board(few).runs(),
-        "10,000 runs: first page": lambda: Board(many).runs(),
-        "10,000 runs: page 50": lambda: Board(many).runs(offset=5_000),
-        "10,000 runs: search": lambda: Board(many).runs(query="run-77 finished"),
+        "100 runs: first page": lambda: RunService(few).runs(),
+        "10,000 runs: first page": lambda: RunService(many).runs(),
+        "10,000 runs: page 50": lambda: RunService(many).runs(offset=5_000),
+        "10,000 runs: search": lambda: RunService(many).runs(query="run-77 finished"),
     }
-    board = Board(many)
+    board = RunService(many)
     fresh["10,000 runs: first page again"] = board.runs
     page = [folder / f"{MANY_RUNS}" / "runs" / f"run-{number}" for number in range(len(board.runs()["runs"]))]
     files = [place / name for place in page for name in ("progress.json", "checkpoints/last.json")]

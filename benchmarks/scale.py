@@ -36,11 +36,11 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def rendezvous() -> str:
     """Every node joins node 0, proves what it knows, and is told to start."""
-    from headway.supervisor.rendezvous import Joined, Meeting, join
+    from headway.supervisor.rendezvous import Connected, RendezvousServer, join
 
     posted: queue.Queue[Any] = queue.Queue()
     port = _free_port()
-    meeting = Meeting(port, b"key", NODES, posted.put)
+    meeting = RendezvousServer(port, b"key", NODES, posted.put)
     kept: list[Any] = []
 
     def come(first: int) -> None:
@@ -54,7 +54,7 @@ def rendezvous() -> str:
             thread.start()
         present = 0
         while present < NODES - 1:
-            present += isinstance(posted.get(timeout=120), Joined)
+            present += isinstance(posted.get(timeout=120), Connected)
         for thread in threads:
             thread.join()
         return present
@@ -82,16 +82,16 @@ def commit() -> str:
     import torch
 
     from headway.spec.model import Checkpoint
-    from headway.training.checkpoint.index import Catalogue
-    from headway.training.checkpoint.writer import Moment, Saver, Seat
+    from headway.training.checkpoint.index import CheckpointIndex
+    from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
 
     ranks = NODES * RANKS_A_NODE
-    store, seat = FarAway("memory://scale-commit"), Seat(rank=0, ranks=ranks, attempt=1)
+    store, seat = FarAway("memory://scale-commit"), RankSlot(rank=0, ranks=ranks, attempt=1)
     for rank in range(1, ranks):
         body = json.dumps({"bytes": 123_456_789, "sha256": "0" * 64}).encode()
         store.inner.write(f"checkpoints/00000001/{seat.part(rank, 0)}.json", body)
-    saver = Saver(store, seat, Catalogue(store, Checkpoint()), Nobody(), environment={})
-    saver.take(Moment(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
+    saver = AsyncCheckpointWriter(store, seat, CheckpointIndex(store, Checkpoint()), Nobody(), environment={})
+    saver.take(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
     seconds, committed = timed(saver.drain)
     assert committed
     note("commit", f"{ranks:,} parts", seconds, "s")
@@ -104,14 +104,14 @@ def commit() -> str:
 def retention() -> str:
     """One pass of the rule over a run with many checkpoints kept for good."""
     from headway.spec.model import Cadence, Checkpoint
-    from headway.training.checkpoint.index import Catalogue, Kept
+    from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 
     store, ranks, keep = FarAway("memory://scale-retention"), 64, 300
-    catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
+    catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
     for step in range(1, keep + 1):
         for name in ("manifest.json", *(f"a0001-r{rank}.safetensors" for rank in range(ranks))):
             store.inner.write(f"checkpoints/{step:08d}/{name}", b"")
-        catalogue.adopt([Kept(step, 0, (), None, True)])
+        catalogue.adopt([CheckpointEntry(step, 0, (), None, True)])
     seconds, _ = timed(catalogue.prune)
     return (
         f"retention | the names of {keep} checkpoints' folders, however many files are in them"

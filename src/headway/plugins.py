@@ -11,8 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from headway.core.errors import BadBundle, MissingExtra, Problem
-from headway.core.extras import install_command
+from headway.core.errors import BadBundle, MissingExtra, Problem, install_command
 
 if TYPE_CHECKING:
     from headway.spec import Job

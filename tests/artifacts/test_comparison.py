@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.artifacts.compare import Contender, compare, differs, flat, page, shown
+from headway.artifacts.compare import RunSummary, compare, differs, flat, page, shown
 from headway.core.errors import BadInput
 from headway.metrics.bleu import BleuCounts
 from headway.metrics.bootstrap import interval
@@ -18,7 +18,7 @@ from headway.metrics.samples import of_counts, of_grades, of_values, size, stati
 LABELS = np.arange(200) % 10
 
 
-def contender(name: str, guesses: np.ndarray[Any, Any], **more: Any) -> Contender:
+def contender(name: str, guesses: np.ndarray[Any, Any], **more: Any) -> RunSummary:
     found = score(LABELS, guesses, grades=range(10))
     given: dict[str, Any] = {
         "url": f"/runs/{name}",
@@ -31,7 +31,7 @@ def contender(name: str, guesses: np.ndarray[Any, Any], **more: Any) -> Contende
         "steps": 100,
         "seconds": 60.0,
     }
-    return Contender(name=name, **{**given, **more})
+    return RunSummary(name=name, **{**given, **more})
 
 
 GOOD = contender("good", np.clip(LABELS + (np.arange(200) % 7 == 0), 0, 9))

@@ -15,7 +15,7 @@ import pytest
 from headway.core.errors import TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look, places, remove
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, TargetRef, look, places, remove
 from headway.planning import Plan
 from headway.plugins import TARGETS, Entry
 from headway.rundir import lease
@@ -23,11 +23,11 @@ from headway.rundir.index import Ledger
 from headway.spec import Job
 from headway.spec.model import TargetEntry
 from headway.storage import Store
-from headway.targets.fake import FakeTarget, Options, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget, Options
 from tests.cli.conftest import Headway
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
-WAITS = Play(lines=("waits",), until_stopped=True)
+WAITS = FakeBehaviour(lines=("waits",), until_stopped=True)
 SHARED = FakeTarget(plays=play_of)
 
 
@@ -53,7 +53,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _loaded = Entry.load_target
-HERE = Place(name="fake", kind="fake", options={})
+HERE = TargetRef(name="fake", kind="fake", options={})
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     return lambda play=WAITS, **more: plan_play(project, play, **{"on": "fake", "outputs": outputs, **more})
 
 
-def start(plan: Plan) -> lifecycle.Launched:
+def start(plan: Plan) -> lifecycle.RunHandle:
     return lifecycle.launch(plan, detach=True, target=SHARED)
 
 
@@ -141,7 +141,7 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
     assert [found.verdict for found in look(HERE, patience_s=0.2)] == [LIVE]
 
 
-def past_its_end(hold: lifecycle.Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def past_its_end(hold: lifecycle.RunHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = SHARED.found()
     old = replace(found, details={**found.details, "expires": time.time() - 5})
     monkeypatch.setattr(SHARED, "found", lambda: [old], raising=False)

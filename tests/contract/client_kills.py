@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 from headway.core.errors import HeadwayError
 from headway.core.types import Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import ORPHAN, Place, look, remove
+from headway.launcher.gc import ORPHAN, TargetRef, look, remove
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir.layout import PLAN, RunFolder
@@ -175,8 +175,8 @@ def nothing_stays(
             assert lifecycle.reach(url, target=target).down().left == ()
 
 
-def _place(plan: Plan) -> Place:
-    return Place(name=plan.target, kind=plan.kind, options=plan.options)
+def _place(plan: Plan) -> TargetRef:
+    return TargetRef(name=plan.target, kind=plan.kind, options=plan.options)
 
 
 def _start(plan: Plan, name: str, request: int, *, attached: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 
 COUNT = "count.py"
 # Arguments: steps, seconds for each, and at which step the first, second, … attempt waits until it is asked to stop, or
@@ -50,7 +50,7 @@ def count_to(steps: int) -> list[str]:
     return [*lines, f"digest {digest}"]
 
 
-def counted(hold: Launched) -> list[str]:
+def counted(hold: RunHandle) -> list[str]:
     """Every step that was taken, in order, over all attempts, and the digest of them all."""
     return [line.text for line in hold.logs(rank=0) if line.text.startswith(("counted", "digest", "edited"))]
 

@@ -11,7 +11,7 @@ from typing import Any
 from headway.planning import Plan, plan
 from headway.plugins import Entry
 from headway.spec import Job, Resources, Secret
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 
 # The fake is no place for users to run things, so it is in the registry only where a test puts it.
 FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Options", extra=None, summary="in memory")
@@ -20,6 +20,7 @@ import json, os, signal, sys
 
 play = json.loads(sys.argv[1])
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+saved = os.environ.get("HEADWAY_RESUME_DIR")  # so it may be started again by itself where that is paid for
 if play["until_stopped"]:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
 for line in play["lines"]:
@@ -38,7 +39,7 @@ def write_project(folder: Path) -> Path:
 
 def plan_play(
     project: Path,
-    play: Play,
+    play: FakeBehaviour,
     *,
     on: str,
     outputs: str,
@@ -63,7 +64,7 @@ def plan_play(
     return plan(job, on=on)
 
 
-def play_of(plan: Plan) -> Play:
+def play_of(plan: Plan) -> FakeBehaviour:
     """What a plan made by `plan_play` does, read back from it."""
     known: dict[str, Any] = json.loads(plan.job["args"][0])
-    return Play(**{**known, "lines": tuple(known["lines"])})
+    return FakeBehaviour(**{**known, "lines": tuple(known["lines"])})

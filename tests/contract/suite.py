@@ -19,22 +19,22 @@ import pytest
 from headway.core.errors import BadInput, HeadwayError, RunBusy, UnknownRun
 from headway.core.types import Handle, State, Target
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir import lease, submission
 from headway.rundir.accounting import spent_s
+from headway.rundir.index import LONGEST
 from headway.rundir.layout import INTENT, RECEIPT, STOP
-from headway.rundir.names import LONGEST
-from headway.rundir.owner import owner
+from headway.rundir.submission import owner
 from headway.spec import Accelerator, Budget, Resources, Secret
 from headway.storage import Store, open_store, subfolders
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.counting import COUNT, WRITE, count_to, counted, write_counting, write_writing
 from tests.contract.plays import plan_play, write_project
 
 CANARY = "canary-5f3a-never-to-be-seen"
-WAITS = Play(lines=("rank {rank} of {world} waits",), until_stopped=True)
-COUNTS_DOWN = Play(lines=("rank {rank} waits, {HEADWAY_DEADLINE_S} s are left",), until_stopped=True)
+WAITS = FakeBehaviour(lines=("rank {rank} of {world} waits",), until_stopped=True)
+COUNTS_DOWN = FakeBehaviour(lines=("rank {rank} waits, {HEADWAY_DEADLINE_S} s are left",), until_stopped=True)
 
 
 def eventually(holds: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
@@ -87,11 +87,11 @@ class TargetContract(ABC):
     kind: str
 
     @abstractmethod
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         """Remove part of a live run from the target behind Headway's back, without a farewell."""
 
     @abstractmethod
-    def lost_host(self, hold: Launched) -> AbstractContextManager[None]:
+    def lost_host(self, hold: RunHandle) -> AbstractContextManager[None]:
         """Lose the machine of a live run: inside it nothing there moves any more, after it everything there is gone.
 
         The run has no last word, and nothing but Headway starts it again.
@@ -117,11 +117,11 @@ class TargetContract(ABC):
         return lambda play, **more: plan_play(project, play, **{"on": self.kind, "outputs": outputs, **more})
 
     @pytest.fixture
-    def start(self, target: Target, plan_of: Callable[..., Plan]) -> Iterator[Callable[..., Launched]]:
+    def start(self, target: Target, plan_of: Callable[..., Plan]) -> Iterator[Callable[..., RunHandle]]:
         """Launch a play, detached. Whatever is still there at the end of the test is taken down."""
-        holds: list[Launched] = []
+        holds: list[RunHandle] = []
 
-        def begin(play: Play, *, run: str | None = None, **more: object) -> Launched:
+        def begin(play: FakeBehaviour, *, run: str | None = None, **more: object) -> RunHandle:
             hold = lifecycle.launch(plan_of(play, **more), name=run, detach=True, target=target)
             holds.append(hold)
             return hold
@@ -130,7 +130,7 @@ class TargetContract(ABC):
         for hold in holds:
             hold.target.down(hold.handle)
 
-    def running(self, hold: Launched) -> Launched:
+    def running(self, hold: RunHandle) -> RunHandle:
         def prints() -> bool:
             status = hold.target.status(hold.handle)
             assert not status.state.ended, status
@@ -139,13 +139,13 @@ class TargetContract(ABC):
         eventually(prints, f"{hold.run} prints")
         return hold
 
-    def texts(self, hold: Launched, rank: int | None = 0) -> list[str]:
+    def texts(self, hold: RunHandle, rank: int | None = 0) -> list[str]:
         return [line.text for line in hold.logs(rank=rank)]
 
     # The promises.
 
-    def test_a_job_runs_to_success_and_nothing_is_left(self, start: Callable[..., Launched], target: Target) -> None:
-        hold = start(Play(lines=("hello from {rank} of {world}",)))
+    def test_a_job_runs_to_success_and_nothing_is_left(self, start: Callable[..., RunHandle], target: Target) -> None:
+        hold = start(FakeBehaviour(lines=("hello from {rank} of {world}",)))
         outcome = hold.wait()
         assert (outcome.status.state, outcome.exit_code) == (State.FINISHED, 0)
         assert self.texts(hold) == ["hello from 0 of 1"]
@@ -156,9 +156,9 @@ class TargetContract(ABC):
         assert target.found() == []
 
     def test_a_failing_script_is_reported_with_its_exit_code_and_last_lines(
-        self, start: Callable[..., Launched]
+        self, start: Callable[..., RunHandle]
     ) -> None:
-        hold = start(Play(lines=("all is well", "the disk is on fire"), exit_code=7))
+        hold = start(FakeBehaviour(lines=("all is well", "the disk is on fire"), exit_code=7))
         outcome = hold.wait()
         assert (outcome.status.state, outcome.exit_code) == (State.FAILED, 1)
         assert "7" in outcome.status.reason
@@ -166,14 +166,16 @@ class TargetContract(ABC):
         assert exit_["code"] == 7
         assert exit_["lines"][-1] == "the disk is on fire"
 
-    def test_logs_are_complete_and_in_order_from_before_the_start(self, start: Callable[..., Launched]) -> None:
+    def test_logs_are_complete_and_in_order_from_before_the_start(self, start: Callable[..., RunHandle]) -> None:
         lines = tuple(f"line {i}" for i in range(3000))
-        hold = start(Play(lines=lines))
+        hold = start(FakeBehaviour(lines=lines))
         followed = [line.text for line in hold.logs(follow=True, rank=0)]
         assert followed == list(lines)
         assert self.texts(hold) == list(lines)
 
-    def test_a_follower_sees_lines_while_the_run_is_live_and_ends_with_it(self, start: Callable[..., Launched]) -> None:
+    def test_a_follower_sees_lines_while_the_run_is_live_and_ends_with_it(
+        self, start: Callable[..., RunHandle]
+    ) -> None:
         hold = start(WAITS)
         seen: list[str] = []
         follower = threading.Thread(
@@ -187,7 +189,7 @@ class TargetContract(ABC):
         assert not follower.is_alive()
         assert "rank 0 of 1 waits" in seen
 
-    def test_stop_ends_it_and_it_can_be_resumed(self, start: Callable[..., Launched], target: Target) -> None:
+    def test_stop_ends_it_and_it_can_be_resumed(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = self.running(start(WAITS))
         outcome = hold.stop("enough for today")
         assert (outcome.status.state, outcome.exit_code) == (State.STOPPED, 4)
@@ -200,7 +202,7 @@ class TargetContract(ABC):
         assert again.stop().status.state is State.STOPPED
         assert [line.text for line in again.logs(rank=0)] == ["rank 0 of 1 waits"] * 2
 
-    def test_a_second_start_on_a_live_run_is_refused(self, start: Callable[..., Launched], target: Target) -> None:
+    def test_a_second_start_on_a_live_run_is_refused(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = self.running(start(WAITS, run="mine"))
         with pytest.raises(RunBusy):
             lifecycle.resume(hold.url, target=target)
@@ -208,8 +210,8 @@ class TargetContract(ABC):
             start(WAITS, run="mine")
         assert hold.target.status(hold.handle).state is State.RUNNING
 
-    def test_a_finished_run_is_not_started_again(self, start: Callable[..., Launched], target: Target) -> None:
-        hold = start(Play())
+    def test_a_finished_run_is_not_started_again(self, start: Callable[..., RunHandle], target: Target) -> None:
+        hold = start(FakeBehaviour())
         hold.wait()
         said: list[str] = []
         again = lifecycle.resume(hold.url, target=target, say=said.append)
@@ -217,7 +219,7 @@ class TargetContract(ABC):
         assert again.outcome().exit_code == 0
         assert [event["kind"] for event in hold.folder.events()].count("attempt") == 1
 
-    def test_down_twice_is_the_same_as_once(self, start: Callable[..., Launched], target: Target) -> None:
+    def test_down_twice_is_the_same_as_once(self, start: Callable[..., RunHandle], target: Target) -> None:
         hold = self.running(start(WAITS))
         first = hold.down()
         second = hold.down()
@@ -227,7 +229,7 @@ class TargetContract(ABC):
         assert target.found() == []
 
     def test_down_of_something_half_gone_removes_the_other_half(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS, ranks=2))
         self.half_gone(hold)
@@ -247,7 +249,7 @@ class TargetContract(ABC):
         assert "unlucky" not in subfolders(open_store(outputs))
 
     def test_what_a_lost_client_left_is_found_and_removed_without_local_state(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hold = self.running(start(WAITS))
         hold.folder.store.delete(INTENT)
@@ -262,7 +264,7 @@ class TargetContract(ABC):
             target.status(Handle(target=self.kind, run="nobody", url=f"{outputs}/nobody"))
 
     def test_a_copy_of_a_live_run_can_be_stopped_and_taken_down_and_the_original_runs_on(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS, run="original"))
         url = copied(hold.url, "copy")
@@ -280,7 +282,7 @@ class TargetContract(ABC):
         assert [found.url for found in target.found()] == [hold.url]
 
     def test_a_copy_of_a_live_run_goes_on_as_a_run_of_its_own(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS, run="original"))
         again = lifecycle.resume(copied(hold.url, "copy"), target=target)
@@ -296,7 +298,7 @@ class TargetContract(ABC):
             target.down(again.handle)
 
     def test_what_is_made_says_whose_it_is_and_whoever_resumes_it_owns_the_rest(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("USER", "alice")
         hold = self.running(start(WAITS))
@@ -316,22 +318,22 @@ class TargetContract(ABC):
         assert owner().id != mine.id
         again.down()
 
-    def test_ranks_know_each_other_and_their_logs_can_be_told_apart(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play(lines=("rank {rank} of {world}",)), ranks=2)
+    def test_ranks_know_each_other_and_their_logs_can_be_told_apart(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour(lines=("rank {rank} of {world}",)), ranks=2)
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold, rank=0) == ["rank 0 of 2"]
         assert self.texts(hold, rank=1) == ["rank 1 of 2"]
 
     def test_names_at_their_limits_and_any_script_of_the_world(
-        self, start: Callable[..., Launched], tmp_path: Path
+        self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         text = "größer 模型 обучение 🚂 \u202e"
-        hold = start(Play(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs=str(tmp_path / "läufe 跑"))
+        hold = start(FakeBehaviour(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs=str(tmp_path / "läufe 跑"))
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == [text]
 
     def test_names_that_cannot_be_are_refused_before_anything_is_made(
-        self, start: Callable[..., Launched], outputs: str
+        self, start: Callable[..., RunHandle], outputs: str
     ) -> None:
         for name in (
             "n" * (LONGEST + 1),
@@ -346,18 +348,18 @@ class TargetContract(ABC):
             "last",
         ):
             with pytest.raises(BadInput):
-                start(Play(), run=name)
+                start(FakeBehaviour(), run=name)
         assert set(subfolders(open_store(outputs))) <= {"code"}
 
     def test_a_secret_reaches_the_script_and_is_written_nowhere(
         self,
-        start: Callable[..., Launched],
+        start: Callable[..., RunHandle],
         plan_of: Callable[..., Plan],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
-        play = Play(lines=self.lines_about_a_secret())
+        play = FakeBehaviour(lines=self.lines_about_a_secret())
         more = {"secrets": {"TOKEN": Secret(ref="env:TOKEN_HERE")}}
         assert CANARY not in plan_of(play, **more).to_json()
         hold = start(play, **more)
@@ -369,7 +371,7 @@ class TargetContract(ABC):
             assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
 
     def test_a_secret_is_in_no_request_and_no_process_listing_while_the_run_lives(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = self.running(
@@ -391,10 +393,10 @@ class TargetContract(ABC):
         return ()
 
     def test_four_accelerators_are_four_ranks_on_one_machine_without_a_change_of_code(
-        self, start: Callable[..., Launched]
+        self, start: Callable[..., RunHandle]
     ) -> None:
         four = Resources(accelerator=Accelerator(kind="T4", count=4))
-        hold = start(Play(lines=("rank {rank} of {world}",)), resources=four)
+        hold = start(FakeBehaviour(lines=("rank {rank} of {world}",)), resources=four)
         assert hold.wait().status.state is State.FINISHED
         assert [self.texts(hold, rank=rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
 
@@ -406,7 +408,7 @@ class TargetContract(ABC):
         project = write_counting(tmp_path / "counting")
         straight = count_to(12)
 
-        made = plan_of(Play(), script=COUNT, root=str(project), args=("12", "0.01", "5"))
+        made = plan_of(FakeBehaviour(), script=COUNT, root=str(project), args=("12", "0.01", "5"))
         hold = lifecycle.launch(made, name="broken", detach=True, target=target)
         try:
             eventually(lambda: len(counted(hold)) == 5, "it counts")
@@ -425,7 +427,7 @@ class TargetContract(ABC):
     ) -> None:
         if not self.runs_scripts:
             pytest.skip(f"{self.kind}: it runs no script")
-        made = plan_of(Play(), script=WRITE, root=str(write_writing(tmp_path / "writing")), args=())
+        made = plan_of(FakeBehaviour(), script=WRITE, root=str(write_writing(tmp_path / "writing")), args=())
         hold = lifecycle.launch(made, name="writer", detach=True, target=target)
         try:
             self.running(hold)
@@ -443,20 +445,20 @@ class TargetContract(ABC):
         finally:
             hold.target.down(hold.handle)
 
-    def kept(self, hold: Launched) -> dict[str, bytes]:
+    def kept(self, hold: RunHandle) -> dict[str, bytes]:
         """What is kept of the working folder, by its name there."""
         store, prefix = hold.folder.store, "files/workdir/"
         return {entry.key.removeprefix(prefix): store.read(entry.key) for entry in store.list(prefix)}
 
     runs_scripts = True
 
-    def preempt(self, hold: Launched) -> None:
+    def preempt(self, hold: RunHandle) -> None:
         """Take the machine away with a warning, as a cloud would. By default, as anybody who stops it."""
         hold.target.down(hold.handle)
 
     @pytest.mark.parametrize("hours", [-30, 30])
     def test_a_client_whose_clock_is_wrong_by_a_day_sees_the_same(
-        self, start: Callable[..., Launched], target: Target, monkeypatch: pytest.MonkeyPatch, hours: int
+        self, start: Callable[..., RunHandle], target: Target, monkeypatch: pytest.MonkeyPatch, hours: int
     ) -> None:
         skew(monkeypatch, hours * 3600.0)
         hold = self.running(start(WAITS))
@@ -467,7 +469,7 @@ class TargetContract(ABC):
         assert target.found() == []
 
     def test_what_a_lost_host_had_spent_is_taken_off_the_budget_when_the_run_goes_on(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         """Nobody waits for 3,000 s here: the lease of the lost host is given as many beats as would have passed."""
         play = COUNTS_DOWN if self.runs_scripts else WAITS
@@ -494,16 +496,16 @@ class TargetContract(ABC):
             assert 2900.0 <= first_limit - limit <= 3160.0, "the target's own limit is what is left, too"
         assert again.stop().status.state is State.STOPPED
 
-    def lease_store(self, hold: Launched) -> Store:
+    def lease_store(self, hold: RunHandle) -> Store:
         """Where the supervisor writes its lease."""
         return hold.folder.store
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         """The limit that the target itself holds for the newest submission; None where it has none."""
         return None
 
-    def test_long_words_and_many_arguments_come_through_whole(self, start: Callable[..., Launched]) -> None:
+    def test_long_words_and_many_arguments_come_through_whole(self, start: Callable[..., RunHandle]) -> None:
         lines = ("x" * 30_000, *(f"line {number} " + "ü" * 100 for number in range(200)))
-        hold = start(Play(lines=lines))
+        hold = start(FakeBehaviour(lines=lines))
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == list(lines)

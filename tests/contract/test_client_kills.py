@@ -14,14 +14,14 @@ from headway.rundir.index import Ledger
 from headway.rundir.layout import RunFolder
 from headway.spec.model import Budget
 from headway.storage import join, open_store, subfolders
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from headway.targets.local.target import LocalTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import FAKE, plan_play, write_project
 from tests.contract.suite import eventually
 
 pytestmark = pytest.mark.slow
-GOES_ON = Play(lines=("waits",), until_stopped=True)
+GOES_ON = FakeBehaviour(lines=("waits",), until_stopped=True)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_killed_client_leaves_runs_that_their_budget_ends(plan_of: Callable[..
 
 
 def test_a_killed_watcher_leaves_runs_that_end_as_they_would(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
-    plan = plan_of(Play(lines=("hello",)))
+    plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True)
     nothing_stays(LocalTarget(), plan, names, eventually)
     assert _events(plan, names[-1])[-1]["state"] == "finished"
@@ -57,7 +57,7 @@ def test_a_killed_watcher_leaves_runs_that_end_as_they_would(plan_of: Callable[.
 
 
 def test_what_was_killed_half_way_can_be_listed_again(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
-    plan = plan_of(Play(), on="fake")
+    plan = plan_of(FakeBehaviour(), on="fake")
     names = kill_at_each_request(plan, tmp_path, f"f{os.getpid()}")
     nothing_stays(FakeTarget(), plan, names, eventually)
     outputs = str(plan.job["outputs"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headway.core.errors import NotThere
-from headway.dashboard.runs import Board, Memory, Places, run_id
+from headway.dashboard.runs import FolderScanner, RecordCache, RunService, run_id
 from headway.dashboard.views import Metrics, last_lines, thinned
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import RunFolder, SegmentWriter
@@ -126,8 +126,8 @@ def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, m
     ))  # fmt: skip
     looked: list[str] = []
     seen = {"ended": True, "state": "finished"}
-    monkeypatch.setattr(Board, "_looked_at", lambda self, row: looked.append(row.name) or seen)
-    board = Board(ledger)
+    monkeypatch.setattr(RunService, "_looked_at", lambda self, row: looked.append(row.name) or seen)
+    board = RunService(ledger)
     found = board.runs(offset=100, limit=50)
     assert (found["total"], found["runs"][0]["name"], len(looked)) == (10_000, "run-9899", 50)
     board.runs(offset=100, limit=50)
@@ -143,7 +143,7 @@ def test_the_last_lines_are_read_from_the_end_and_a_word_is_found_anywhere(tmp_p
             segment.add(f"2026-01-01T00:00:00.{number:04d}Z line {number} of {writer}")
             if number % 10 == 9:
                 segment.flush()
-    memory = Memory()
+    memory = RecordCache()
     folder = RunFolder(memory.store(str(tmp_path)))
     asked = folder.store.read
     folder.store.read = lambda key, span=None: read.append(key) or asked(key, span)  # type: ignore
@@ -154,7 +154,7 @@ def test_the_last_lines_are_read_from_the_end_and_a_word_is_found_anywhere(tmp_p
 
 
 def test_what_never_changes_is_read_once(tmp_path: Path) -> None:
-    memory = Memory(most_bytes=25)
+    memory = RecordCache(most_bytes=25)
     plain = open_store(str(tmp_path))
     for name in ("one", "two", "three"):
         plain.write(f"logs/a0001-r0-{name}.log", b"0123456789")
@@ -178,12 +178,12 @@ def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], 
     (place / "not-a-run").mkdir(parents=True)
     shutil.copytree(runs[0], place / "early")
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    places = Places(ledger, [str(place)])
-    assert Board(ledger, places).runs()["looking"] == [str(place)]
+    places = FolderScanner(ledger, [str(place)])
+    assert RunService(ledger, places).runs()["looking"] == [str(place)]
     assert places.look() == 1
     shutil.copytree(runs[1], place / "late")
     assert places.look() == 1
-    found = Board(ledger, places).runs()
+    found = RunService(ledger, places).runs()
     assert found["looking"] == []
     assert {run["name"] for run in found["runs"]} == {"early", "late"}
 
@@ -192,7 +192,7 @@ def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Pa
     ledger = Ledger(tmp_path / "ledger.sqlite")
     row = Row(name="first", url=runs[0], target="local", job="toy", created=1.0, state="stopped")
     ledger.record(row)
-    board = Board(ledger)
+    board = RunService(ledger)
     assert board.runs()["runs"][0]["state"] == "stopped"
     ledger.saw(row.url, "pending")
     assert board.runs()["runs"][0]["state"] == "finished", "as its folder says"

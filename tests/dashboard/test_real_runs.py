@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.dashboard.runs import Board, Places, run_id
+from headway.dashboard.runs import FolderScanner, RunService, run_id
 from headway.rundir.index import Ledger
 from headway.storage import open_store
 from tests.servers.gcs import GcsServer
@@ -86,9 +86,9 @@ def test_runs_of_a_bucket_are_shown_from_the_bucket(
             if path.is_file() and not path.name.startswith(".") and "local" not in path.relative_to(runs[0]).parts:
                 there.write(path.relative_to(runs[0]).as_posix(), path.read_bytes())
         ledger = Ledger(tmp_path / "ledger.sqlite")
-        places = Places(ledger, ["gs://bucket/runs"])
+        places = FolderScanner(ledger, ["gs://bucket/runs"])
         assert places.look() == 1
-        board = Board(ledger, places)
+        board = RunService(ledger, places)
         (listed,) = board.runs()["runs"]
         assert (listed["name"], listed["state"], listed["url"]) == ("far", "finished", url)
         details = board.details(run_id(url))

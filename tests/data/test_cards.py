@@ -17,7 +17,7 @@ from headway.data.dataset.rows import Rows
 from headway.data.prepare.pipeline import prepare
 from headway.data.synthetic import cards
 
-SPOTLESS = cards.Face(0.0, 0.0, (0.0,) * 4, (0.0,) * 4, ())
+SPOTLESS = cards.CardSide(0.0, 0.0, (0.0,) * 4, (0.0,) * 4, ())
 CLEAN = cards.Card("train", 3, SPOTLESS, SPOTLESS)
 
 

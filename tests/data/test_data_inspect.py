@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.errors import BadInput
 from headway.data.dataset.inspect import dropped, inspect, verify
-from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.prepare.pipeline import PrepareOptions, prepare
 from tests.data import layouts
 
 
@@ -65,7 +65,9 @@ def test_class_balance_and_pairs_of_pictures(tmp_path: Path) -> None:
 
 
 def test_sentences(tmp_path: Path) -> None:
-    prepare(str(layouts.parallel(tmp_path / "in")), str(tmp_path / "out"), workers=1, wishes=Wishes(bpe_size=300))
+    prepare(
+        str(layouts.parallel(tmp_path / "in")), str(tmp_path / "out"), workers=1, wishes=PrepareOptions(bpe_size=300)
+    )
     found = inspect(str(tmp_path / "out"))
     assert found.vocabulary == 300
     assert sum(found.splits["train"].lengths.values()) == 40

@@ -13,7 +13,7 @@ import pytest
 from headway.core.errors import BadInput, Denied, NotThere, StoreError, Transient
 from headway.data.download import resolve
 from headway.data.download.http import Login, download
-from headway.data.download.resolve import KNOWN, Known, Part, downloads
+from headway.data.download.resolve import KNOWN, KnownDataset, Part, downloads
 from headway.data.download.resolve import resolve as resolve_resolve
 from headway.data.prepare.pipeline import prepare
 from headway.storage import open_store
@@ -219,7 +219,7 @@ def test_a_known_name_brings_its_parts_format_and_year(
 
     monkeypatch.setattr(server, "_answer", answer)
     listed = tuple(Part(server.url + path, hashlib.md5(body).hexdigest()) for path, body in parts.items())
-    monkeypatch.setitem(KNOWN, "coco2014", Known(parts=listed, format="coco", year="2014", terms=""))
+    monkeypatch.setitem(KNOWN, "coco2014", KnownDataset(parts=listed, format="coco", year="2014", terms=""))
     summary = prepare("coco2014", str(tmp_path / "out"), size=32, workers=1)
     assert summary.rows == {"train": 6, "val": 3}
     assert summary.manifest.name == "coco2014"

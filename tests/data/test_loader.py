@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 
 from headway.core.errors import BadInput, NotThere  # noqa: E402
 from headway.data.dataset.rows import Rows  # noqa: E402
-from headway.data.loading.loader import PictureFeed, Weighted  # noqa: E402
-from headway.data.loading.partition import Filler  # noqa: E402
+from headway.data.loading.loader import PictureFeed, WeightedSource  # noqa: E402
 from headway.data.loading.prefetch import Buffers  # noqa: E402
+from headway.data.loading.sampler import PaddingBatch  # noqa: E402
 from headway.data.loading.text import SentenceFeed  # noqa: E402
 from headway.data.loading.transforms import Augment  # noqa: E402
-from headway.data.prepare.pipeline import Wishes, prepare  # noqa: E402
+from headway.data.prepare.pipeline import PrepareOptions, prepare  # noqa: E402
 from headway.data.tokenizers import END, PAD, START  # noqa: E402
 from headway.training.data.dataset import Feed  # noqa: E402
 from tests.data import layouts  # noqa: E402
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = "".join(f"{side} " + "word " * (1 + (n * 7) % 23) + f"{n}\n" for n in range(200))
         layouts.put(lines / f"train.{side}", text)
         layouts.put(lines / f"val.{side}", text[:400])
-    prepare(str(lines), str(root / "text"), workers=1, wishes=Wishes(bpe_size=300), max_bad=1)
+    prepare(str(lines), str(root / "text"), workers=1, wishes=PrepareOptions(bpe_size=300), max_bad=1)
     return root
 
 
@@ -115,7 +115,7 @@ def test_any_world_size_sees_the_same_batches(made: Path, parts: int) -> None:
     for step in (0, 2, len(feed) - 1):
         whole = feed.batch(1, step, 0, 1)
         pieces = [feed.batch(1, step, part, parts) for part in range(parts)]
-        real = [piece for piece in pieces if not isinstance(piece, Filler)]
+        real = [piece for piece in pieces if not isinstance(piece, PaddingBatch)]
         assert torch.equal(torch.cat([piece["picture"] for piece in real]), whole["picture"])
         assert torch.cat([piece["row"] for piece in real]).tolist() == whole["row"].tolist()
 
@@ -123,7 +123,7 @@ def test_any_world_size_sees_the_same_batches(made: Path, parts: int) -> None:
 def test_a_part_without_rows_is_a_filler(made: Path) -> None:
     feed = feed_of(made, batch_size=2)
     empty = feed.batch(0, 0, 2, 3)
-    assert isinstance(empty, Filler)
+    assert isinstance(empty, PaddingBatch)
     assert empty.batch["picture"].shape == (1, 3, 32, 32)
 
 
@@ -157,7 +157,7 @@ def test_resuming_anywhere_needs_no_replay(made: Path, monkeypatch: pytest.Monke
 
 def test_sources_are_mixed_by_weight(made: Path) -> None:
     big, small = Rows(str(made / "raw"), "train"), Rows(str(made / "other"), "train")
-    feed = PictureFeed([Weighted(big, 1.0), Weighted(small, 1.0)], 8, training=True, crop=32, seed=1)
+    feed = PictureFeed([WeightedSource(big, 1.0), WeightedSource(small, 1.0)], 8, training=True, crop=32, seed=1)
     for epoch in range(3):
         rows = np.array(epoch_rows(feed, epoch))
         assert len(rows) == len(big) + len(small) == 57
@@ -352,7 +352,7 @@ def test_evaluation_of_sentences_is_the_same_each_time(made: Path) -> None:
 
 def test_sources_of_sentences_are_mixed_by_weight(made: Path) -> None:
     one, two = Rows(str(made / "text"), "train"), Rows(str(made / "text"), "train", limit=50)
-    feed = SentenceFeed([Weighted(one, 1.0), Weighted(two, 1.0)], 400, training=True, seed=1)
+    feed = SentenceFeed([WeightedSource(one, 1.0), WeightedSource(two, 1.0)], 400, training=True, seed=1)
     rows = np.array(epoch_rows(feed, 0))
     assert abs((rows >= 200).mean() - 0.5) < 0.05
     assert len(rows) == pytest.approx(250, abs=10)

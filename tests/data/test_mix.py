@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.data.loading.sampler import Order, Pool, balanced, quotas
+from headway.data.loading.sampler import SampleGroup, SampleOrder, balanced, quotas
 
 
-def epoch_of(order: Order, epoch: int, seed: int = 1) -> list[int]:
+def epoch_of(order: SampleOrder, epoch: int, seed: int = 1) -> list[int]:
     return order.at(seed, epoch, np.arange(len(order))).tolist()
 
 
@@ -23,14 +23,14 @@ def test_quotas_add_up_and_none_is_off_by_one(shares: list[float], length: int) 
 
 
 def test_one_source_is_each_row_once_in_another_order_each_epoch() -> None:
-    order = Order([Pool(range(100), 1.0)], 100)
+    order = SampleOrder([SampleGroup(range(100), 1.0)], 100)
     first, second = epoch_of(order, 0), epoch_of(order, 1)
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second
 
 
 def test_weights_are_exact_in_every_epoch() -> None:
-    order = Order([Pool(range(100), 1.0), Pool(range(100, 130), 2.0)], 130)
+    order = SampleOrder([SampleGroup(range(100), 1.0), SampleGroup(range(100, 130), 2.0)], 130)
     for epoch in range(5):
         rows = np.array(epoch_of(order, epoch))
         assert (rows >= 100).sum() == 87  # two thirds of 130
@@ -38,7 +38,7 @@ def test_weights_are_exact_in_every_epoch() -> None:
 
 
 def test_no_row_comes_a_third_time_before_each_has_come_twice() -> None:
-    order = Order([Pool(range(100), 1.0), Pool(range(100, 130), 2.0)], 130)
+    order = SampleOrder([SampleGroup(range(100), 1.0), SampleGroup(range(100, 130), 2.0)], 130)
     drawn: list[int] = []
     for epoch in range(7):
         drawn += epoch_of(order, epoch)
@@ -48,14 +48,16 @@ def test_no_row_comes_a_third_time_before_each_has_come_twice() -> None:
 
 
 def test_a_place_holds_the_same_row_whenever_it_is_asked_for() -> None:
-    order = Order([Pool(range(50), 1.0), Pool(range(50, 90), 3.0), Pool(range(90, 91), 0.5)], 91)
+    order = SampleOrder(
+        [SampleGroup(range(50), 1.0), SampleGroup(range(50, 90), 3.0), SampleGroup(range(90, 91), 0.5)], 91
+    )
     whole = order.at(9, 4, np.arange(91))
     for start in (0, 13, 60):
         assert np.array_equal(order.at(9, 4, np.arange(start, start + 20)), whole[start : start + 20])
 
 
 def test_sources_are_mixed_all_along_the_epoch() -> None:
-    order = Order([Pool(range(1000), 1.0), Pool(range(1000, 2000), 1.0)], 2000)
+    order = SampleOrder([SampleGroup(range(1000), 1.0), SampleGroup(range(1000, 2000), 1.0)], 2000)
     rows = np.array(epoch_of(order, 0))
     shares = [(rows[start : start + 200] < 1000).mean() for start in range(0, 2000, 200)]
     assert min(shares) > 0.35
@@ -64,7 +66,7 @@ def test_sources_are_mixed_all_along_the_epoch() -> None:
 
 def test_rare_classes_are_drawn_by_the_root_of_their_frequency() -> None:
     labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    order = Order(balanced(np.arange(1000), labels), 1000)
+    order = SampleOrder(balanced(np.arange(1000), labels), 1000)
     total = np.zeros(3)
     for epoch in range(20):
         total += np.bincount(labels[epoch_of(order, epoch)], minlength=3)
@@ -75,18 +77,18 @@ def test_rare_classes_are_drawn_by_the_root_of_their_frequency() -> None:
 
 def test_power_0_draws_rows_alike_and_1_classes_alike() -> None:
     labels = np.array([0] * 90 + [1] * 10)
-    alike = Order(balanced(np.arange(100), labels, power=0.0), 100)
+    alike = SampleOrder(balanced(np.arange(100), labels, power=0.0), 100)
     assert sorted(epoch_of(alike, 0)) == list(range(100))
-    classes = Order(balanced(np.arange(100), labels, power=1.0), 100)
+    classes = SampleOrder(balanced(np.arange(100), labels, power=1.0), 100)
     assert (labels[epoch_of(classes, 0)] == 1).sum() == 50
 
 
 def test_empty_sources_and_zero_weights_take_no_part() -> None:
-    order = Order([Pool(range(0), 1.0), Pool(range(10), 1.0), Pool(range(10, 20), 0.0)], 10)
+    order = SampleOrder([SampleGroup(range(0), 1.0), SampleGroup(range(10), 1.0), SampleGroup(range(10, 20), 0.0)], 10)
     assert sorted(epoch_of(order, 0)) == list(range(10))
     with pytest.raises(BadInput, match="no rows to draw from"):
-        Order([Pool(range(10), 0.0)], 10)
+        SampleOrder([SampleGroup(range(10), 0.0)], 10)
 
 
 def test_in_order_means_in_order() -> None:
-    assert epoch_of(Order([Pool(range(5, 15), 1.0)], 10, shuffle=False), 3) == list(range(5, 15))
+    assert epoch_of(SampleOrder([SampleGroup(range(5, 15), 1.0)], 10, shuffle=False), 3) == list(range(5, 15))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.bundle.format import Bundle
-from headway.packaging.engine import Gone
+from headway.packaging.engine import NotFound
 from headway.serving.deploy.image import CPU_INDEX, ServingImage, build, push, serving_image, write
 from tests.deploy.bundles import small_bundle
 
@@ -84,7 +84,7 @@ class Docker:
             self.seen = sorted(path.name for path in Path(words[-1], "bundle").iterdir())
         if words[1:3] == ["image", "inspect"]:
             if not self.seen:
-                raise Gone("no such image")
+                raise NotFound("no such image")
             return f'[{{"RepoDigests": ["{words[-1].rpartition(":")[0]}@sha256:{"a" * 64}"]}}]'
         return ""
 

@@ -13,10 +13,10 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle, State, Status
 from headway.diagnose.diagnosis import why
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.plugins import TARGETS
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 
@@ -27,18 +27,20 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> Callable[..., Launched]:
+def ended(tmp_path: Path) -> Callable[..., RunHandle]:
     project = write_project(tmp_path / "project")
     outputs = f"memory://{os.urandom(6).hex()}/runs"
 
-    def run(*lines: str, code: int = 1, ranks: int = 1, target: FakeTarget | None = None) -> Launched:
-        plan: Plan = plan_play(project, Play(lines=lines, exit_code=code), on="fake", outputs=outputs, ranks=ranks)
+    def run(*lines: str, code: int = 1, ranks: int = 1, target: FakeTarget | None = None) -> RunHandle:
+        plan: Plan = plan_play(
+            project, FakeBehaviour(lines=lines, exit_code=code), on="fake", outputs=outputs, ranks=ranks
+        )
         return lifecycle.launch(plan, target=target or FakeTarget(plays=play_of))
 
     return run
 
 
-def test_a_known_failure_has_cause_evidence_and_fix(ended: Callable[..., Launched]) -> None:
+def test_a_known_failure_has_cause_evidence_and_fix(ended: Callable[..., RunHandle]) -> None:
     hold = ended("epoch 1", "ModuleNotFoundError: No module named 'albumentations'")
     found = why(hold, hold.target.status(hold.handle))
     assert found.name == "missing-module"
@@ -48,7 +50,7 @@ def test_a_known_failure_has_cause_evidence_and_fix(ended: Callable[..., Launche
     assert "requirements.txt" in text
 
 
-def test_an_unknown_failure_shows_the_last_words_of_the_first_rank_that_failed(ended: Callable[..., Launched]) -> None:
+def test_an_unknown_failure_shows_the_last_words_of_the_first_rank_that_failed(ended: Callable[..., RunHandle]) -> None:
     hold = ended("rank {rank} is here", "rank {rank}: the frobnicator is jammed", ranks=3)
     found = why(hold, hold.target.status(hold.handle))
     assert (found.name, found.rank) == ("", 0)
@@ -56,14 +58,14 @@ def test_an_unknown_failure_shows_the_last_words_of_the_first_rank_that_failed(e
     assert "rank 1" not in describe_cause(found)
 
 
-def test_what_was_said_last_comes_before_a_warning_from_long_ago(ended: Callable[..., Launched]) -> None:
+def test_what_was_said_last_comes_before_a_warning_from_long_ago(ended: Callable[..., RunHandle]) -> None:
     hold = ended("quota exceeded for a logger, going on", *["step"] * 100, "IndexError: index out of range in self")
     assert why(hold, hold.target.status(hold.handle)).name == "device-side-assert"
     early = ended("No space left on device", *["step"] * 100, "the end")
     assert why(early, early.target.status(early.handle)).name == "disk-full"
 
 
-def test_a_run_that_did_not_fail_has_nothing_to_explain(ended: Callable[..., Launched]) -> None:
+def test_a_run_that_did_not_fail_has_nothing_to_explain(ended: Callable[..., RunHandle]) -> None:
     hold = ended("CUDA out of memory, tried again with less", code=0)
     found = why(hold, hold.target.status(hold.handle))
     assert found.name == ""
@@ -82,10 +84,10 @@ class Telling(FakeTarget):
 
 
 def test_what_the_target_itself_says_counts_also_for_a_run_that_never_starts(
-    tmp_path: Path, ended: Callable[..., Launched]
+    tmp_path: Path, ended: Callable[..., RunHandle]
 ) -> None:
     project = write_project(tmp_path / "waiting")
-    plan = plan_play(project, Play(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
+    plan = plan_play(project, FakeBehaviour(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
     hold = lifecycle.launch(plan, target=Telling(), detach=True)
     status = hold.target.status(hold.handle)
     assert status.state is State.PENDING
@@ -93,7 +95,7 @@ def test_what_the_target_itself_says_counts_also_for_a_run_that_never_starts(
 
 
 def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_later(
-    ended: Callable[..., Launched],
+    ended: Callable[..., RunHandle],
 ) -> None:
     target = Telling(plays=play_of)
     target.words = ("FailedScheduling: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",)
@@ -103,7 +105,7 @@ def test_what_the_target_said_of_the_start_does_not_explain_a_rank_that_failed_l
     assert why(unknown, unknown.target.status(unknown.handle)).name == "no-node-fits", "better than nothing"
 
 
-def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Callable[..., Launched]) -> None:
+def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Callable[..., RunHandle]) -> None:
     target = Telling(plays=play_of)
     target.words = ()
     hold = ended("RuntimeError: No CUDA GPUs are available", target=target)
@@ -112,7 +114,9 @@ def test_a_target_out_of_reach_does_not_keep_the_folder_from_speaking(ended: Cal
 
 def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
     project = write_project(tmp_path / "killed")
-    plan = plan_play(project, Play(until_stopped=True), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
+    plan = plan_play(
+        project, FakeBehaviour(until_stopped=True), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs"
+    )
     target = FakeTarget(plays=play_of)
     hold = lifecycle.launch(plan, target=target, detach=True)
     target._tell(hold.url, kind="rank_exit", rank=0, code=137, signal="SIGKILL", lines=[], first=True)
@@ -122,7 +126,7 @@ def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
 
 def test_a_run_that_waits_in_vain_is_explained_by_what_its_target_says_of_it(tmp_path: Path) -> None:
     project = write_project(tmp_path / "waiting")
-    plan = plan_play(project, Play(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
+    plan = plan_play(project, FakeBehaviour(), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs")
     hold = lifecycle.launch(plan, target=FakeTarget(), detach=True)
     waits = Status(state=State.PENDING, reason="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     assert why(hold, waits).name == "no-node-fits"

@@ -111,7 +111,7 @@ def checkpoints() -> Subject:
 
 def checkpoint_manifests() -> Subject:
     """Whatever lies where a manifest should, sealed as ours or not: damage has a name, and nothing is waited for."""
-    from headway.training.checkpoint.reader import Archive
+    from headway.training.checkpoint.reader import CheckpointReader
     from headway.training.checkpoint.serialization import sealed
 
     file = {"name": "a0001-state.json", "bytes": 1, "sha256": "0" * 64}
@@ -124,7 +124,7 @@ def checkpoint_manifests() -> Subject:
         assert folder
         for each in (body, _sealed(body, sealed)):
             store.write("checkpoints/00000004/manifest.json", each)
-            Archive(store, try_for_s=0.0, stale_for_s=0.0, sleep=lambda _: None).newest([])
+            CheckpointReader(store, try_for_s=0.0, stale_for_s=0.0, sleep=lambda _: None).newest([])
 
     return Subject([json.dumps(record).encode(), sealed(record)], read)
 
@@ -192,10 +192,10 @@ def pictures_of_data() -> Subject:
 
 
 def pictures_of_clients() -> Subject:
-    from headway.artifacts.predictor import Refusal
+    from headway.artifacts.predictor import PredictionError
     from headway.serving.inputs import decode_picture
 
-    return Subject(_pictures(), lambda b: decode_picture(b, pixels=1_000_000, at="/x"), (Refusal,))
+    return Subject(_pictures(), lambda b: decode_picture(b, pixels=1_000_000, at="/x"), (PredictionError,))
 
 
 def pictures_by_hand() -> Subject:

@@ -148,14 +148,14 @@ def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any
 def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
     commits: list[tuple[int, float | None, bool]], last: int, best: int
 ) -> None:
-    from headway.training.checkpoint.index import Catalogue, Kept, read_last
+    from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
 
     store = MemoryStore(f"memory://{next(NAMES)}")
-    catalogue = Catalogue(store, Checkpoint(every=Cadence(steps=1), keep_last=last, keep_best=best))
-    step, written, names = 0, list[Kept](), dict[str, int]()
+    catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=last, keep_best=best))
+    step, written, names = 0, list[CheckpointEntry](), dict[str, int]()
     for stride, score, named in commits:
         step += stride
-        new = Kept(step, 0, ("best",) if named else (), score)
+        new = CheckpointEntry(step, 0, ("best",) if named else (), score)
         store.write(f"checkpoints/{step:08d}/manifest.json", b"{}")
         catalogue.record(new)
         catalogue.prune()
@@ -207,10 +207,12 @@ def test_any_number_of_ranks_sees_the_same_batches_and_each_item_once(
 def test_over_any_number_of_epochs_no_row_of_a_pool_is_two_rounds_ahead_of_another(
     pools: list[tuple[int, float]], length: int, seed: int, epochs: int
 ) -> None:
-    from headway.data.loading.sampler import Order, Pool, quotas
+    from headway.data.loading.sampler import SampleGroup, SampleOrder, quotas
 
     starts = np.cumsum([0, *(size for size, _ in pools)])
-    order = Order([Pool(range(int(a), int(a) + n), s) for a, (n, s) in zip(starts, pools, strict=False)], length)
+    order = SampleOrder(
+        [SampleGroup(range(int(a), int(a) + n), s) for a, (n, s) in zip(starts, pools, strict=False)], length
+    )
     everywhere = np.arange(length)
     epochs_rows = [order.at(seed, epoch, everywhere) for epoch in range(epochs)]
     counts = Counter(int(row) for rows in epochs_rows for row in rows)

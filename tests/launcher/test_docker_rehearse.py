@@ -15,11 +15,11 @@ import pytest
 from headway._version import __version__
 from headway.core.types import State
 from headway.launcher.lifecycle import launch
-from headway.packaging.engine import Refusal
+from headway.packaging.engine import EngineError
 from headway.spec import Image, Secret
 from headway.targets.docker import secrets
 from headway.targets.docker.target import DockerTarget
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
 from tests.testbed.docker import BASE, TORCH_IS_MOUNTED, docker, docker_host
 
@@ -78,11 +78,11 @@ def test_a_verb_that_fails_in_a_runs_place_says_why_and_nothing_of_it_stays(
         monkeypatch.setenv(name, value)
     more: dict[str, Any] = {"image": Image(uri=BASE), "secrets": {"TOKEN": Secret(ref="env:MINE")}}
     project, target = write_project(tmp_path / "project"), DockerTarget()
-    plan = plan_play(project, Play(lines=("hello",)), on="docker", outputs=str(tmp_path / "runs"), **more)
+    plan = plan_play(project, FakeBehaviour(lines=("hello",)), on="docker", outputs=str(tmp_path / "runs"), **more)
     hold = launch(plan, name="r1")
     assert hold.outcome().status.state is State.FINISHED
     assert target.verb(plan, "r1", ["--version"], within_s=60.0).strip() == f"headway {__version__}"
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(EngineError) as refused:
         target.verb(plan, "r1", ["eval", hold.url], within_s=60.0)
     assert "needs Headway's extra [train]" in refused.value.said
     assert docker("ps", "--all", "--quiet") == ""

@@ -27,21 +27,20 @@ from headway.core.errors import (
 )
 from headway.core.types import Handle, Receipt, State, Status
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import EXIT_CODES, Launched, Outcome
+from headway.launcher.lifecycle import EXIT_CODES, Outcome, RunHandle
 from headway.packaging.code import archive_path, wheel_path
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease
-from headway.rundir.index import Ledger
+from headway.rundir.index import LONGEST, Ledger
 from headway.rundir.layout import INTENT, RECEIPT
-from headway.rundir.names import LONGEST
 from headway.storage import local as folder_store
 from headway.storage import open_store, subfolders
 from headway.storage.memory import MemoryStore
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
-WAITS = Play(lines=("waits",), until_stopped=True)
+WAITS = FakeBehaviour(lines=("waits",), until_stopped=True)
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +209,7 @@ def test_an_index_that_cannot_be_written_does_not_stop_a_launch(
     plan_of: Callable[..., Plan], target: FakeTarget, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    hold = lifecycle.launch(plan_of(Play()), target=target, ledger=Ledger(Path("/dev/full"), say=said.append))
+    hold = lifecycle.launch(plan_of(FakeBehaviour()), target=target, ledger=Ledger(Path("/dev/full"), say=said.append))
     assert hold.outcome().status.state is State.FINISHED
     assert "not affected" in said[0]
 
@@ -320,7 +319,7 @@ def test_an_attached_launch_hands_over_every_line_and_returns_at_the_end(
 ) -> None:
     lines: list[str] = []
     hold = lifecycle.launch(
-        plan_of(Play(lines=("a", "b"))), target=target, on_line=lambda line: lines.append(line.text)
+        plan_of(FakeBehaviour(lines=("a", "b"))), target=target, on_line=lambda line: lines.append(line.text)
     )
     assert lines == ["a", "b"]
     assert hold.outcome().status.state is State.FINISHED
@@ -329,7 +328,7 @@ def test_an_attached_launch_hands_over_every_line_and_returns_at_the_end(
 def test_whoever_sees_the_end_first_takes_it_down_and_writes_the_receipt(
     plan_of: Callable[..., Plan], target: FakeTarget
 ) -> None:
-    hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
+    hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
     assert len(target.found()) == 1
     assert hold.folder.read_json(RECEIPT) is None
     hold.status()
@@ -376,7 +375,7 @@ def test_a_full_disk_does_not_keep_a_run_from_being_stopped(
 
 
 def test_a_damaged_receipt_is_replaced_by_a_whole_one(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
+    hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
     hold.folder.store.write(RECEIPT, b"{ half")
     hold.status()
     assert (hold.folder.read_json(RECEIPT) or {})["left"] == []
@@ -397,7 +396,7 @@ def test_a_run_in_the_ledger_carries_the_state_it_was_last_seen_in(
 
 
 @pytest.fixture
-def far(plan_of: Callable[..., Plan]) -> Launched:
+def far(plan_of: Callable[..., Plan]) -> RunHandle:
     """A run that another machine holds."""
     target = FakeTarget()
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
@@ -409,7 +408,7 @@ def far(plan_of: Callable[..., Plan]) -> Launched:
     return hold
 
 
-def test_a_lease_that_nobody_renews_is_waited_for_and_then_taken(far: Launched) -> None:
+def test_a_lease_that_nobody_renews_is_waited_for_and_then_taken(far: RunHandle) -> None:
     assert isinstance(far.target, FakeTarget)
     said: list[str] = []
     again = lifecycle.resume(far.url, target=far.target, say=said.append, patience_s=0.2)
@@ -418,7 +417,7 @@ def test_a_lease_that_nobody_renews_is_waited_for_and_then_taken(far: Launched) 
     assert far.target.begin(far.url) == 2
 
 
-def test_a_lease_that_is_renewed_while_we_wait_is_a_live_run(far: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_renewed_while_we_wait_is_a_live_run(far: RunHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     beats = count(1)
 
     def beat(_: float) -> None:

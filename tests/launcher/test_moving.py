@@ -14,8 +14,8 @@ import pytest
 from headway.core.errors import BadInput, BadJob, RunBusy, TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
-from headway.launcher.migrate import MOVED, Move
+from headway.launcher.lifecycle import RunHandle
+from headway.launcher.migrate import MOVED, Migration
 from headway.planning import plan
 from headway.rundir.layout import INTENT, PLAN
 from headway.spec import Data, Job, Source, TargetEntry
@@ -48,14 +48,14 @@ def job_of(tmp_path: Path) -> Callable[..., Job]:
     return made
 
 
-def stopped(job: Job, name: str = "mine") -> Launched:
+def stopped(job: Job, name: str = "mine") -> RunHandle:
     hold = lifecycle.launch(plan(job), name=name, detach=True)
     eventually(lambda: len(counted(hold)) == 4, "it counts")
     assert hold.stop("to move it").status.state is State.STOPPED
     return hold
 
 
-def finished(hold: Launched) -> list[str]:
+def finished(hold: RunHandle) -> list[str]:
     outcome = hold.wait()
     assert outcome.status.state is State.FINISHED, [line.text for line in hold.logs()]
     return counted(hold)
@@ -63,7 +63,7 @@ def finished(hold: Launched) -> list[str]:
 
 def test_it_goes_on_on_another_target_where_it_was(job_of: Callable[..., Job]) -> None:
     hold = stopped(job_of())
-    again = lifecycle.resume(hold.url, move=Move(on="other"))
+    again = lifecycle.resume(hold.url, move=Migration(on="other"))
     assert finished(again) == count_to(12)
     assert again.folder.plan().target == "other"
     known = json.loads(again.folder.store.read(INTENT))
@@ -80,16 +80,16 @@ def test_the_recorded_code_goes_on_whatever_was_edited_since_unless_asked_for(
     one, two = stopped(job, "one"), stopped(job, "two")
     script = tmp_path / "project" / COUNT
     script.write_text(script.read_text().replace("counted", "edited"))
-    again = lifecycle.resume(one.url, move=Move(on="other"))
+    again = lifecycle.resume(one.url, move=Migration(on="other"))
     again.wait()
     assert not any("edited" in line.text for line in again.logs())
-    current = lifecycle.resume(two.url, move=Move(on="other", code="current", job=job))
+    current = lifecycle.resume(two.url, move=Migration(on="other", code="current", job=job))
     current.wait()
     assert any("edited" in line.text for line in current.logs())
     assert json.loads(current.folder.store.read(INTENT))["attempts"][-1]["code_is"] == "current"
     assert current.folder.plan().code.sha256 != again.folder.plan().code.sha256
     with pytest.raises(BadInput, match="needs the job file"):
-        lifecycle.resume(stopped(job, "three").url, move=Move(on="other", code="current"))
+        lifecycle.resume(stopped(job, "three").url, move=Migration(on="other", code="current"))
 
 
 def test_a_start_that_fails_there_leaves_the_run_where_it_was(
@@ -104,7 +104,7 @@ def test_a_start_that_fails_there_leaves_the_run_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(LocalTarget, "submit", refuse)
         with pytest.raises(TargetError):
-            lifecycle.resume(hold.url, move=Move(on="other"))
+            lifecycle.resume(hold.url, move=Migration(on="other"))
     assert hold.folder.store.read(PLAN) == planned
     assert json.loads(hold.folder.store.read(INTENT))["target"] == "local"
     assert finished(lifecycle.resume(hold.url))[-1].startswith("digest")
@@ -114,20 +114,20 @@ def test_a_live_run_is_not_moved(job_of: Callable[..., Job]) -> None:
     hold = lifecycle.launch(plan(job_of(args=("12", "0", "1"))), name="live", detach=True)
     eventually(lambda: len(counted(hold)) >= 1, "it counts")
     with pytest.raises(RunBusy):
-        lifecycle.resume(hold.url, move=Move(on="other"))
+        lifecycle.resume(hold.url, move=Migration(on="other"))
     hold.down()
 
 
 def test_a_target_that_nobody_knows_is_refused(job_of: Callable[..., Job]) -> None:
     hold = stopped(job_of())
     with pytest.raises(BadInput, match="no target is called 'moon'"):
-        lifecycle.resume(hold.url, move=Move(on="moon"))
+        lifecycle.resume(hold.url, move=Migration(on="moon"))
 
 
 def test_todays_job_file_may_describe_the_target(job_of: Callable[..., Job]) -> None:
     hold = stopped(job_of(targets={}))
     today = job_of(targets={"new": TargetEntry(kind="local")})
-    assert finished(lifecycle.resume(hold.url, move=Move(on="new", job=today)))[-1].startswith("digest")
+    assert finished(lifecycle.resume(hold.url, move=Migration(on="new", job=today)))[-1].startswith("digest")
 
 
 def test_what_the_other_target_cannot_see_is_refused_with_the_way_to_move_it(
@@ -140,7 +140,7 @@ def test_what_the_other_target_cannot_see_is_refused_with_the_way_to_move_it(
     recorded["job"]["resources"]["nodes"] = 2
     hold.folder.store.write(PLAN, json.dumps(recorded).encode())
     with pytest.raises(BadJob) as caught:
-        lifecycle.resume(hold.url, move=Move(on="pair"))
+        lifecycle.resume(hold.url, move=Migration(on="pair"))
     assert "on this machine alone" in str(caught.value)
     assert "--copy-to" in str(caught.value)
 
@@ -155,12 +155,14 @@ def test_folder_and_data_are_moved_by_fingerprint_and_the_price_is_shown_first(
     hold = stopped(job_of(data=Data(train=(Source(source=str(data)),))))
     away, shown = str(tmp_path / "away"), []
     with pytest.raises(BadInput, match="nothing was copied"):
-        lifecycle.resume(hold.url, move=Move(on="other", copy_to=away, confirm=lambda text: bool(shown.append(text))))
+        lifecycle.resume(
+            hold.url, move=Migration(on="other", copy_to=away, confirm=lambda text: bool(shown.append(text)))
+        )
     assert not Path(away).exists()
     (words,) = shown
     assert "GB" in words
     assert str(data) in words
-    again = lifecycle.resume(hold.url, move=Move(on="other", copy_to=away))
+    again = lifecycle.resume(hold.url, move=Migration(on="other", copy_to=away))
     assert again.url == f"{away}/mine"
     assert finished(again) == count_to(12)
     (there,) = [Path(source) for source in again.folder.plan().data]
@@ -185,10 +187,10 @@ def test_from_here_to_a_machine_reached_by_ssh_and_back(job_of: Callable[..., Jo
         }
         entries = {**OTHER, "box": TargetEntry(kind="ssh", options=options)}
         hold = stopped(job_of(targets=entries, args=("12", "0.01", "4,8")))
-        there = lifecycle.resume(hold.url, move=Move(on="box"))
+        there = lifecycle.resume(hold.url, move=Migration(on="box"))
         eventually(lambda: len(counted(there)) == 8, "it goes on there")
         assert there.stop().status.state is State.STOPPED
-        back = lifecycle.resume(there.url, move=Move(on="local"))
+        back = lifecycle.resume(there.url, move=Migration(on="local"))
         assert finished(back) == count_to(12)
     finally:
         server.stop()

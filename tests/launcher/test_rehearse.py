@@ -16,7 +16,7 @@ from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir.index import Ledger
 from headway.spec import Image, Job, Secret
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from headway.targets.local.target import LocalTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
@@ -108,7 +108,9 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
 
     target, planned = FakeTarget(plays=play_of), []
     monkeypatch.setitem(TARGETS, "fake", FAKE)
-    made = plan_play(write_project(tmp_path / "p"), Play(until_stopped=True), on="fake", outputs=str(tmp_path / "runs"))
+    made = plan_play(
+        write_project(tmp_path / "p"), FakeBehaviour(until_stopped=True), on="fake", outputs=str(tmp_path / "runs")
+    )
     hold = lifecycle.launch(made, target=target, detach=True)
     target.end(hold.url, State.FINISHED, exit_code=0)
 

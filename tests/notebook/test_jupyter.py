@@ -192,12 +192,12 @@ def test_without_jupyter_it_says_what_to_type(env: dict[str, str], tmp_path: Pat
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     from headway.core.errors import BadInput
-    from headway.dashboard.notebook.jupyter import Place, Session
+    from headway.dashboard.notebook.jupyter import ExecTarget, Session
 
     python = str(bare / "bin" / "python")
     with (
         pytest.raises(BadInput, match="has no JupyterLab") as refused,
-        Session(Place(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
+        Session(ExecTarget(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
     ):
         pass
     assert refused.value.problem.fix == f"{python} -m pip install jupyterlab"

@@ -14,7 +14,7 @@ from headway.core.errors import BadInput, TargetError
 from headway.core.types import Handle
 from headway.dashboard.notebook import jupyter, remote_jupyter
 from headway.targets.docker.options import Options as DockerOptions
-from headway.targets.docker.resources import Thing
+from headway.targets.docker.resources import DockerResource
 from headway.targets.kubernetes.options import Options as KubernetesOptions
 from headway.targets.kubernetes.status import Pod
 from headway.targets.ssh.options import Options as SshOptions
@@ -39,7 +39,7 @@ class Held:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def place(kind: str, target: Any, url: str = URL) -> jupyter.Place:
+    def place(kind: str, target: Any, url: str = URL) -> jupyter.ExecTarget:
         monkeypatch.setattr(jupyter.submission, "read", lambda _: {"kind": kind})
         return jupyter.place(Held(target, url=url))  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_container_is_entered_by_exec(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    things = [Thing(kind="container", id="1", name="headway-night-0", run="night", url=URL, state="running")]
+    things = [DockerResource(kind="container", id="1", name="headway-night-0", run="night", url=URL, state="running")]
     monkeypatch.setattr("headway.targets.docker.resources.containers", lambda engine, command, url: things)
     target = SimpleNamespace(options=DockerOptions(command="podman"), engine=None)
     found = at("docker", target)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.plan import Plan
-from headway.core.resume_kind import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
+from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN, Plan
 from headway.packaging.code import archive_path
 from headway.packaging.resume_evidence import kind_of, resume_kind
 from headway.planning import plan

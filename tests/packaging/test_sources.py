@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.errors import BadInput, BadJob
 from headway.data.dataset.manifest import Column, Manifest, ShardFile
-from headway.packaging.data_sources import fingerprint
+from headway.packaging.upload import fingerprint
 from headway.planning import plan
 from headway.spec import Data, Job, Source
 

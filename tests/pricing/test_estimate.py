@@ -10,7 +10,7 @@ import pytest
 from headway.planning.cost import reserved
 from headway.pricing import history
 from headway.pricing.estimate import Device, device_of, estimate, examples_per_epoch, flops_per_example, loading_core_s
-from headway.pricing.history import Experience, learn, length_of, remembered, work_of
+from headway.pricing.history import PastRun, learn, length_of, remembered, work_of
 from headway.pricing.machines import sustained_tflops
 from headway.pricing.quote import export_s, kept, retained
 from headway.spec import Budget, Job
@@ -30,12 +30,12 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
 
 
-def seen(job: dict[str, Any] = JOB, **changes: Any) -> Experience:
+def seen(job: dict[str, Any] = JOB, **changes: Any) -> PastRun:
     known: dict[str, Any] = {
         "url": "runs/a", "what": "captioning", "work": work_of(job), "device": "T4:1", "nodes": 1,
         "length": length_of(job), "seconds": 7200.0, "examples": 80_000.0,
     }  # fmt: skip
-    return Experience(**{**known, **changes})
+    return PastRun(**{**known, **changes})
 
 
 def test_without_any_experience_arithmetic_is_counted_and_called_rough() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.notify import Notice, post, run_command
+from headway.rundir.notify import Notification, post, run_command
 from tests.cli.conftest import Headway
 
-NOTICE = Notice(
+NOTICE = Notification(
     event="failed", run="r1", job="j", target="gke", url="gs://b/r1", reason="rank 0 exited with 1", seconds=7200.0,
     usd=1.46, next="headway why r1",
 )  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_webhook_in_trouble_is_said_without_its_address(slack: Slack, trouble:
 
 
 def test_a_command_is_told_by_its_environment_and_by_nothing_else(tmp_path: Path) -> None:
-    hostile = Notice(
+    hostile = Notification(
         event="failed", run="r1", job="j", target="t", url="u", reason="$(touch hacked); `id`", seconds=1.0
     )
     said: list[str] = []

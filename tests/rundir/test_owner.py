@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.owner import FILE, known_id, owner
+from headway.rundir.submission import FILE, known_id, owner
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_an_id_is_made_once_and_says_nothing_of_the_user(home: Path) -> None:
 
 
 def test_of_many_processes_at_once_all_have_the_same_id() -> None:
-    code = "from headway.rundir.owner import owner; print(owner().id)"
+    code = "from headway.rundir.submission import owner; print(owner().id)"
     asked = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(8)]
     assert {process.communicate()[0] for process in asked} == {f"{known_id()}\n"}
 

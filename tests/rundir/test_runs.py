@@ -18,9 +18,9 @@ from headway.plugins import TARGETS
 from headway.rundir import lease, submission
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
-from headway.rundir.status import Watch, find, folder_status, rows_below
+from headway.rundir.status import StatusPoller, find, folder_status, rows_below
 from headway.storage import open_store
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 
@@ -116,7 +116,7 @@ def test_a_run_below_the_usual_outputs_is_found_without_an_index(known: Callable
 def test_a_lost_index_is_rebuilt_from_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TARGETS, "fake", FAKE)
     project, target = write_project(tmp_path / "p"), FakeTarget(plays=play_of)
-    for name, play in {"good": Play(), "bad": Play(exit_code=3)}.items():
+    for name, play in {"good": FakeBehaviour(), "bad": FakeBehaviour(exit_code=3)}.items():
         made = plan_play(project, play, on="fake", outputs=str(tmp_path / "runs"))
         lifecycle.launch(made, name=name, target=target)
     (tmp_path / "runs" / "not-a-run").mkdir()
@@ -135,7 +135,7 @@ def test_a_lost_index_is_rebuilt_from_the_folders(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setitem(TARGETS, "fake", FAKE)
-    made: Plan = plan_play(write_project(tmp_path / "p"), Play(), on="fake", outputs="memory://runs")
+    made: Plan = plan_play(write_project(tmp_path / "p"), FakeBehaviour(), on="fake", outputs="memory://runs")
     folder = RunFolder(open_store(f"memory://{os.urandom(4).hex()}/run"))
     folder.store.write(PLAN, made.to_json().encode())
     submission.announce(folder, made)
@@ -193,7 +193,7 @@ def test_a_lease_given_up_without_a_word_is_a_lost_run(folder: RunFolder) -> Non
 def test_a_holder_elsewhere_is_lost_only_after_it_was_quiet_for_long_enough(folder: RunFolder) -> None:
     hold(folder, 1)
     time = 0.0
-    watch = Watch(folder, stale_s=60, clock=lambda: time)
+    watch = StatusPoller(folder, stale_s=60, clock=lambda: time)
     assert watch.status().state is State.RUNNING
     time = 59.0
     assert watch.status().state is State.RUNNING

@@ -15,8 +15,8 @@ from headway.core.errors import BadInput
 from headway.core.plan import Limits
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
-from headway.launcher.migrate import Move
+from headway.launcher.lifecycle import RunHandle
+from headway.launcher.migrate import Migration
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease, status
@@ -24,10 +24,10 @@ from headway.rundir.accounting import rate_usd, remainder, spent_s, spent_usd, w
 from headway.spec.model import Budget
 from headway.supervisor.restart_policy import past
 from headway.targets.docker import resources
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
-WAITS = Play(lines=("waits",), until_stopped=True)
+WAITS = FakeBehaviour(lines=("waits",), until_stopped=True)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     return lambda play=WAITS, **more: plan_play(project, play, **{"on": "fake", "outputs": outputs, **more})
 
 
-def ended_after(hold: Launched, target: FakeTarget, seconds: float, state: State = State.BUDGET) -> None:
+def ended_after(hold: RunHandle, target: FakeTarget, seconds: float, state: State = State.BUDGET) -> None:
     target._tell(hold.url, kind="checkpoint", step=1, spent_s=seconds)
     target.end(hold.url, state)
     hold.settle()
@@ -73,42 +73,42 @@ def test_a_killed_supervisor_has_spent_what_its_lease_shows(plan_of: Callable[..
     assert spent_s(hold.folder) == 170.0
 
 
-def aged(hold: Launched, seconds: float, **more: object) -> None:
+def aged(hold: RunHandle, seconds: float, **more: object) -> None:
     """As if it had been held for so long by a machine that cannot be seen from here."""
     record = json.loads(hold.folder.store.read("lease.json"))
     known = {**record, "boot": "another machine's", "host": "far-away", "beat": round(seconds / 10), **more}
     hold.folder.store.write("lease.json", json.dumps(known).encode())
 
 
-def lost(target: FakeTarget, hold: Launched, seconds: float, **more: object) -> None:
+def lost(target: FakeTarget, hold: RunHandle, seconds: float, **more: object) -> None:
     """Its machine is gone, in the middle of a word."""
     target._attempts.pop(hold.url)
     target.workers.pop(hold.url)
     aged(hold, seconds, **more)
 
 
-def free_by_target(hold: Launched) -> None:
+def free_by_target(hold: RunHandle) -> None:
     """As Kubernetes, Slurm, Vertex AI and ssh do once nothing of a run is left there."""
     status.free_the_lease(hold.handle)
 
 
-def free_by_docker(hold: Launched) -> None:
+def free_by_docker(hold: RunHandle) -> None:
     """As docker does for the process 1 of a container that it has removed."""
     aged(hold, 3000.0, boot=f"{processes.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
     resources.free_the_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
 
 
-def free_by_waiting(hold: Launched) -> None:
+def free_by_waiting(hold: RunHandle) -> None:
     """As `resume` does for a holder of which nothing is heard any more."""
     assert lifecycle._outwaited(hold, 0.05) is not None
 
 
-def free_to_move(hold: Launched) -> None:
+def free_to_move(hold: RunHandle) -> None:
     """As `resume --on` does for a process that is seen to be gone."""
     gone = {"boot": processes.here(), "pid": os.getpid(), "started": "long ago"}
     aged(hold, 3000.0, **gone)
     with pytest.raises(BadInput, match="no target is called"):
-        lifecycle.resume(hold.url, target=hold.target, move=Move(on="nowhere"))
+        lifecycle.resume(hold.url, target=hold.target, move=Migration(on="nowhere"))
 
 
 FREED = [free_by_target, free_by_docker, free_by_waiting, free_to_move]
@@ -116,7 +116,7 @@ FREED = [free_by_target, free_by_docker, free_by_waiting, free_to_move]
 
 @pytest.mark.parametrize("free", FREED)
 def test_whoever_frees_the_lease_of_a_lost_host_credits_what_it_had_spent(
-    plan_of: Callable[..., Plan], target: FakeTarget, free: Callable[[Launched], None]
+    plan_of: Callable[..., Plan], target: FakeTarget, free: Callable[[RunHandle], None]
 ) -> None:
     hold = lifecycle.launch(plan_of(budget=Budget(hours=1)), detach=True, target=target)
     lost(target, hold, 3000.0)

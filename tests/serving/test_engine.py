@@ -16,7 +16,7 @@ from headway.artifacts import inference_engine  # noqa: E402
 from headway.artifacts.predictor import service_of  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadInput  # noqa: E402
-from headway.recipes.captioning.inference import ComputedBy  # noqa: E402
+from headway.recipes.captioning.inference import OnnxEncoder  # noqa: E402
 from tests.serving.test_services import MADE, inputs  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def _refused(bundle: Bundle) -> None:
         for weight in changed._predictor.model.parameters():
             weight.mul_(1.5)
     assert "differs from the model" in inference_engine.choose(changed, bundle, "auto")
-    assert not isinstance(getattr(changed._predictor.model, "encoder", None), ComputedBy)
+    assert not isinstance(getattr(changed._predictor.model, "encoder", None), OnnxEncoder)
     assert getattr(changed, "_run", None) is None
     inference_engine.graph_path(bundle).write_bytes(b"damaged")
     assert "cannot be read" in inference_engine.choose(service_of(bundle), bundle, "auto")

@@ -19,12 +19,7 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from headway.artifacts.predict import predict  # noqa: E402
-from headway.artifacts.predictor import (  # noqa: E402
-    SERVICES,
-    Refusal,
-    Service,
-    service_of,
-)
+from headway.artifacts.predictor import SERVICES, PredictionError, Service, service_of  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadBundle  # noqa: E402
 from headway.plugins import RECIPES  # noqa: E402
@@ -158,7 +153,7 @@ def test_a_translation_comes_with_where_each_word_looked(tmp_path: Path) -> None
 
 def test_a_sentence_longer_than_any_it_learnt_is_refused(tmp_path: Path) -> None:
     service = service_of(Bundle.open(str(_translations(tmp_path / "b"))))
-    with pytest.raises(Refusal, match="subwords"):
+    with pytest.raises(PredictionError, match="subwords"):
         service.prepare({"text": "word " * 500})
 
 

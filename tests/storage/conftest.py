@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from tests.servers import processes
 from tests.servers.gcs import GcsServer
 
 CLOUD_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "GCE_", "STORAGE_EMULATOR_HOST", "CLOUDSDK_")
 
 # Tests of what fails must not wait as long as a run would.
-QUICK = Patience(tries=3, total_s=10, first_pause_s=0.01, longest_pause_s=0.05, connect_s=2, request_s=10)
+QUICK = RetryPolicy(tries=3, total_s=10, first_pause_s=0.01, longest_pause_s=0.05, connect_s=2, request_s=10)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import BadInput, Denied, MissingExtra, Transient
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.storage import open_store
 from tests.servers.gcs import GcsServer
 from tests.servers.google_auth import EMAIL, GoogleAuthServer
@@ -75,7 +75,7 @@ def test_a_metadata_server_that_is_not_up_yet_is_asked_again(
     monkeypatch.setenv("GCE_METADATA_IP", host)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # Google's library pauses for whole seconds
     auth.faults.append(Fault(kind="drop", times=7))  # as in the first seconds of a pod
-    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=Patience(tries=8, first_pause_s=0.01))
+    store = open_store("gs://bucket/x", endpoint=gcs.url, patience=RetryPolicy(tries=8, first_pause_s=0.01))
     store.write("k", b"x")
     assert store.read("k") == b"x"
 
@@ -138,7 +138,7 @@ def test_a_token_server_out_of_reach_is_transient(
     gcs, auth = google
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(auth.service_account_file(tmp_path / "key.json")))
     auth.faults.append(Fault(kind="drop", times=1000))
-    hasty = Patience(tries=2, first_pause_s=0.01)
+    hasty = RetryPolicy(tries=2, first_pause_s=0.01)
     with pytest.raises(Transient, match="token server"):
         open_store("gs://bucket/x", endpoint=gcs.url, patience=hasty).read("k")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headway.core.errors import Conflict, Transient
-from headway.core.retry import Patience, keep_trying
+from headway.core.retry import RetryPolicy, keep_trying
 
-BRIEF = Patience(tries=4, first_pause_s=0.001, longest_pause_s=0.002)
+BRIEF = RetryPolicy(tries=4, first_pause_s=0.001, longest_pause_s=0.002)
 
 
 class Call:
@@ -37,7 +37,7 @@ def test_tries_end() -> None:
 def test_time_ends_tries_too() -> None:
     call = Call(failures=100)
     with pytest.raises(Transient):
-        keep_trying(call, Patience(tries=100, total_s=0.0))
+        keep_trying(call, RetryPolicy(tries=100, total_s=0.0))
     assert call.count == 1
 
 
@@ -49,7 +49,7 @@ def test_only_what_may_pass_is_repeated() -> None:
 
 
 def test_pauses_grow_differ_and_are_bounded() -> None:
-    patience = Patience(tries=12, first_pause_s=1, longest_pause_s=30)
+    patience = RetryPolicy(tries=12, first_pause_s=1, longest_pause_s=30)
     one, other = list(patience.pauses()), list(patience.pauses())
     assert len(one) == 11
     assert one != other

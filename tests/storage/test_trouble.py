@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from headway.core.errors import Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.storage import ABSENT, Store, fetch_file, join, open_store, subfolders
 from tests.servers.gcs import GcsServer
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
@@ -227,7 +227,7 @@ def test_a_server_that_is_down_is_transient_on_every_cloud(monkeypatch: pytest.M
 
 def test_a_server_that_does_not_answer_is_transient_in_bounded_time(gcs: GcsServer) -> None:
     gcs.faults.append(Fault(kind="hang", times=1000))
-    hasty = Patience(tries=2, total_s=5, first_pause_s=0.01, connect_s=1, request_s=0.2)
+    hasty = RetryPolicy(tries=2, total_s=5, first_pause_s=0.01, connect_s=1, request_s=0.2)
     with pytest.raises(Transient):
         open_store("gs://bucket/x", patience=hasty).read("key")
     assert len(gcs.requests) == 2

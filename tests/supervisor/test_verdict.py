@@ -9,7 +9,7 @@ import pytest
 
 from headway.rundir.lease import Record
 from headway.supervisor.processes import RankExit
-from headway.supervisor.restart_policy import Again, Ending, Outcome, Past, judge, past
+from headway.supervisor.restart_policy import AttemptHistory, AttemptResult, Outcome, Restart, judge, past
 
 
 def exits(*codes: int) -> tuple[RankExit, ...]:
@@ -20,8 +20,8 @@ def crash(code: int = 1, **more: Any) -> RankExit:
     return RankExit(rank=0, code=code, **more)
 
 
-def outcome(ending: Ending, before: Past | None = None, retries: int = 3) -> Outcome:
-    found = judge(ending, before or Past(), retries=retries)
+def outcome(ending: AttemptResult, before: AttemptHistory | None = None, retries: int = 3) -> Outcome:
+    found = judge(ending, before or AttemptHistory(), retries=retries)
     assert isinstance(found, Outcome)
     return found
 
@@ -29,45 +29,49 @@ def outcome(ending: Ending, before: Past | None = None, retries: int = 3) -> Out
 @pytest.mark.parametrize(
     ("ending", "state", "code"),
     [
-        (Ending(exits=exits(0, 0)), "finished", 0),
-        (Ending(exits=exits(0, 0), budget=True), "budget", 0),
-        (Ending(exits=exits(143, 143)), "stopped", 143),
-        (Ending(exits=exits(0, 143)), "stopped", 143),
-        (Ending(exits=exits(143), stop="SIGTERM"), "stopped", 143),
-        (Ending(exits=exits(1), stop="SIGTERM"), "stopped", 143),
-        (Ending(exits=exits(0), stop="SIGTERM"), "finished", 0),  # it was done before it heard of it
-        (Ending(stop="SIGTERM"), "stopped", 143),
-        (Ending(exits=exits(137), overdue=True, killed=(0,)), "budget", 0),
-        (Ending(exits=exits(0), lost="node 1 is gone", stop="SIGTERM"), "stopped", 143),
-        (Ending(absent="node 2 of 4 never came"), "failed", 1),
-        (Ending(exits=exits(2), crash=crash(2)), "failed", 2),
+        (AttemptResult(exits=exits(0, 0)), "finished", 0),
+        (AttemptResult(exits=exits(0, 0), budget=True), "budget", 0),
+        (AttemptResult(exits=exits(143, 143)), "stopped", 143),
+        (AttemptResult(exits=exits(0, 143)), "stopped", 143),
+        (AttemptResult(exits=exits(143), stop="SIGTERM"), "stopped", 143),
+        (AttemptResult(exits=exits(1), stop="SIGTERM"), "stopped", 143),
+        (AttemptResult(exits=exits(0), stop="SIGTERM"), "finished", 0),  # it was done before it heard of it
+        (AttemptResult(stop="SIGTERM"), "stopped", 143),
+        (AttemptResult(exits=exits(137), overdue=True, killed=(0,)), "budget", 0),
+        (AttemptResult(exits=exits(0), lost="node 1 is gone", stop="SIGTERM"), "stopped", 143),
+        (AttemptResult(absent="node 2 of 4 never came"), "failed", 1),
+        (AttemptResult(exits=exits(2), crash=crash(2)), "failed", 2),
     ],
 )
-def test_what_the_ranks_say_decides(ending: Ending, state: str, code: int) -> None:
+def test_what_the_ranks_say_decides(ending: AttemptResult, state: str, code: int) -> None:
     found = outcome(ending)
     assert (found.state, found.exit_code) == (state, code)
 
 
 def test_pauses_grow_to_a_minute() -> None:
-    ending = Ending(exits=exits(1), crash=crash(step=1, seconds=99))
-    found = [judge(ending, Past(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
-    assert [again.pause_s for again in found if isinstance(again, Again)] == [1, 2, 4, 32, 60, 60]
+    ending = AttemptResult(exits=exits(1), crash=crash(step=1, seconds=99))
+    found = [judge(ending, AttemptHistory(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
+    assert [again.pause_s for again in found if isinstance(again, Restart)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
-    found = judge(Ending(exits=exits(1), crash=crash(step=1, seconds=99)), Past(restarts=9_999), retries=10_000)
-    assert isinstance(found, Again)
+    found = judge(
+        AttemptResult(exits=exits(1), crash=crash(step=1, seconds=99)), AttemptHistory(restarts=9_999), retries=10_000
+    )
+    assert isinstance(found, Restart)
     assert found.pause_s == 60
 
 
 def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> None:
-    ending = Ending(exits=exits(1), crash=crash(step=0), cut_to=2)
-    again = judge(ending, Past(restarts=3), retries=3)
-    assert isinstance(again, Again)
+    ending = AttemptResult(exits=exits(1), crash=crash(step=0), cut_to=2)
+    again = judge(ending, AttemptHistory(restarts=3), retries=3)
+    assert isinstance(again, Restart)
     assert (again.count, again.pause_s, again.free) == (3, 0.0, True)
     assert "2 parts" in again.reason
-    assert Past().with_ending(ending) == Past(crashes=(None,), parts=2)  # no crash that repeats itself
-    assert outcome(ending, Past(parts=2), retries=0).state == "failed"  # it was cut as fine already
+    assert AttemptHistory().with_ending(ending) == AttemptHistory(
+        crashes=(None,), parts=2
+    )  # no crash that repeats itself
+    assert outcome(ending, AttemptHistory(parts=2), retries=0).state == "failed"  # it was cut as fine already
 
 
 def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
@@ -76,17 +80,17 @@ def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
         {"kind": "restart", "count": 0, "free": True},
         {"kind": "failed"},
     ]
-    assert past(events, None) == Past(parts=4)
+    assert past(events, None) == AttemptHistory(parts=4)
 
 
 def test_a_node_that_is_gone_counts_as_a_crash() -> None:
-    ending = Ending(exits=exits(0), lost="node 1 of 2 is gone")
-    assert isinstance(judge(ending, Past(), retries=1), Again)
-    assert outcome(ending, Past(restarts=1), retries=1).state == "failed"
+    ending = AttemptResult(exits=exits(0), lost="node 1 of 2 is gone")
+    assert isinstance(judge(ending, AttemptHistory(), retries=1), Restart)
+    assert outcome(ending, AttemptHistory(restarts=1), retries=1).state == "failed"
 
 
 def test_lack_of_memory_is_named() -> None:
-    ending = Ending(exits=exits(137), crash=crash(137, signal="SIGKILL"))
+    ending = AttemptResult(exits=exits(137), crash=crash(137, signal="SIGKILL"))
     assert "lack of memory" in outcome(ending, retries=0).reason
 
 
@@ -105,8 +109,8 @@ def test_lack_of_memory_is_named() -> None:
 def test_three_crashes_at_one_place_are_enough(
     before: tuple[int | None, ...], now: RankExit | None, given_up: bool
 ) -> None:
-    ending = Ending(exits=exits(1), crash=now, lost="" if now else "node 1 of 2 is gone")
-    found = judge(ending, Past(crashes=before), retries=100)
+    ending = AttemptResult(exits=exits(1), crash=now, lost="" if now else "node 1 of 2 is gone")
+    found = judge(ending, AttemptHistory(crashes=before), retries=100)
     assert isinstance(found, Outcome) == given_up
 
 
@@ -119,9 +123,9 @@ def test_the_past_is_read_from_events() -> None:
         {"kind": "attempt", "attempt": 2, "spent_s": 52.0, "held_from_s": 0.0},
     ]
     held = Record(attempt=2, holder="x", beat=30)
-    assert past(events, held) == Past(spent_s=300.0, restarts=1, crashes=(12,))
+    assert past(events, held) == AttemptHistory(spent_s=300.0, restarts=1, crashes=(12,))
     assert past(events, Record(attempt=2, holder=None, beat=30)).spent_s == 52.0
-    assert past([], None) == Past()
+    assert past([], None) == AttemptHistory()
 
 
 def test_the_past_has_what_a_lease_carries_of_holders_that_never_said_it() -> None:
@@ -154,9 +158,16 @@ def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
 
 def test_ranks_that_only_a_person_may_start_again_are_not_started_again() -> None:
     killed = crash(137, signal="SIGKILL", seconds=100.0)
-    found = judge(Ending(exits=(killed,), crash=killed), Past(), retries=3, not_by_itself="it would be paid for twice")
+    found = judge(
+        AttemptResult(exits=(killed,), crash=killed),
+        AttemptHistory(),
+        retries=3,
+        not_by_itself="it would be paid for twice",
+    )
     assert isinstance(found, Outcome)
     assert (found.state, found.exit_code, found.crash) == ("failed", 1, killed)
     assert found.reason.endswith("it would be paid for twice")
-    done = Ending(exits=exits(0))
-    assert judge(done, Past(), retries=3, not_by_itself="it is over") == judge(done, Past(), retries=3)
+    done = AttemptResult(exits=exits(0))
+    assert judge(done, AttemptHistory(), retries=3, not_by_itself="it is over") == judge(
+        done, AttemptHistory(), retries=3
+    )

@@ -266,16 +266,16 @@ def test_gloo_meets_over_the_interface_and_port_that_ranks_are_given(make: Make)
 def _gate() -> Iterator[tuple[int, SimpleQueue[Any]]]:
     posted: SimpleQueue[Any] = SimpleQueue()
     port = two_free_ports()
-    gate = rendezvous.Meeting(port, b"key", 3, posted.put)
+    gate = rendezvous.RendezvousServer(port, b"key", 3, posted.put)
     yield port, posted
     gate.close()
 
 
 def test_another_runs_node_is_refused(gate: tuple[int, SimpleQueue[Any]]) -> None:
     port, posted = gate
-    with pytest.raises(rendezvous.Refused, match="another run's meeting"):
+    with pytest.raises(rendezvous.ConnectionRejected, match="another run's meeting"):
         rendezvous.join("127.0.0.1", port, b"other key", 1, {})
-    with pytest.raises(rendezvous.Refused, match="there is no node 3 among 3"):
+    with pytest.raises(rendezvous.ConnectionRejected, match="there is no node 3 among 3"):
         rendezvous.join("127.0.0.1", port, b"key", 3, {})
     assert posted.empty()
 
@@ -301,7 +301,7 @@ def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=lambda: server.accept()[0].sendall(b"220 smtp ready\r\n"), daemon=True).start()
-        with pytest.raises(rendezvous.Refused, match="something else listens there"):
+        with pytest.raises(rendezvous.ConnectionRejected, match="something else listens there"):
             rendezvous.join("127.0.0.1", server.getsockname()[1], b"key", 1, {})
 
 
@@ -309,8 +309,8 @@ def test_joining_waits_for_a_node_0_that_is_late() -> None:
     port, posted = two_free_ports(), SimpleQueue[Any]()
     rendezvous.Joining(("127.0.0.1", port), b"key", 1, {}, posted.put, patience_s=PATIENCE_S).start()
     time.sleep(0.3)  # so that it has knocked in vain at least once
-    gate = rendezvous.Meeting(port, b"key", 2, lambda message: None)
-    assert isinstance(posted.get(timeout=PATIENCE_S), rendezvous.Joined)
+    gate = rendezvous.RendezvousServer(port, b"key", 2, lambda message: None)
+    assert isinstance(posted.get(timeout=PATIENCE_S), rendezvous.Connected)
     gate.close()
 
 

@@ -14,7 +14,7 @@ from headway.core.errors import BadInput
 from headway.core.plan import Plan
 from headway.supervisor import rendezvous
 from headway.supervisor.topology import (
-    NodeWorld,
+    NodeTopology,
     accelerators_here,
     alone,
     expand_hostlist,
@@ -272,7 +272,7 @@ def test_slurm_node_lists_expand_in_slurms_order() -> None:
 # -- what a rank is told ----------------------------------------------------------------------------------------------
 
 
-def three_nodes(node: int) -> NodeWorld:
+def three_nodes(node: int) -> NodeTopology:
     env = {"HEADWAY_HOSTS": "10.0.0.1,10.0.0.2,10.0.0.3", "HEADWAY_NODE": str(node)}
     return node_world(env, plan(3, processes=2))
 

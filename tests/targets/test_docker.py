@@ -20,16 +20,16 @@ from headway.core.errors import BadInput, HeadwayError, RunBusy, TargetError
 from headway.core.plan import RUN
 from headway.core.types import State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, Place, look
-from headway.launcher.lifecycle import Launched
-from headway.packaging.engine import ANSWER_S, Refusal, Unreachable, run
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, TargetRef, look
+from headway.launcher.lifecycle import RunHandle
+from headway.packaging.engine import ANSWER_S, EngineError, Unreachable, run
 from headway.planning import Plan
 from headway.spec import Budget, Data, Image, Mount, Resources, Secret, Source
 from headway.storage import open_store, subfolders
 from headway.targets.docker import render
 from headway.targets.docker import secrets as docker_secrets
 from headway.targets.docker.target import DockerTarget
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 from tests.testbed.docker import BASE, docker, docker_host
@@ -45,7 +45,7 @@ class Refusing:
 
     def __call__(self, argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
         if self.word in argv:
-            raise Refusal(f"{self.word} was refused")
+            raise EngineError(f"{self.word} was refused")
         return run(argv, within_s=within_s)
 
 
@@ -69,17 +69,17 @@ class TestDocker(TargetContract):
         shared = {"on": self.kind, "outputs": outputs, "image": Image(base=BASE), "requirements": "requirements.txt"}
         return lambda play, **more: plan_play(project, play, **{**shared, **more})
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         docker("kill", "--signal", "KILL", hold.handle.details["containers"][0])
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         supervisor = int(inspected(hold)["State"]["Pid"])
         os.kill(supervisor, signal.SIGSTOP)
         yield
         os.kill(supervisor, signal.SIGKILL)  # a container ends with its process 1
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         return float(inspected(hold)["Config"]["Labels"]["headway.expires"]) - time.time()
 
     @contextmanager
@@ -96,7 +96,7 @@ class TestDocker(TargetContract):
     # Killed in every way.
 
     def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_goes_on_without_waiting_for_its_lease(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS, ranks=2))
         os.kill(inspected(hold)["State"]["Pid"], signal.SIGKILL)
@@ -108,7 +108,7 @@ class TestDocker(TargetContract):
         assert "to go stale" not in said, f"nobody waits for the lease of a container that is gone: {said}"
 
     def test_a_stop_by_docker_itself_is_a_preemption_that_can_be_resumed(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS))
         docker("stop", *hold.handle.details["containers"])
@@ -118,12 +118,12 @@ class TestDocker(TargetContract):
         again = lifecycle.resume(hold.url, target=target)
         eventually(lambda: len(self.texts(again)) == 2, "it goes on")
 
-    def test_docker_stop_waits_for_the_grace_period_of_the_plan(self, start: Callable[..., Launched]) -> None:
+    def test_docker_stop_waits_for_the_grace_period_of_the_plan(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         assert inspected(hold)["Config"]["StopTimeout"] >= hold.folder.plan().limits.grace_s
 
     def test_a_stubborn_rank_is_killed_after_the_grace_period(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("headway.planning.build.LOCAL_GRACE_S", 1.0)
         hold = self.running(start(WAITS))
@@ -138,14 +138,14 @@ class TestDocker(TargetContract):
         assert outcome.receipt is not None
         assert outcome.receipt.left == ()
 
-    def test_a_paused_container_is_taken_down(self, start: Callable[..., Launched]) -> None:
+    def test_a_paused_container_is_taken_down(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         docker("pause", *hold.handle.details["containers"])
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.down().left == ()
         assert hold.target.status(hold.handle).state is State.STOPPED
 
-    def test_containers_removed_behind_our_back_are_a_lost_run(self, start: Callable[..., Launched]) -> None:
+    def test_containers_removed_behind_our_back_are_a_lost_run(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         docker("rm", "--force", *hold.handle.details["containers"])
         status = hold.target.status(hold.handle)
@@ -177,9 +177,9 @@ class TestDocker(TargetContract):
     # Several nodes.
 
     def test_nodes_find_each_other_by_name_on_a_network_of_their_own(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
-        hold = start(Play(lines=("{RANK} of {WORLD_SIZE} at {MASTER_ADDR}",)), nodes=2, ranks=2)
+        hold = start(FakeBehaviour(lines=("{RANK} of {WORLD_SIZE} at {MASTER_ADDR}",)), nodes=2, ranks=2)
         assert len(docker("network", "ls", "--quiet", "--filter", "label=headway.run").split()) == 1
         outcome = hold.wait()
         assert outcome.status.state is State.FINISHED, outcome
@@ -204,7 +204,7 @@ class TestDocker(TargetContract):
         finally:
             docker("rm", taken)
 
-    def test_a_node_that_is_gone_is_said_while_the_others_wait(self, start: Callable[..., Launched]) -> None:
+    def test_a_node_that_is_gone_is_said_while_the_others_wait(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, nodes=2, retries=3))
         docker("kill", hold.handle.details["containers"][1])
         eventually(lambda: "node 1 ended with 137" in hold.target.status(hold.handle).reason, "it is said")
@@ -213,12 +213,12 @@ class TestDocker(TargetContract):
     # What containers see and leave.
 
     def test_a_secret_is_in_memory_only_and_in_nothing_that_docker_knows(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "key.pem").write_text(f"{CANARY}-key\n")
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         secrets = {"TOKEN": Secret(ref="env:TOKEN_HERE"), "KEY": Secret(ref=f"file:{tmp_path}/key.pem", as_="file")}
-        hold = self.running(start(Play(lines=("{KEY} waits",), until_stopped=True), secrets=secrets))
+        hold = self.running(start(FakeBehaviour(lines=("{KEY} waits",), until_stopped=True), secrets=secrets))
         (container,) = hold.handle.details["containers"]
         assert CANARY not in json.dumps(inspected(hold))
         assert CANARY not in docker("logs", container)
@@ -244,14 +244,14 @@ class TestDocker(TargetContract):
         assert subfolders(open_store(outputs)) == ["code"]
 
     def test_a_ready_image_is_used_as_it_is_with_the_planned_code_and_headway(
-        self, start: Callable[..., Launched], tmp_path: Path
+        self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         hold = self.running(start(WAITS, image=Image(uri=BASE), requirements=None))
         assert inspected(hold)["Config"]["Image"] == BASE
         assert hold.stop().status.state is State.STOPPED
 
     def test_folders_of_the_job_are_there_under_their_own_paths(
-        self, start: Callable[..., Launched], tmp_path: Path
+        self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         data, extra = tmp_path / "data, with a comma", tmp_path / "extra"
         for folder in (data, extra):
@@ -259,7 +259,7 @@ class TestDocker(TargetContract):
             (folder / "hello.txt").write_text(f"from {folder.name}")
         (tmp_path / "project" / "play.py").write_text(READER)
         hold = start(
-            Play(),
+            FakeBehaviour(),
             data=Data(train=(Source(source=str(data)),)),
             mounts=(Mount(path=str(extra), at="/mnt/extra"),),
             env={"DATA": str(data)},
@@ -268,15 +268,15 @@ class TestDocker(TargetContract):
         assert self.texts(hold) == ["from data, with a comma", "Read-only file system", "from extra"]
         assert (extra / "written").read_text() == "by the container"
 
-    def test_limits_of_the_job_are_the_containers(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+    def test_limits_of_the_job_are_the_containers(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "play.py").write_text("x = bytearray(10**9)")
         job_size = Resources(memory=200_000_000, cpus=1)
-        hold = start(Play(), resources=job_size)
+        hold = start(FakeBehaviour(), resources=job_size)
         outcome = hold.wait()
         assert outcome.status.state is State.FAILED
         assert "SIGKILL" in outcome.status.reason
 
-    def test_a_run_of_another_machine_is_not_touched_from_here(self, start: Callable[..., Launched]) -> None:
+    def test_a_run_of_another_machine_is_not_touched_from_here(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         far = replace(hold.handle, details={**hold.handle.details, "host": "far-away"})
         with pytest.raises(HeadwayError, match="far-away"):
@@ -285,9 +285,9 @@ class TestDocker(TargetContract):
         assert hold.target.status(hold.handle).state is State.RUNNING
 
     def test_a_farewell_is_heard_without_a_daemon_and_a_live_run_needs_one(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        done, live = start(Play()), self.running(start(WAITS))
+        done, live = start(FakeBehaviour()), self.running(start(WAITS))
         done.wait()
         with monkeypatch.context() as patch:
             patch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
@@ -295,17 +295,17 @@ class TestDocker(TargetContract):
             with pytest.raises(Unreachable, match="systemctl start docker"):
                 live.target.status(live.handle)
 
-    def test_when_it_may_be_removed_stands_on_what_has_a_budget(self, start: Callable[..., Launched]) -> None:
+    def test_when_it_may_be_removed_stands_on_what_has_a_budget(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, budget=Budget(hours=1)))
         (found,) = hold.target.found()
         assert 3600 < int(found.details["expires"]) - time.time() < 3 * 3600
         assert inspected(hold)["Config"]["Labels"]["headway.expires"] == found.details["expires"]
 
     def test_gc_leaves_a_colleagues_live_container_whose_folder_cannot_be_seen_from_here(
-        self, start: Callable[..., Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def verdict() -> tuple[str, str]:
-            (found,) = look(Place(name="docker", kind="docker", options={}))
+            (found,) = look(TargetRef(name="docker", kind="docker", options={}))
             return found.verdict, found.why
 
         monkeypatch.setenv("USER", "alice")
@@ -326,9 +326,9 @@ class TestDocker(TargetContract):
         assert verdict() == (ORPHAN, "its run is stopped")
 
     def test_a_container_that_does_not_say_whose_it_is_is_unknown_where_its_folder_is_not_here(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        labels, newer = render._labels, ("headway.rundir.owner", "headway.rundir.owner-name")
+        labels, newer = render._labels, ("headway.rundir.submission", "headway.rundir.submission-name")
 
         def of_an_older_headway(plan: Plan) -> list[str]:
             words = labels(plan)
@@ -337,7 +337,7 @@ class TestDocker(TargetContract):
 
         monkeypatch.setattr(render, "_labels", of_an_older_headway)
         hold = self.running(start(WAITS))
-        place = Place(name="docker", kind="docker", options={})
+        place = TargetRef(name="docker", kind="docker", options={})
         assert [found.verdict for found in look(place)] == [LIVE]
         os.rename(hold.url, f"{hold.url}-away")
         assert [found.verdict for found in look(place)] == [UNKNOWN]
@@ -346,7 +346,7 @@ class TestDocker(TargetContract):
         assert [found.verdict for found in look(place)] == [ORPHAN], "its folder says that it was stopped"
 
     def test_a_folder_that_is_moved_while_its_container_runs_is_not_started_twice(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
     ) -> None:
         hold = self.running(start(WAITS))
         moved = f"{tmp_path}/archive"
@@ -359,7 +359,7 @@ class TestDocker(TargetContract):
         assert hold.stop().status.state is State.STOPPED
 
 
-def inspected(hold: Launched, node: int = 0) -> dict[str, Any]:
+def inspected(hold: RunHandle, node: int = 0) -> dict[str, Any]:
     found: list[dict[str, Any]] = json.loads(docker("inspect", hold.handle.details["containers"][node]))
     return found[0]
 

@@ -15,7 +15,7 @@ import pytest
 
 from headway.core.errors import Problem
 from headway.packaging import engine
-from headway.packaging.engine import ANSWER_S, Gone, Refusal, Taken, Unreachable, refusal
+from headway.packaging.engine import ANSWER_S, AlreadyExists, EngineError, NotFound, Unreachable, refusal
 from headway.spec import Accelerator, Image, Job, Mount, Resources, Secret
 from headway.targets.docker import checks
 from headway.targets.docker.options import Options
@@ -143,19 +143,23 @@ def test_what_does_not_stop_a_job_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "fix"),
     [
-        ("Error response from daemon: No such container: x", Gone, ""),
-        ("Error: no container with name or ID \"x\" found: no such container", Gone, ""),
-        ("Error response from daemon: network x not found", Gone, ""),
-        ('Conflict. The container name "/x" is already in use by container "y"', Taken, "headway ps"),
-        ("write /var/lib/docker/x: no space left on device", Refusal, "docker system prune"),
-        ('could not select device driver "" with capabilities: [[gpu]].', Refusal, "nvidia-container-toolkit"),
-        ("pull access denied for x, repository does not exist", Refusal, "image.base"),
-        ("unauthorized: You don't have the needed permissions", Refusal, "gcloud auth configure-docker"),
-        ("could not find an available, non-overlapping IPv4 address pool among the defaults", Refusal, "network prune"),
-        ('exec: "python3": executable file not found in $PATH: unknown', Refusal, "python: …"),
+        ("Error response from daemon: No such container: x", NotFound, ""),
+        ("Error: no container with name or ID \"x\" found: no such container", NotFound, ""),
+        ("Error response from daemon: network x not found", NotFound, ""),
+        ('Conflict. The container name "/x" is already in use by container "y"', AlreadyExists, "headway ps"),
+        ("write /var/lib/docker/x: no space left on device", EngineError, "docker system prune"),
+        ('could not select device driver "" with capabilities: [[gpu]].', EngineError, "nvidia-container-toolkit"),
+        ("pull access denied for x, repository does not exist", EngineError, "image.base"),
+        ("unauthorized: You don't have the needed permissions", EngineError, "gcloud auth configure-docker"),
+        (
+            "could not find an available, non-overlapping IPv4 address pool among the defaults",
+            EngineError,
+            "network prune",
+        ),
+        ('exec: "python3": executable file not found in $PATH: unknown', EngineError, "python: …"),
     ],
 )  # fmt: skip
-def test_what_a_daemon_says_becomes_what_to_type(said: str, kind: type[Refusal], fix: str) -> None:
+def test_what_a_daemon_says_becomes_what_to_type(said: str, kind: type[EngineError], fix: str) -> None:
     found = refusal(["docker", "create", "x"], said)
     assert type(found) is kind
     assert fix in found.problem.fix

@@ -11,10 +11,10 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.spec import Image, TargetEntry
 from headway.targets.docker import secrets
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, eventually
 from tests.servers import processes
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Play], Launched]]:
+def start(
+    docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[FakeBehaviour], RunHandle]]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     project = write_project(tmp_path / "project")
@@ -45,9 +47,9 @@ def start(docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setenv(name, value)
         boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
         boto3.client("s3").create_bucket(Bucket="bucket")
-        holds: list[Launched] = []
+        holds: list[RunHandle] = []
 
-        def begin(play: Play) -> Launched:
+        def begin(play: FakeBehaviour) -> RunHandle:
             plan = plan_play(
                 project,
                 play,
@@ -65,7 +67,9 @@ def start(docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             hold.target.down(hold.handle)
 
 
-def test_it_runs_with_credentials_that_docker_never_sees(start: Callable[[Play], Launched], tmp_path: Path) -> None:
+def test_it_runs_with_credentials_that_docker_never_sees(
+    start: Callable[[FakeBehaviour], RunHandle], tmp_path: Path
+) -> None:
     hold = start(WAITS)
     eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
     (container,) = hold.handle.details["containers"]
@@ -81,7 +85,7 @@ def test_it_runs_with_credentials_that_docker_never_sees(start: Callable[[Play],
 
 
 def test_keys_in_a_file_serve_as_well(
-    start: Callable[[Play], Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[[FakeBehaviour], RunHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
@@ -89,6 +93,6 @@ def test_keys_in_a_file_serve_as_well(
     )
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    hold = start(Play(lines=("hello",)))
+    hold = start(FakeBehaviour(lines=("hello",)))
     assert hold.wait().status.state is State.FINISHED
     assert [line.text for line in hold.logs(rank=0)] == ["hello"]

@@ -14,7 +14,7 @@ from headway.rundir.layout import RunFolder
 from headway.spec import Budget, Image
 from headway.storage import join, open_store
 from headway.targets.docker.target import DockerTarget
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import WAITS, eventually
@@ -60,7 +60,7 @@ def test_a_client_killed_at_any_request_leaves_containers_that_their_budget_ends
 def test_a_watcher_killed_at_any_request_leaves_containers_that_end_as_they_would(
     plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    plan = plan_of(Play(lines=("hello",)))
+    plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=50, every=5)
     nothing_stays(DockerTarget(), plan, names, eventually, live=running)
     assert states(plan, names[-1]) == ["finished"]

@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import plan
 from headway.spec import Cadence, Checkpoint, Image, Job, Mount, Resources
 from tests.contract.suite import eventually
@@ -79,18 +79,18 @@ def job(tmp_path: Path, *, nodes: int, pause_s: float = 0.0) -> Job:
     )
 
 
-def digest(hold: Launched) -> str:
+def digest(hold: RunHandle) -> str:
     (line,) = [line.text for line in hold.logs(rank=0) if line.text.startswith("digest ")]
     return line
 
 
-def steps(hold: Launched) -> int:
+def steps(hold: RunHandle) -> int:
     return sum(line.text.startswith("step ") for line in hold.logs(rank=0))
 
 
 @pytest.fixture(name="taken_down")
-def _taken_down() -> Iterator[list[Launched]]:
-    holds: list[Launched] = []
+def _taken_down() -> Iterator[list[RunHandle]]:
+    holds: list[RunHandle] = []
     yield holds
     for hold in holds:
         hold.target.down(hold.handle)
@@ -98,7 +98,7 @@ def _taken_down() -> Iterator[list[Launched]]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_run_that_was_taken_away_ends_with_the_same_bits(
-    tmp_path: Path, taken_down: list[Launched], nodes: int
+    tmp_path: Path, taken_down: list[RunHandle], nodes: int
 ) -> None:
     straight = lifecycle.launch(plan(job(tmp_path, nodes=nodes), on="docker"), name="straight")
     assert straight.outcome().status.state is State.FINISHED, list(straight.logs())

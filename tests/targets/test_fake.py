@@ -10,10 +10,10 @@ import pytest
 from headway.core.errors import NotThere, UnknownRun
 from headway.core.types import State, Target
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.plugins import TARGETS
-from headway.targets.fake import FakeTarget, Play
+from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, play_of
 from tests.contract.suite import TargetContract
 
@@ -34,12 +34,12 @@ class TestFake(TargetContract):
     def outputs(self, request: pytest.FixtureRequest) -> str:
         return f"memory://{request.node.name}/runs"
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         assert isinstance(hold.target, FakeTarget)
         hold.target.workers[hold.url].pop()
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         assert isinstance(hold.target, FakeTarget)
         yield
         hold.target.vanish(hold.url)
@@ -52,7 +52,7 @@ class TestFake(TargetContract):
 
     def test_a_run_moves_only_when_the_test_says_so(self, plan_of: Callable[..., Plan]) -> None:
         target = FakeTarget()
-        hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
+        hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
         assert hold.status().state is State.PENDING
         target.begin(hold.url)
         target.say(hold.url, "a word")
@@ -64,7 +64,7 @@ class TestFake(TargetContract):
 
     def test_a_machine_that_vanishes_leaves_a_lost_run_that_can_go_on(self, plan_of: Callable[..., Plan]) -> None:
         target = FakeTarget()
-        hold = lifecycle.launch(plan_of(Play()), detach=True, target=target)
+        hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
         target.begin(hold.url)
         target.vanish(hold.url)
         assert hold.outcome().exit_code == 4
@@ -73,4 +73,4 @@ class TestFake(TargetContract):
 
     def test_it_refuses_a_run_that_was_never_claimed_or_announced(self, plan_of: Callable[..., Plan]) -> None:
         with pytest.raises((NotThere, UnknownRun)):
-            FakeTarget().submit(plan_of(Play()), "from-nowhere")
+            FakeTarget().submit(plan_of(FakeBehaviour()), "from-nowhere")

@@ -20,13 +20,13 @@ from headway.core import processes
 from headway.core.errors import HeadwayError, RunBusy, TargetError, UnknownRun
 from headway.core.types import Handle, State, Target
 from headway.launcher import lifecycle
-from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, Place, look
-from headway.launcher.lifecycle import Launched
+from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, TargetRef, look
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir.layout import INTENT, PLAN
 from headway.spec import Accelerator, Job, Resources, Secret
 from headway.storage import open_store, subfolders
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes as local_processes
 from headway.targets.local import spawn
 from headway.targets.local.target import LocalTarget, Options
@@ -34,21 +34,21 @@ from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
 
 
-def place(hold: Launched) -> Path:
+def place(hold: RunHandle) -> Path:
     return Path(hold.handle.details["dir"])
 
 
-def supervisor(hold: Launched) -> local_processes.Process:
+def supervisor(hold: RunHandle) -> local_processes.Process:
     found = spawn.recorded(place(hold))
     assert found is not None
     return found
 
 
-def everything(hold: Launched) -> list[local_processes.Process]:
+def everything(hold: RunHandle) -> list[local_processes.Process]:
     return local_processes.processes_of(hold.url, target="local", leader=supervisor(hold))
 
 
-def ranks(hold: Launched) -> list[local_processes.Process]:
+def ranks(hold: RunHandle) -> list[local_processes.Process]:
     """Those that run the script."""
     return [found for found in everything(hold) if b"play.py" in Path(f"/proc/{found.pid}/cmdline").read_bytes()]
 
@@ -62,12 +62,12 @@ class TestLocal(TargetContract):
         yield target
         assert target.found() == []
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         os.kill(ranks(hold)[0].pid, signal.SIGSTOP)  # it cannot die of a SIGTERM any more
         os.kill(supervisor(hold).pid, signal.SIGKILL)
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         processes = everything(hold)
         for process in processes:
             process.send(signal.SIGSTOP)
@@ -90,7 +90,7 @@ class TestLocal(TargetContract):
 
     # Killed in every way.
 
-    def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_can_go_on(self, start: Callable[..., Launched]) -> None:
+    def test_a_killed_supervisor_is_a_lost_run_at_once_and_it_can_go_on(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS, ranks=2))
         supervisor(hold).send(signal.SIGKILL)
         eventually(lambda: not supervisor(hold).alive, "it dies")
@@ -104,7 +104,7 @@ class TestLocal(TargetContract):
         eventually(lambda: len(self.texts(again)) == printed + 1, "the second attempt prints")
 
     def test_a_killed_rank_is_started_again_and_the_run_goes_on(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HEADWAY_RESTART_PAUSE_S", "0.1")
         hold = self.running(start(WAITS, retries=1))
@@ -117,7 +117,7 @@ class TestLocal(TargetContract):
         assert "SIGKILL" in hold.status().reason
 
     def test_when_all_its_processes_are_killed_at_once_the_run_is_lost_and_nothing_is_left(
-        self, start: Callable[..., Launched]
+        self, start: Callable[..., RunHandle]
     ) -> None:
         hold = self.running(start(WAITS))
         for process in everything(hold):
@@ -171,7 +171,7 @@ class TestLocal(TargetContract):
 
     def test_a_stubborn_rank_is_killed_after_the_grace_period(
         self,
-        start: Callable[..., Launched],
+        start: Callable[..., RunHandle],
         tmp_path: Path,
         plan_of: Callable[..., Plan],
         monkeypatch: pytest.MonkeyPatch,
@@ -186,23 +186,23 @@ class TestLocal(TargetContract):
         assert not rank.alive
         assert outcome.status.state.resumable
 
-    def test_what_a_script_left_running_is_ended_too(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+    def test_what_a_script_left_running_is_ended_too(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "play.py").write_text(DAEMONIZER)
         pidfile = tmp_path / "daemon.pid"
-        hold = start(Play(), env={"PIDFILE": str(pidfile)})
+        hold = start(FakeBehaviour(), env={"PIDFILE": str(pidfile)})
         assert hold.wait().status.state is State.FINISHED
         daemon = int(pidfile.read_text())
         eventually(lambda: processes.started(daemon) == "", "the daemon is gone")
 
-    def test_the_pid_file_may_be_lost(self, start: Callable[..., Launched]) -> None:
+    def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         os.remove(place(hold) / spawn.PID)
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.down().left == ()
         assert hold.target.status(hold.handle).state is State.STOPPED
 
-    def test_a_pid_that_now_belongs_to_somebody_else_is_left_alone(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play())
+    def test_a_pid_that_now_belongs_to_somebody_else_is_left_alone(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour())
         hold.wait()
         bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
@@ -214,8 +214,8 @@ class TestLocal(TargetContract):
             bystander.kill()
             bystander.wait()
 
-    def test_a_run_on_another_machine_is_not_judged_from_here(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play())
+    def test_a_run_on_another_machine_is_not_judged_from_here(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour())
         hold.wait()
         known = {"pid": 1, "started": "1", "boot": "another", "host": "far-away"}
         (place(hold) / spawn.PID).write_text(json.dumps(known))
@@ -224,7 +224,7 @@ class TestLocal(TargetContract):
         assert hold.target.status(hold.handle).state is State.FINISHED
         (place(hold) / spawn.PID).unlink()
 
-    def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+    def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "extra.txt").write_text("as planned")
         hold = self.running(start(WAITS))
         (tmp_path / "project" / "play.py").write_text("raise SystemExit('changed since')")
@@ -237,7 +237,7 @@ class TestLocal(TargetContract):
         assert (place(hold) / "code" / "extra.txt").read_text() == "as planned"
         assert (place(hold) / "code" / "own.txt").read_text() == "left by the script"
 
-    def test_a_run_goes_on_where_its_folder_was_moved_to(self, start: Callable[..., Launched], tmp_path: Path) -> None:
+    def test_a_run_goes_on_where_its_folder_was_moved_to(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         hold = self.running(start(WAITS))
         hold.stop()
         moved = tmp_path / "archive" / hold.run
@@ -252,7 +252,7 @@ class TestLocal(TargetContract):
         assert not Path(hold.url).exists()
 
     def test_a_folder_that_is_moved_while_its_run_lives_is_not_made_two_runs(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
     ) -> None:
         hold = self.running(start(WAITS))
         moved = f"{tmp_path}/archive"
@@ -274,7 +274,7 @@ class TestLocal(TargetContract):
             again.down()
 
     def test_a_folder_that_is_moved_and_moved_back_as_the_error_says_runs_on(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
     ) -> None:
         hold = self.running(start(WAITS))
         moved = tmp_path / "archive"
@@ -288,7 +288,7 @@ class TestLocal(TargetContract):
         assert hold.stop().status.state is State.STOPPED
 
     def test_the_same_folder_through_a_link_or_a_bind_mount_is_no_copy(
-        self, start: Callable[..., Launched], target: Target, tmp_path: Path
+        self, start: Callable[..., RunHandle], target: Target, tmp_path: Path
     ) -> None:
         hold = self.running(start(WAITS))
         link, bound = tmp_path / "link", tmp_path / "bound"
@@ -307,10 +307,10 @@ class TestLocal(TargetContract):
         assert target.found() == []
 
     def test_root_leaves_other_peoples_processes_to_them(
-        self, start: Callable[..., Launched], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def verdict() -> str:
-            everything = look(Place(name="local", kind="local", options={}))
+            everything = look(TargetRef(name="local", kind="local", options={}))
             return next(each.verdict for each in everything if each.handle.url == hold.url)
 
         hold = self.running(start(WAITS))
@@ -324,16 +324,16 @@ class TestLocal(TargetContract):
         os.rename(tmp_path / "not-to-be-seen", hold.url)
 
     def test_the_environment_of_another_run_is_not_passed_on(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "HEADWAY_ATTEMPT", "HEADWAY_HOSTS"):
             monkeypatch.setenv(name, "77")
-        hold = start(Play(lines=("{rank} {world} {HEADWAY_ATTEMPT}",)))
+        hold = start(FakeBehaviour(lines=("{rank} {world} {HEADWAY_ATTEMPT}",)))
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == ["0 1 1"]
 
     def test_a_secret_is_in_no_process_listing(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = self.running(start(WAITS, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}))
@@ -362,7 +362,7 @@ class TestLocal(TargetContract):
         assert not (tmp_path / "runs" / "r").exists()
 
     def test_a_corrupt_plan_is_said_and_does_not_keep_the_run_from_being_ended(
-        self, start: Callable[..., Launched]
+        self, start: Callable[..., RunHandle]
     ) -> None:
         hold = self.running(start(WAITS))
         (Path(hold.url) / PLAN).write_text('{"schema": 1, "job"')
@@ -371,7 +371,7 @@ class TestLocal(TargetContract):
             lifecycle.resume(hold.url)
 
     def test_a_folder_deleted_under_a_live_run_does_not_keep_it_from_being_ended(
-        self, start: Callable[..., Launched], target: Target
+        self, start: Callable[..., RunHandle], target: Target
     ) -> None:
         hold = self.running(start(WAITS))
         shutil.rmtree(hold.url, ignore_errors=True)
@@ -428,7 +428,7 @@ def test_the_local_folder_of_a_run_in_a_bucket_is_in_our_own_home(
 ) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     plans = [
-        plan_play(write_project(tmp_path / "p"), Play(), on="local", outputs=url)
+        plan_play(write_project(tmp_path / "p"), FakeBehaviour(), on="local", outputs=url)
         for url in ("gs://one/runs", "gs://two/runs")
     ]
     places = {plan.requests[0].body["cwd"] for plan in plans}

@@ -11,8 +11,8 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
-from headway.targets.fake import Play
+from headway.launcher.lifecycle import RunHandle
+from headway.targets.fake import FakeBehaviour
 from headway.targets.local import spawn
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import WAITS, eventually
@@ -20,7 +20,7 @@ from tests.servers.gcs import GcsServer
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Play], Launched]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeBehaviour], RunHandle]]:
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
@@ -28,9 +28,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     with GcsServer("bucket") as server:
         server.tokens.add("emulator")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        holds: list[Launched] = []
+        holds: list[RunHandle] = []
 
-        def begin(play: Play) -> Launched:
+        def begin(play: FakeBehaviour) -> RunHandle:
             plan = plan_play(project, play, on="local", outputs="gs://bucket/runs")
             holds.append(lifecycle.launch(plan, detach=True))
             return holds[-1]
@@ -40,13 +40,15 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             hold.target.down(hold.handle)
 
 
-def place(hold: Launched) -> Path:
+def place(hold: RunHandle) -> Path:
     return Path(hold.handle.details["dir"])
 
 
-def test_it_runs_logs_and_is_cleared_from_this_machine(start: Callable[[Play], Launched], tmp_path: Path) -> None:
+def test_it_runs_logs_and_is_cleared_from_this_machine(
+    start: Callable[[FakeBehaviour], RunHandle], tmp_path: Path
+) -> None:
     lines = tuple(f"line {i}" for i in range(100))
-    hold = start(Play(lines=lines))
+    hold = start(FakeBehaviour(lines=lines))
     assert place(hold).is_relative_to(tmp_path / "home" / "local")
     assert [line.text for line in hold.logs(follow=True, rank=0)] == list(lines)
     outcome = hold.wait()
@@ -57,7 +59,7 @@ def test_it_runs_logs_and_is_cleared_from_this_machine(start: Callable[[Play], L
     assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == list(lines)
 
 
-def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[Play], Launched]) -> None:
+def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[FakeBehaviour], RunHandle]) -> None:
     hold = start(WAITS)
     eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
     supervisor = spawn.recorded(place(hold))

@@ -10,8 +10,8 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
-from headway.launcher.migrate import Move
+from headway.launcher.lifecycle import RunHandle
+from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
 from tests.contract.counting import COUNT, count_to, counted, write_counting
@@ -46,7 +46,7 @@ def places(tmp_path: Path, docker_host: str, monkeypatch: pytest.MonkeyPatch) ->
         server.stop()
 
 
-def stopped_at(step: int, hold: Launched) -> None:
+def stopped_at(step: int, hold: RunHandle) -> None:
     eventually(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
     assert hold.stop("to move on").status.state is State.STOPPED
 
@@ -68,9 +68,9 @@ def test_a_run_wanders_from_here_to_docker_slurm_and_ssh_without_missing_a_step(
     try:
         stopped_at(3, hold)
         for place, step in (("docker", 6), ("slurm", 9)):
-            hold = lifecycle.resume(hold.url, move=Move(on=place))
+            hold = lifecycle.resume(hold.url, move=Migration(on=place))
             stopped_at(step, hold)
-        hold = lifecycle.resume(hold.url, move=Move(on="box"))
+        hold = lifecycle.resume(hold.url, move=Migration(on="box"))
         assert hold.wait().status.state is State.FINISHED, [line.text for line in hold.logs()][-10:]
         assert counted(hold) == count_to(STEPS)
         starts = [start.get("target") for start in (hold.folder.read_json("intent.json") or {})["attempts"]]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from headway.core.types import State, Target
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Image, TargetEntry
 from headway.targets.docker.options import Options
 from headway.targets.docker.target import DockerTarget
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import TargetContract
 from tests.targets.test_docker import Refusing
@@ -55,11 +55,11 @@ class TestPodman(TargetContract):
         }
         return lambda play, **more: plan_play(project, play, **{**shared, **more})
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         subprocess.run(["podman", "kill", hold.handle.details["containers"][0]], check=True, capture_output=True)
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         (container,) = hold.handle.details["containers"]
         shown = ["podman", "inspect", "--format", "{{.State.Pid}}", container]
         supervisor = int(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
@@ -78,7 +78,7 @@ class TestPodman(TargetContract):
     def lines_about_a_secret(self) -> tuple[str, ...]:
         return ("the token is {TOKEN}",)
 
-    def test_nodes_find_each_other_by_name(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play(lines=("{RANK} of {WORLD_SIZE}",)), nodes=2)
+    def test_nodes_find_each_other_by_name(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour(lines=("{RANK} of {WORLD_SIZE}",)), nodes=2)
         assert hold.wait().status.state is State.FINISHED
         assert [self.texts(hold, rank=rank) for rank in (0, 1)] == [["0 of 2"], ["1 of 2"]]

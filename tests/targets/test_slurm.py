@@ -18,10 +18,10 @@ import pytest
 from headway.core.errors import BadJob, TargetError
 from headway.core.types import Handle, State, Status, Target
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Accelerator, Job, Resources, Secret, TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes
 from headway.targets.slurm import client as slurm_client
 from headway.targets.slurm import lifecycle as slurm_lifecycle
@@ -47,17 +47,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.stop()
 
 
-def supervisors(hold: Launched) -> list[processes.Process]:
+def supervisors(hold: RunHandle) -> list[processes.Process]:
     found = processes.processes_of(hold.url, target="slurm")
     return [process for process in found if process.runs("headway.runtime.worker")]
 
 
-def job_of(hold: Launched) -> slurm_client.Job:
+def job_of(hold: RunHandle) -> slurm_client.Job:
     (job,) = slurm_client.jobs_of(run_command, hold.url, place=Path(hold.handle.details["dir"]))
     return job
 
 
-def place(hold: Launched) -> Path:
+def place(hold: RunHandle) -> Path:
     return Path(hold.handle.details["dir"])
 
 
@@ -65,7 +65,7 @@ def _waits_again(status: Status) -> bool:
     return status.state is State.PENDING and "whether it goes on from them is the script's to decide" in status.reason
 
 
-def attempts(hold: Launched) -> int:
+def attempts(hold: RunHandle) -> int:
     return [event["kind"] for event in hold.folder.events()].count("attempt")
 
 
@@ -78,7 +78,7 @@ class TestSlurm(TargetContract):
         yield target
         eventually(lambda: target.found() == [], "nothing of ours is left in the queue")
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         (leader,) = supervisors(hold)
         ranks = [
             process for process in processes.processes_of(hold.url, target="slurm") if process.parent == leader.pid
@@ -87,13 +87,13 @@ class TestSlurm(TargetContract):
         os.kill(leader.pid, signal.SIGKILL)
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         (leader,) = supervisors(hold)
         leader.send(signal.SIGSTOP)
         yield
         leader.send(signal.SIGKILL)
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         shown = run_command(["scontrol", "--oneliner", "show", "job", str(hold.handle.details["job"])])
         (limit,) = [word.partition("=")[2] for word in shown.split() if word.startswith("TimeLimit=")]
         hours, minutes, seconds = map(int, limit.split(":"))
@@ -114,11 +114,11 @@ class TestSlurm(TargetContract):
         return ("the token is {TOKEN}",)
 
     @pytest.fixture
-    def start_on(self, plan_of: Callable[..., Plan], target: Target) -> Iterator[Callable[..., Launched]]:
+    def start_on(self, plan_of: Callable[..., Plan], target: Target) -> Iterator[Callable[..., RunHandle]]:
         """Launch a play on a target with options of its own, detached."""
-        holds: list[Launched] = []
+        holds: list[RunHandle] = []
 
-        def begin(play: Play, options: dict[str, Any], **more: Any) -> Launched:
+        def begin(play: FakeBehaviour, options: dict[str, Any], **more: Any) -> RunHandle:
             entries = {"slurm": TargetEntry(kind="slurm", options=options)}
             hold = lifecycle.launch(plan_of(play, targets=entries, **more), detach=True)
             holds.append(hold)
@@ -130,9 +130,9 @@ class TestSlurm(TargetContract):
 
     # Several nodes, several ranks.
 
-    def test_two_nodes_of_two_ranks_know_each_other(self, start: Callable[..., Launched]) -> None:
+    def test_two_nodes_of_two_ranks_know_each_other(self, start: Callable[..., RunHandle]) -> None:
         line = "rank {rank} of {world} on {SLURM_NODEID} at {MASTER_ADDR}, files in {HEADWAY_RUN_DIR}"
-        hold = start(Play(lines=(line,)), nodes=2, ranks=2)
+        hold = start(FakeBehaviour(lines=(line,)), nodes=2, ranks=2)
         assert hold.wait().status.state is State.FINISHED
         for rank in range(4):
             (said,) = self.texts(hold, rank=rank)
@@ -140,10 +140,11 @@ class TestSlurm(TargetContract):
             assert said == f"rank {rank} of 4 on {rank // 2} at 127.0.0.1, files in {own}"
 
     def test_an_accelerator_is_a_rank_of_its_own(
-        self, start: Callable[..., Launched], plan_of: Callable[..., Plan]
+        self, start: Callable[..., RunHandle], plan_of: Callable[..., Plan]
     ) -> None:
         hold = start(
-            Play(lines=("rank {rank} of {world}",)), resources=Resources(accelerator=Accelerator(kind="T4", count=4))
+            FakeBehaviour(lines=("rank {rank} of {world}",)),
+            resources=Resources(accelerator=Accelerator(kind="T4", count=4)),
         )
         assert hold.wait().status.state is State.FINISHED
         assert [self.texts(hold, rank=rank) for rank in range(4)] == [[f"rank {rank} of 4"] for rank in range(4)]
@@ -155,17 +156,17 @@ class TestSlurm(TargetContract):
     @pytest.mark.parametrize("partition", ["low", "polite"])
     def test_a_preempted_run_waits_in_the_queue_again_and_goes_on_where_it_was(
         self,
-        start: Callable[..., Launched],
-        start_on: Callable[..., Launched],
+        start: Callable[..., RunHandle],
+        start_on: Callable[..., RunHandle],
         cluster: Cluster,
         tmp_path: Path,
         partition: str,
     ) -> None:
         """In `low` Slurm ends and requeues it at once; in `polite` it is told a minute before, and ends by itself."""
         (tmp_path / "project" / "play.py").write_text(CHAIN)
-        straight = start(Play(), name="straight")
+        straight = start(FakeBehaviour(), name="straight")
         assert straight.wait().status.state is State.FINISHED
-        hold = start_on(Play(), {"partition": partition}, nodes=2, env={"STOP_AT": "6"})
+        hold = start_on(FakeBehaviour(), {"partition": partition}, nodes=2, env={"STOP_AT": "6"})
         eventually(lambda: "step 6" in self.texts(hold), "it has made some steps")
         seen = tmp_path / "seen"
         urgent = f"--wrap=while [ ! -e {seen} ]; do sleep 0.1; done"
@@ -181,10 +182,10 @@ class TestSlurm(TargetContract):
         assert self.texts(hold)[-1] == self.texts(straight)[-1], "as if it had never been interrupted"
 
     def test_slurms_warning_before_the_time_limit_is_a_checkpoint_and_another_turn(
-        self, start: Callable[..., Launched], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
-        play = Play(lines=("rank {rank} of {world} waits for {TOKEN}",), until_stopped=True)
+        play = FakeBehaviour(lines=("rank {rank} of {world} waits for {TOKEN}",), until_stopped=True)
         hold = self.running(start(play, nodes=2, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}))
         number = hold.handle.details["job"]
         cluster.run("scancel", "--batch", "--signal=TERM", number)  # what --signal=B:TERM@120 makes Slurm do
@@ -196,7 +197,7 @@ class TestSlurm(TargetContract):
         assert hold.stop().status.state is State.STOPPED
 
     def test_a_job_that_may_not_be_requeued_stops_when_its_time_is_over(
-        self, start_on: Callable[..., Launched], cluster: Cluster
+        self, start_on: Callable[..., RunHandle], cluster: Cluster
     ) -> None:
         hold = self.running(start_on(WAITS, {"requeue": False}))
         cluster.run("scancel", "--batch", "--signal=TERM", hold.handle.details["job"])
@@ -205,7 +206,7 @@ class TestSlurm(TargetContract):
 
     @pytest.mark.parametrize("waiting", [False, True])
     def test_scancel_from_outside_is_a_stop_and_not_a_turn_in_the_queue(
-        self, start_on: Callable[..., Launched], cluster: Cluster, waiting: bool
+        self, start_on: Callable[..., RunHandle], cluster: Cluster, waiting: bool
     ) -> None:
         hold = start_on(WAITS, {"args": ["--hold"] if waiting else []})
         if not waiting:
@@ -221,7 +222,7 @@ class TestSlurm(TargetContract):
             again.down()
 
     def test_a_job_whose_comment_a_site_has_rewritten_is_not_taken_for_a_copys(
-        self, start: Callable[..., Launched], target: Target, cluster: Cluster
+        self, start: Callable[..., RunHandle], target: Target, cluster: Cluster
     ) -> None:
         hold = self.running(start(WAITS))
         number = str(hold.handle.details["job"])
@@ -234,7 +235,7 @@ class TestSlurm(TargetContract):
         assert hold.stop().status.state is State.STOPPED
 
     def test_when_a_node_fails_the_run_goes_on_on_others(
-        self, start: Callable[..., Launched], cluster: Cluster
+        self, start: Callable[..., RunHandle], cluster: Cluster
     ) -> None:
         hold = self.running(start(WAITS, nodes=2, ranks=1))
         failed = cluster.run("scontrol", "show", "hostnames", job_of(hold).nodes).split()[0]
@@ -251,7 +252,7 @@ class TestSlurm(TargetContract):
                 lambda: cluster.run("sinfo", "-h", "-n", failed, "-p", "debug", "-o", "%T") == "idle", "it is back"
             )
 
-    def test_a_killed_supervisor_is_a_lost_run_and_it_can_go_on(self, start: Callable[..., Launched]) -> None:
+    def test_a_killed_supervisor_is_a_lost_run_and_it_can_go_on(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
         supervisors(hold)[0].send(signal.SIGKILL)
         eventually(lambda: hold.target.status(hold.handle).state.ended, "its end is seen")
@@ -288,7 +289,7 @@ class TestSlurm(TargetContract):
     # What a node runs.
 
     def test_setup_holds_for_the_ranks_and_requirements_are_there(
-        self, start: Callable[..., Launched], tmp_path: Path
+        self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         wheel = tmp_path / "project" / "tiny-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as content:
@@ -302,20 +303,20 @@ class TestSlurm(TargetContract):
         (tmp_path / "project" / "play.py").write_text(
             "import os, sys, tiny, yaml\nprint(os.environ['LOADED'], tiny.WORD, sys.prefix.rpartition('/')[2])\n"
         )
-        hold = start(Play(), requirements="requirements.txt", setup=("export LOADED=cuda", "cd /"))
+        hold = start(FakeBehaviour(), requirements="requirements.txt", setup=("export LOADED=cuda", "cd /"))
         assert hold.wait().status.state is State.FINISHED, self.log(hold)
         assert self.texts(hold) == ["cuda installed env"]
 
-    def test_a_setup_that_fails_is_a_failed_run_with_its_last_words(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play(), setup=("echo the module is gone >&2; false",))
+    def test_a_setup_that_fails_is_a_failed_run_with_its_last_words(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour(), setup=("echo the module is gone >&2; false",))
         outcome = hold.wait()
         assert outcome.status.state is State.FAILED
         assert "setup: echo the module is gone" in outcome.status.reason
         assert attempts(hold) == 0
 
     @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="no other interpreter here")
-    def test_the_clusters_own_interpreter_needs_nothing_of_headways(self, start_on: Callable[..., Launched]) -> None:
-        hold = start_on(Play(lines=("with {PYTHONPATH}",)), {"python": "/usr/bin/python3"}, nodes=2)
+    def test_the_clusters_own_interpreter_needs_nothing_of_headways(self, start_on: Callable[..., RunHandle]) -> None:
+        hold = start_on(FakeBehaviour(lines=("with {PYTHONPATH}",)), {"python": "/usr/bin/python3"}, nodes=2)
         assert hold.wait().status.state is State.FINISHED, self.log(hold)
         assert self.texts(hold, rank=1)[0].startswith(f"with {place(hold)}/headway")
         assert not (place(hold) / "headway").exists(), "what a resume would make again is not kept"
@@ -329,7 +330,9 @@ class TestSlurm(TargetContract):
         with GcsServer("bucket") as server:
             server.tokens.add("emulator")
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-            hold = lifecycle.launch(plan_of(Play(lines=lines), nodes=2, outputs="gs://bucket/runs"), detach=True)
+            hold = lifecycle.launch(
+                plan_of(FakeBehaviour(lines=lines), nodes=2, outputs="gs://bucket/runs"), detach=True
+            )
             assert [line.text for line in hold.logs(follow=True, rank=1)] == list(lines)
             outcome = hold.wait()
             assert outcome.status.state is State.FINISHED
@@ -338,13 +341,13 @@ class TestSlurm(TargetContract):
             assert not place(hold).exists()
             assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == list(lines)
 
-    def log(self, hold: Launched) -> str:
+    def log(self, hold: RunHandle) -> str:
         return "".join(path.read_text() for path in place(hold).glob("job-*.log"))
 
     # Secrets.
 
     def test_a_secret_is_nowhere_in_slurm_nor_in_any_process_listing_nor_on_the_disk(
-        self, start_on: Callable[..., Launched], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, start_on: Callable[..., RunHandle], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = start_on(WAITS, {"args": ["--hold"]}, nodes=2, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")})
@@ -373,7 +376,7 @@ class TestSlurm(TargetContract):
                 assert CANARY.encode() not in path.read_bytes(), path
 
     def test_secrets_laid_for_a_run_that_never_started_are_removed(
-        self, start_on: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start_on: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TOKEN_HERE", CANARY)
         hold = start_on(WAITS, {"args": ["--hold"]}, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")})
@@ -383,8 +386,8 @@ class TestSlurm(TargetContract):
 
     # What Slurm says.
 
-    def test_an_ending_is_known_to_the_record_of_completed_jobs(self, start: Callable[..., Launched]) -> None:
-        hold = start(Play(exit_code=7))
+    def test_an_ending_is_known_to_the_record_of_completed_jobs(self, start: Callable[..., RunHandle]) -> None:
+        hold = start(FakeBehaviour(exit_code=7))
         hold.wait()
         number = hold.handle.details["job"]
         eventually(lambda: slurm_client._by_completions(run_command, number) is not None, "Slurm has written it down")
@@ -394,7 +397,7 @@ class TestSlurm(TargetContract):
             assert ended.state == "FAILED"
 
     def test_a_silent_controller_leaves_what_the_folder_says(
-        self, start: Callable[..., Launched], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hold = self.running(start(WAITS))
         silent = cluster.folder / "silent.conf"
@@ -418,10 +421,10 @@ class TestSlurm(TargetContract):
             ({"constraint": "nvlink"}, "features"),
             ({"args": ["--nodelist=nowhere"]}, "Invalid node name"),
         ):
-            made = plan_of(Play(), targets={"slurm": TargetEntry(kind="slurm", options=options)})
+            made = plan_of(FakeBehaviour(), targets={"slurm": TargetEntry(kind="slurm", options=options)})
             with pytest.raises(BadJob, match=word):
                 lifecycle.launch(made, name="refused", detach=True)
-        made = plan_of(Play(), nodes=5)
+        made = plan_of(FakeBehaviour(), nodes=5)
         with pytest.raises(BadJob, match="no node of that partition"):
             lifecycle.launch(made, name="refused", detach=True)
         assert target.found() == []

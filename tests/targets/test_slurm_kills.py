@@ -12,7 +12,7 @@ from headway.planning import Plan
 from headway.rundir.layout import RunFolder
 from headway.spec import Budget
 from headway.storage import join, open_store
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.slurm.target import SlurmTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.plays import plan_play, write_project
@@ -51,7 +51,7 @@ def test_a_client_killed_at_any_request_leaves_jobs_that_their_budget_ends(
 def test_a_watcher_killed_at_any_request_leaves_jobs_that_end_as_they_would(
     plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    plan = plan_of(Play(lines=("hello",)))
+    plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=50, every=5)
     nothing_stays(SlurmTarget(), plan, names, eventually)
     assert states(plan, names[-1]) == ["finished"]

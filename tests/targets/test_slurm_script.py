@@ -16,7 +16,7 @@ from headway.core.plan import Code, Limits
 from headway.core.types import Request
 from headway.planning import Plan
 from headway.spec import Accelerator, Budget, Job, Resources, Secret, dump
-from headway.spec.ranks import processes
+from headway.spec.rules import processes
 from headway.targets.slurm import lifecycle, sbatch
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget

@@ -12,12 +12,12 @@ import pytest
 from headway.core.errors import TargetError
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import plan
 from headway.spec import Image, Job, Mount, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.slurm import checks, client
-from headway.targets.slurm.client import Refusal, Unknown, Unreachable, refusal
+from headway.targets.slurm.client import CommandError, Unknown, Unreachable, refusal
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 from tests.targets.test_slurm_script import LARGE, SMALL
@@ -29,7 +29,7 @@ ME = os.geteuid()
 class Recorded:
     """Answers by a command's first words. A question nobody recorded is an error."""
 
-    answers: Mapping[str, str | Refusal]
+    answers: Mapping[str, str | CommandError]
     asked: list[str] = field(default_factory=list)
 
     def __call__(self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -37,7 +37,7 @@ class Recorded:
         self.asked.append(line)
         for start, answer in self.answers.items():
             if line.startswith(start):
-                if isinstance(answer, Refusal):
+                if isinstance(answer, CommandError):
                     raise answer
                 return answer
         raise AssertionError(f"nobody expected: {line}")
@@ -112,10 +112,10 @@ def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
     ],
 )
 def test_an_ending_is_asked_of_whoever_still_knows(
-    answers: Mapping[str, str | Refusal], state: str, code: int | None
+    answers: Mapping[str, str | CommandError], state: str, code: int | None
 ) -> None:
     found = client.ending(Recorded(answers), "12")
-    assert found == client.Ending(state=state, exit_code=code)
+    assert found == client.JobEnd(state=state, exit_code=code)
     assert str(found)
 
 
@@ -136,17 +136,17 @@ FAILED = "sbatch: error: Batch job submission failed"
         ("slurm_load_jobs error: Socket timed out on send/recv operation", Unreachable, "scontrol ping"),
         ("sinfo: fatal: Unable to process configuration file", Unreachable, "SLURM_CONF"),
         ("sbatch: error: If munged is up, restart with --num-threads=10", Unreachable, "munge"),
-        (f"{FAILED}: Invalid partition name specified", Refusal, "partition"),
-        (f"{FAILED}: Invalid account or account/partition combination specified", Refusal, "account"),
-        (f"{FAILED}: Invalid qos specification", Refusal, "qos"),
-        ("allocation failure: Invalid feature specification", Refusal, "sinfo"),
-        ("allocation failure: Requested node configuration is not available", Refusal, "gres"),
-        (f"{FAILED}: Requested time limit is invalid (missing or exceeds some limit)", Refusal, "time"),
+        (f"{FAILED}: Invalid partition name specified", CommandError, "partition"),
+        (f"{FAILED}: Invalid account or account/partition combination specified", CommandError, "account"),
+        (f"{FAILED}: Invalid qos specification", CommandError, "qos"),
+        ("allocation failure: Invalid feature specification", CommandError, "sinfo"),
+        ("allocation failure: Requested node configuration is not available", CommandError, "gres"),
+        (f"{FAILED}: Requested time limit is invalid (missing or exceeds some limit)", CommandError, "time"),
         ("scancel: error: Kill job error on job id 5: Invalid job id specified", Unknown, ""),
         ("scancel: error: Kill job error on job id 5: Job/step already completing or completed", Unknown, ""),
     ],
 )
-def test_a_refusal_says_what_to_type(said: str, kind: type[Refusal], typed: str) -> None:
+def test_a_refusal_says_what_to_type(said: str, kind: type[CommandError], typed: str) -> None:
     error = refusal(["sbatch"], said)
     assert type(error) is kind
     assert typed in error.problem.fix
@@ -168,11 +168,11 @@ def test_a_machine_without_slurm_says_where_to_go(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str | Refusal]], Launched]:
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str | CommandError]], RunHandle]:
     """A run whose job has the number 77, on a cluster that says what the test wants."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
 
-    def submit(answers: dict[str, str | Refusal]) -> Launched:
+    def submit(answers: dict[str, str | CommandError]) -> RunHandle:
         ask = Recorded({"sbatch --parsable": "77;cluster\n", "squeue": "", **CLUSTER, **answers})
         (tmp_path / "x.py").write_text("")
         job = Job(name="j", script="x.py", outputs=str(tmp_path / "runs"), root=str(tmp_path))
@@ -194,7 +194,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
     ],
 )
 def test_a_run_without_a_last_word_is_told_by_how_its_job_ended(
-    submitted: Callable[[dict[str, str | Refusal]], Launched], ended: str, state: State, word: str
+    submitted: Callable[[dict[str, str | CommandError]], RunHandle], ended: str, state: State, word: str
 ) -> None:
     hold = submitted({"scontrol show job 77": JOB_12.format(ended, "1:0")})
     assert hold.handle.details["job"] == "77"
@@ -205,7 +205,7 @@ def test_a_run_without_a_last_word_is_told_by_how_its_job_ended(
 
 
 def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
-    submitted: Callable[[dict[str, str | Refusal]], Launched],
+    submitted: Callable[[dict[str, str | CommandError]], RunHandle],
 ) -> None:
     hold = submitted({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
     assert hold.target.status(hold.handle).state is State.LOST
@@ -221,7 +221,7 @@ def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
 
 
 def test_a_refused_submission_leaves_nothing(
-    submitted: Callable[[dict[str, str | Refusal]], Launched], tmp_path: Path
+    submitted: Callable[[dict[str, str | CommandError]], RunHandle], tmp_path: Path
 ) -> None:
     refused = refusal(["sbatch"], f"{FAILED}: Invalid account or account/partition combination specified")
     with pytest.raises(TargetError, match="one of them as `account`"):
@@ -231,7 +231,7 @@ def test_a_refused_submission_leaves_nothing(
 
 # What would stop a job, found without submitting one.
 
-CLUSTER: dict[str, str | Refusal] = {
+CLUSTER: dict[str, str | CommandError] = {
     "sbatch --version": "slurm-wlm 22.05.8\n",
     "sinfo --noheader --format=%R": "debug\ngpu\n",
     "sbatch --test-only": "",
@@ -239,7 +239,7 @@ CLUSTER: dict[str, str | Refusal] = {
 }
 
 
-def said(job: Job, options: Options = ANY, **answers: str | Refusal) -> list[str]:
+def said(job: Job, options: Options = ANY, **answers: str | CommandError) -> list[str]:
     online = checks.online(job, options, Recorded({**CLUSTER, **answers}))
     return [str(problem) for problem in (*checks.problems(job, options), *online)]
 

@@ -15,7 +15,7 @@ import pytest
 
 from headway.core.errors import TargetError
 from headway.core.types import Target
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import TargetEntry
 from headway.storage import Store, open_store
@@ -30,7 +30,7 @@ from tests.testbed.sshd import Server, lacking, running_below
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no sshd here: {lacking()}")]
 
 
-def there(hold: Launched) -> list[local_processes.Process]:
+def there(hold: RunHandle) -> list[local_processes.Process]:
     """The run's processes on the machine behind the connection, which is this one."""
     label = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
     return local_processes.processes_of(label[0][local_processes.URL], target="ssh") if label else []
@@ -61,7 +61,7 @@ class SshContract(TargetContract):
             project, play, **{"on": "ssh", "outputs": outputs, "targets": entries, **more}
         )
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         processes = there(hold)
         (leader,) = [process for process in processes if process.runs("headway.runtime.worker")]
         ranks = [process for process in processes if process.parent == leader.pid and not process.runs("-I")]
@@ -71,7 +71,7 @@ class SshContract(TargetContract):
         os.kill(leader.pid, signal.SIGKILL)
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         processes = there(hold)
         for process in processes:
             process.send(signal.SIGSTOP)
@@ -80,11 +80,11 @@ class SshContract(TargetContract):
             process.send(signal.SIGKILL)
         eventually(lambda: there(hold) == [], "they die")
 
-    def lease_store(self, hold: Launched) -> Store:
+    def lease_store(self, hold: RunHandle) -> Store:
         (label,) = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
         return open_store(label[local_processes.URL])
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         (found,) = [each for each in hold.target.found() if each.url == hold.url]
         return float(found.details["expires"]) - time.time()
 

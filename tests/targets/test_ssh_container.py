@@ -11,10 +11,10 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Image, Secret, TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
@@ -60,7 +60,7 @@ def target_of(plan: Plan) -> SshTarget:
     return SshTarget(Options(**plan.options), say=lambda text: None)
 
 
-def containers(hold: Launched) -> str:
+def containers(hold: RunHandle) -> str:
     return docker("ps", "--all", "--quiet", "--filter", f"label=headway.run={hold.run}").strip()
 
 
@@ -68,7 +68,7 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
     plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN_HERE", "canary-in-a-container")
-    play = Play(lines=("the token is {TOKEN}",))
+    play = FakeBehaviour(lines=("the token is {TOKEN}",))
     keys = {"image": Image(base=BASE), "requirements": "requirements.txt"}  # an image that is built there
     made = plan_of(play, secrets={"TOKEN": Secret(ref="env:TOKEN_HERE")}, **keys)
     hold = lifecycle.launch(made, name="boxed", target=target_of(made))
@@ -78,7 +78,7 @@ def test_a_container_there_runs_to_success_told_its_secret_and_leaves_nothing(
 
 
 def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: Callable[..., Plan]) -> None:
-    made = plan_of(Play(lines=("in {HEADWAY_CODE_DIR}",)))
+    made = plan_of(FakeBehaviour(lines=("in {HEADWAY_CODE_DIR}",)))
     hold = lifecycle.launch(made, name="ready", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, hold.outcome().status
     assert [line.text.rpartition("/")[2] for line in hold.logs(rank=0)] == ["code"]
@@ -87,7 +87,7 @@ def test_a_ready_image_is_used_as_it_is_with_code_and_headway_brought(plan_of: C
 
 def test_a_stopped_container_goes_on_where_it_was(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     project = write_counting(tmp_path / "counting")
-    made = plan_of(Play(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
+    made = plan_of(FakeBehaviour(), script=COUNT, root=str(project), args=("10", "0.01", "3"))
     hold = lifecycle.launch(made, name="counts", detach=True, target=target_of(made))
     eventually(lambda: len(counted(hold)) == 3, "it counts")
     outcome = hold.stop()

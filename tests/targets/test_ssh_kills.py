@@ -14,7 +14,7 @@ from headway.planning import Plan
 from headway.rundir.layout import RunFolder
 from headway.spec import Budget, TargetEntry
 from headway.storage import join, open_store
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records
@@ -34,7 +34,7 @@ def plan_of(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> 
     project = write_project(tmp_path / "project")
     box = {"host": "box", "config": str(server.config), "dir": str(tmp_path / "there"), "python": sys.executable}
 
-    def made(play: Play, options: dict[str, Any] | None = None, **more: Any) -> Plan:
+    def made(play: FakeBehaviour, options: dict[str, Any] | None = None, **more: Any) -> Plan:
         entries = {"box": TargetEntry(kind="ssh", options=options or box)}
         return plan_play(project, play, on="box", outputs=str(tmp_path / "runs"), targets=entries, **more)
 
@@ -77,7 +77,7 @@ def test_a_client_killed_at_any_request_leaves_what_its_budget_ends_there(
 def test_a_watcher_killed_at_any_request_leaves_what_ends_as_it_would(
     plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    plan = plan_of(Play(lines=("hello",)))
+    plan = plan_of(FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, f"w{os.getpid()}", attached=True, first=60, every=12)
     nothing_stays(target_of(plan), plan, names, eventually, live=running(plan))
     assert states(plan, names[-1]) == ["finished"]
@@ -88,7 +88,7 @@ def test_a_client_killed_at_any_request_leaves_no_machine_rented(
     plan_of: Callable[..., Plan], tmp_path: Path, server: Server
 ) -> None:
     cloud = Cloud(tmp_path / "cloud", server)
-    plan = plan_of(Play(lines=("hello",)), cloud.entry())
+    plan = plan_of(FakeBehaviour(lines=("hello",)), cloud.entry())
     names = kill_at_each_request(plan, tmp_path, f"r{os.getpid()}", attached=True, first=5, every=8)
     nothing_stays(target_of(plan), plan, names, eventually, live=running(plan))
     assert cloud.machines == []

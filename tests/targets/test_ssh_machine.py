@@ -18,10 +18,10 @@ import pytest
 from headway.core.errors import BadJob, TargetError
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan, plan
 from headway.spec import Accelerator, Budget, Data, Job, Resources, Secret, Source, TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh import agent, checks, connection, sync
 from headway.targets.ssh import lifecycle as ssh_lifecycle
 from headway.targets.ssh.connection import Host
@@ -53,7 +53,7 @@ def entry(server: Server, tmp_path: Path) -> dict[str, Any]:
 def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     project = write_project(tmp_path / "project")
 
-    def made(play: Play, entry: dict[str, Any], **more: Any) -> Plan:
+    def made(play: FakeBehaviour, entry: dict[str, Any], **more: Any) -> Plan:
         entries = {"box": TargetEntry(kind="ssh", options=entry)}
         return plan_play(project, play, **{"on": "box", "outputs": str(tmp_path / "runs"), "targets": entries, **more})
 
@@ -64,7 +64,7 @@ def target_of(plan: Plan, said: list[str] | None = None) -> SshTarget:
     return SshTarget(Options(**plan.options), say=(said if said is not None else []).append)
 
 
-def texts(hold: Launched) -> list[str]:
+def texts(hold: RunHandle) -> list[str]:
     return [line.text for line in hold.logs(rank=0)]
 
 
@@ -78,7 +78,7 @@ def test_a_machine_whose_key_nobody_vouched_for_is_refused_and_nothing_is_sent(
     kept = known.read_text()
     known.write_text("")
     try:
-        made = plan_of(Play(), entry)
+        made = plan_of(FakeBehaviour(), entry)
         with pytest.raises(TargetError, match="is not known here") as caught:
             lifecycle.launch(made, name="stranger", target=target_of(made))
         assert "ssh-keyscan" in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_machine_that_shows_another_key_than_before_is_refused(
     impostor.start()
     try:
         impostor.change_host_key()
-        made = plan_of(Play(), {**entry, "config": str(impostor.config)})
+        made = plan_of(FakeBehaviour(), {**entry, "config": str(impostor.config)})
         with pytest.raises(TargetError, match="another host key"):
             lifecycle.launch(made, name="changed", target=target_of(made))
     finally:
@@ -112,7 +112,11 @@ def test_a_run_survives_its_connections_and_is_found_again(
     box.start()
     project, go = write_counting(tmp_path / "counting"), tmp_path / "go"
     made = plan_of(
-        Play(), {**entry, "config": str(box.config)}, script=COUNT, root=str(project), args=("8", "0", "2", str(go))
+        FakeBehaviour(),
+        {**entry, "config": str(box.config)},
+        script=COUNT,
+        root=str(project),
+        args=("8", "0", "2", str(go)),
     )
     hold = lifecycle.launch(made, name="cut-off", detach=True, target=target_of(made))
     try:
@@ -136,7 +140,7 @@ def test_a_run_survives_its_connections_and_is_found_again(
 
 def test_a_machine_that_is_not_there_is_said_to_be_unreachable(plan_of: Callable[..., Plan], tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host nowhere\n  HostName 127.0.0.1\n  Port 9\n")
-    made = plan_of(Play(), {"host": "nowhere", "config": str(tmp_path / "config")})
+    made = plan_of(FakeBehaviour(), {"host": "nowhere", "config": str(tmp_path / "config")})
     with pytest.raises(TargetError, match="cannot be reached"):
         lifecycle.launch(made, name="unlucky", target=target_of(made))
     assert not (tmp_path / "runs" / "unlucky").exists()
@@ -148,7 +152,7 @@ def test_a_machine_that_is_not_there_is_said_to_be_unreachable(plan_of: Callable
 def test_outputs_under_the_share_are_written_by_the_machine_itself(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    made = plan_of(Play(lines=("in {HEADWAY_RUN_URL}",)), {**entry, "share": str(tmp_path)})
+    made = plan_of(FakeBehaviour(lines=("in {HEADWAY_RUN_URL}",)), {**entry, "share": str(tmp_path)})
     assert not any("mirrored" in note for note in made.notes)
     hold = lifecycle.launch(made, name="shared", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
@@ -159,7 +163,7 @@ def test_outputs_under_the_share_are_written_by_the_machine_itself(
 def test_a_share_that_is_another_folder_there_is_refused(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = plan_of(Play(), {**entry, "share": str(tmp_path)})
+    made = plan_of(FakeBehaviour(), {**entry, "share": str(tmp_path)})
     monkeypatch.setattr(Host, "ask", _without_files(Host.ask))
     with pytest.raises(TargetError, match="is not the folder of that name here"):
         lifecycle.launch(made, name="elsewhere", target=target_of(made))
@@ -181,7 +185,7 @@ def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is
         (data / f"class-{number % 3}" / f"{number} ü.bin").write_bytes(os.urandom(50_000))
     reads = "data in {HEADWAY_PLAN_FILE}"
     sources = Data(train=(Source(source=str(data)),))
-    made, said = plan_of(Play(lines=(reads,)), entry, data=sources), []
+    made, said = plan_of(FakeBehaviour(lines=(reads,)), entry, data=sources), []
     assert any("12 files, 600.0 KB" in note for note in made.notes)
     hold = lifecycle.launch(made, name="first", target=target_of(made, said))
     assert hold.outcome().status.state is State.FINISHED
@@ -191,7 +195,7 @@ def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is
         path.name: path.read_bytes() for path in data.rglob("*.bin")
     }
     again: list[str] = []
-    lifecycle.launch(plan_of(Play(), entry, data=sources), name="second", target=target_of(made, again))
+    lifecycle.launch(plan_of(FakeBehaviour(), entry, data=sources), name="second", target=target_of(made, again))
     assert any("is on box already" in text for text in again)
     assert not any("sent" in text for text in again)
     (data / "class-0" / "0 ü.bin").write_bytes(b"changed")
@@ -242,11 +246,11 @@ def test_the_mirror_follows_what_is_written_replaced_and_deleted_there(entry: di
 def test_setup_holds_for_the_run_and_its_failure_is_told_with_its_last_words(
     entry: dict[str, Any], plan_of: Callable[..., Plan]
 ) -> None:
-    made = plan_of(Play(lines=("flavour {FLAVOUR}",)), entry, setup=("export FLAVOUR=vanilla",))
+    made = plan_of(FakeBehaviour(lines=("flavour {FLAVOUR}",)), entry, setup=("export FLAVOUR=vanilla",))
     hold = lifecycle.launch(made, name="set-up", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == ["flavour vanilla"]
-    made = plan_of(Play(), entry, setup=("echo the shelf is empty >&2", "false"))
+    made = plan_of(FakeBehaviour(), entry, setup=("echo the shelf is empty >&2", "false"))
     hold = lifecycle.launch(made, name="no-set-up", target=target_of(made))
     status = hold.outcome().status
     assert status.state is State.FAILED
@@ -266,7 +270,7 @@ def test_requirements_are_installed_there_once_for_their_very_content(
     (project / "eat.py").write_text("import shelf\nprint('ate', shelf.what)\n")
     keys = {"script": "eat.py", "root": str(project), "args": (), "requirements": "requirements.txt"}
     for name in ("one", "two"):
-        made = plan_of(Play(), entry, **keys)
+        made = plan_of(FakeBehaviour(), entry, **keys)
         hold = lifecycle.launch(made, name=name, target=target_of(made))
         assert hold.outcome().status.state is State.FINISHED, [line.text for line in hold.logs()]
         assert texts(hold) == ["ate honey"]
@@ -289,7 +293,7 @@ def test_a_machine_of_which_nothing_is_known_is_given_an_environment(
         "import sys, obstore, pathspec, yaml\nprint(sys.prefix, *open(f'{sys.prefix}/pyvenv.cfg').read().split())\n"
     )
     keys = {"script": "see.py", "args": (), "requirements": "requirements.txt", "setup": tuple(setup)}
-    made = plan_of(Play(), {name: value for name, value in entry.items() if name != "python"}, **keys)
+    made = plan_of(FakeBehaviour(), {name: value for name, value in entry.items() if name != "python"}, **keys)
     hold = lifecycle.launch(made, name="bare", target=target_of(made))
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "bare" / "ssh").glob("start-*.log"))
     assert hold.outcome().status.state is State.FINISHED, log
@@ -312,7 +316,7 @@ def test_a_secret_given_as_a_file_lies_in_memory_and_is_gone_afterwards(
     entry: dict[str, Any], plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_HERE", "canary-of-a-file")
-    made = plan_of(Play(lines=("at {KEY}",)), entry, secrets={"KEY": Secret(ref="env:KEY_HERE", as_="file")})
+    made = plan_of(FakeBehaviour(lines=("at {KEY}",)), entry, secrets={"KEY": Secret(ref="env:KEY_HERE", as_="file")})
     hold = lifecycle.launch(made, name="keys", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     (line,) = texts(hold)
@@ -334,7 +338,7 @@ def test_a_machine_of_ones_own_with_self_down_is_told_when_the_outputs_are_safe(
     entry: dict[str, Any], plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
     told = tmp_path / "went-down"
-    made = plan_of(Play(lines=("done",)), {**entry, "self_down": f"touch {told}"})
+    made = plan_of(FakeBehaviour(lines=("done",)), {**entry, "self_down": f"touch {told}"})
     hold = lifecycle.launch(made, name="mine", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED
     assert texts(hold) == ["done"]
@@ -369,7 +373,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_sent(
     plan_of: Callable[..., Plan], options: dict[str, Any], job: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(BadJob) as caught:
-        plan_of(Play(), options, **job)
+        plan_of(FakeBehaviour(), options, **job)
     assert word in str(caught.value)
 
 

@@ -15,10 +15,10 @@ import pytest
 from headway.core.errors import TargetError
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan, plan
 from headway.spec import Cadence, Checkpoint, Job, Resources, TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.target import SshTarget
@@ -74,7 +74,9 @@ def target_of(plan: Plan) -> SshTarget:
 
 
 def test_two_machines_of_two_ranks_know_each_other_by_address(plan_of: Callable[..., Plan], hosts: Hosts) -> None:
-    made = plan_of(Play(lines=("rank {rank} of {world} at {MASTER_ADDR} in {HEADWAY_PLACE}",)), nodes=2, ranks=2)
+    made = plan_of(
+        FakeBehaviour(lines=("rank {rank} of {world} at {MASTER_ADDR} in {HEADWAY_PLACE}",)), nodes=2, ranks=2
+    )
     hold = lifecycle.launch(made, name="pair", target=target_of(made))
     assert hold.outcome().status.state is State.FINISHED, [line.text for line in hold.logs()]
     said = [line.text for rank in range(4) for line in hold.logs(rank=rank)]
@@ -97,7 +99,7 @@ def test_a_stop_ends_all_machines_and_a_resume_starts_them_again(plan_of: Callab
     again.down()
 
 
-def waits(hold: Launched, times: int = 1) -> None:
+def waits(hold: RunHandle, times: int = 1) -> None:
     eventually(
         lambda: all(sum("waits" in line.text for line in hold.logs(rank=rank)) == times for rank in range(2)),
         "both wait",
@@ -153,11 +155,11 @@ def test_two_machines_train_as_one_and_a_stopped_run_ends_with_the_same_bits(
             targets={"pool": TargetEntry(kind="ssh", options=entry)},
         )
 
-    def digest(hold: Launched) -> str:
+    def digest(hold: RunHandle) -> str:
         (line,) = [line.text for line in hold.logs(rank=0) if line.text.startswith("digest ")]
         return line
 
-    def steps(hold: Launched) -> int:
+    def steps(hold: RunHandle) -> int:
         return sum(line.text.startswith("step ") for line in hold.logs(rank=0))
 
     straight = lifecycle.launch(plan(job(0.0), on="pool"), name="straight")

@@ -21,10 +21,10 @@ import pytest
 from headway.core.errors import BadJob, TargetError
 from headway.core.types import Receipt, State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Budget, TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh import rental
 from headway.targets.ssh.hosts import locked
 from headway.targets.ssh.options import Options
@@ -108,7 +108,7 @@ def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
 def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     project = write_project(tmp_path / "project")
 
-    def made(play: Play, entry: dict[str, Any], **more: Any) -> Plan:
+    def made(play: FakeBehaviour, entry: dict[str, Any], **more: Any) -> Plan:
         entries = {"vm": TargetEntry(kind="ssh", options=entry)}
         return plan_play(project, play, on="vm", outputs=str(tmp_path / "runs"), targets=entries, **more)
 
@@ -131,14 +131,14 @@ def guardians(url: str) -> list[int]:
     return found
 
 
-def prints(hold: Launched) -> bool:
+def prints(hold: RunHandle) -> bool:
     return any("waits" in line.text for line in hold.logs())
 
 
 def test_a_machine_is_rented_its_key_pinned_and_given_back_when_the_run_has_ended(
     cloud: Cloud, plan_of: Callable[..., Plan]
 ) -> None:
-    plan, said = plan_of(Play(lines=("hello",)), cloud.entry()), []
+    plan, said = plan_of(FakeBehaviour(lines=("hello",)), cloud.entry()), []
     hold = lifecycle.launch(plan, name="mine", target=target_of(plan, said))
     outcome = hold.outcome()
     assert outcome.status.state is State.FINISHED
@@ -161,11 +161,11 @@ def test_a_key_that_up_tells_is_pinned_before_the_first_connection_and_another_i
     where = f"host=127.0.0.1 port={server.port} hostkey={server.public_host_key} id=vm-"
     up = f"touch {cloud.folder}/machines/vm-{{run}}; echo '{where}'{{run}}"
     right = {**entry, "up": up}
-    plan, said = plan_of(Play(), right), []
+    plan, said = plan_of(FakeBehaviour(), right), []
     assert lifecycle.launch(plan, name="right", target=target_of(plan, said)).outcome().status.state is State.FINISHED
     assert not any("first sight" in text for text in said)
     wrong = {**right, "up": right["up"].replace(server.public_host_key, other)}
-    plan = plan_of(Play(), wrong)
+    plan = plan_of(FakeBehaviour(), wrong)
     with pytest.raises(TargetError, match=r"another host key|not known"):
         lifecycle.launch(plan, name="wrong", target=target_of(plan, []))
     assert cloud.machines == [], "given back all the same"
@@ -173,7 +173,7 @@ def test_a_key_that_up_tells_is_pinned_before_the_first_connection_and_another_i
 
 def test_a_failed_up_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     entry = cloud.entry()
-    plan = plan_of(Play(), {**entry, "up": entry["up"] + "; echo no more machines >&2; exit 3"})
+    plan = plan_of(FakeBehaviour(), {**entry, "up": entry["up"] + "; echo no more machines >&2; exit 3"})
     with pytest.raises(TargetError, match="`up` ended with 3: no more machines"):
         lifecycle.launch(plan, name="unlucky", target=target_of(plan, []))
     assert cloud.machines == []
@@ -183,7 +183,7 @@ def test_a_failed_up_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -
 
 def test_a_machine_that_never_answers_is_given_back(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     entry = cloud.entry(ready=0.5)
-    plan = plan_of(Play(), {**entry, "up": entry["up"].replace(f"port={cloud.server.port}", "port=9")})
+    plan = plan_of(FakeBehaviour(), {**entry, "up": entry["up"].replace(f"port={cloud.server.port}", "port=9")})
     with pytest.raises(TargetError, match="does not answer"):
         lifecycle.launch(plan, name="deaf", target=target_of(plan, []))
     assert cloud.machines == []
@@ -229,7 +229,9 @@ def test_a_killed_client_is_outlived_and_the_machine_given_back_at_the_end(
     cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    plan = plan_of(Play(lines=("working",)), cloud.entry(), setup=(f"while [ ! -e {go} ]; do sleep 0.05; done",))
+    plan = plan_of(
+        FakeBehaviour(lines=("working",)), cloud.entry(), setup=(f"while [ ! -e {go} ]; do sleep 0.05; done",)
+    )
     process = client(plan, tmp_path, "outlived", "follow")
     eventually(lambda: bool(cloud.folder.joinpath("calls").exists() and Records().all()
                             and Records().all()[0].state == rental.STARTED), "it is started")  # fmt: skip
@@ -263,7 +265,7 @@ def test_without_a_client_and_without_a_guardian_the_machine_ends_itself(
 
 def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     entry = cloud.entry(gone=0.5)  # for the guardian too: whoever sees the end first waits
-    plan = plan_of(Play(), {**entry, "down": "echo {id} is busy"})
+    plan = plan_of(FakeBehaviour(), {**entry, "down": "echo {id} is busy"})
     target = target_of(plan, [])
     hold = lifecycle.launch(plan, name="sticky", detach=True, target=target)
     outcome = hold.wait()
@@ -284,8 +286,8 @@ def test_who_waits_for_another_process_that_takes_the_run_down_is_told(
     cloud: Cloud, plan_of: Callable[..., Plan]
 ) -> None:
     said: list[str] = []
-    target = target_of(plan_of(Play(), cloud.entry()), said)
-    hold = lifecycle.launch(plan_of(Play(), cloud.entry()), name="shared", detach=True, target=target)
+    target = target_of(plan_of(FakeBehaviour(), cloud.entry()), said)
+    hold = lifecycle.launch(plan_of(FakeBehaviour(), cloud.entry()), name="shared", detach=True, target=target)
     with ThreadPoolExecutor() as pool, locked(*Records().lock(hold.url)):
         waiting = pool.submit(target.down, hold.handle)
         eventually(lambda: any("by another process" in line for line in said), "it says what it waits for")
@@ -297,7 +299,7 @@ def test_a_stop_ends_the_billing_and_a_resume_rents_again_and_goes_on_where_it_w
     cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
     project = write_counting(tmp_path / "counting")
-    plan = plan_of(Play(), cloud.entry(), script=COUNT, root=str(project), args=("8", "0.01", "3"))
+    plan = plan_of(FakeBehaviour(), cloud.entry(), script=COUNT, root=str(project), args=("8", "0.01", "3"))
     target = target_of(plan, [])
     hold = lifecycle.launch(plan, name="twice", detach=True, target=target)
     eventually(lambda: len(counted(hold)) == 3, "it counts")
@@ -393,15 +395,15 @@ def test_commands_that_could_lose_a_machine_are_refused(
     cloud: Cloud, plan_of: Callable[..., Plan], change: dict[str, Any], what: str
 ) -> None:
     with pytest.raises(BadJob) as caught:
-        plan_of(Play(), {**cloud.entry(), **change})
+        plan_of(FakeBehaviour(), {**cloud.entry(), **change})
     assert what in str(caught.value)
 
 
 def test_the_plan_says_what_stays_billed_and_where(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
-    bare = plan_of(Play(), cloud.entry(list=None))
+    bare = plan_of(FakeBehaviour(), cloud.entry(list=None))
     assert any("stays billed until `headway down`" in note for note in bare.notes)
     assert any("nobody looks again" in note for note in bare.notes)
-    safe = plan_of(Play(), cloud.entry(self_down="poweroff"), budget=Budget(hours=1))
+    safe = plan_of(FakeBehaviour(), cloud.entry(self_down="poweroff"), budget=Budget(hours=1))
     assert not any("stays billed" in note for note in safe.notes)
     assert "self_down" in safe.limits.second
     assert json.loads(safe.to_json())["requests"][0]["name"] == "rental.json"

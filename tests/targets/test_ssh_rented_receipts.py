@@ -22,11 +22,11 @@ from headway import cli
 from headway.core.errors import RunBusy, TargetError
 from headway.core.types import Receipt, State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir import teardown
 from headway.spec import TargetEntry
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import ASKED, Records, fill
 from headway.targets.ssh.target import SshTarget
@@ -55,10 +55,10 @@ def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
 def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     project = write_project(tmp_path / "project")
 
-    def made(entry: dict[str, Any], play: Play | None = None, **more: Any) -> Plan:
+    def made(entry: dict[str, Any], play: FakeBehaviour | None = None, **more: Any) -> Plan:
         entries = {"vm": TargetEntry(kind="ssh", options=entry)}
         outputs = str(tmp_path / "runs")
-        return plan_play(project, play or Play(), on="vm", outputs=outputs, targets=entries, **more)
+        return plan_play(project, play or FakeBehaviour(), on="vm", outputs=outputs, targets=entries, **more)
 
     return made
 
@@ -70,10 +70,10 @@ def unguarded(url: str) -> None:
 
 
 @pytest.fixture
-def rented(plan_of: Callable[..., Plan], tmp_path: Path) -> Callable[..., tuple[Launched, list[str]]]:
+def rented(plan_of: Callable[..., Plan], tmp_path: Path) -> Callable[..., tuple[RunHandle, list[str]]]:
     """A run on a rented machine that has not ended, which nobody but the test takes down; and what was said."""
 
-    def made(entry: dict[str, Any]) -> tuple[Launched, list[str]]:
+    def made(entry: dict[str, Any]) -> tuple[RunHandle, list[str]]:
         said: list[str] = []
         waits = (f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done",)
         plan = plan_of(entry, setup=waits)
@@ -88,7 +88,7 @@ def given_back(cloud: Cloud) -> int:
     return cloud.calls.count("down mine vm-mine")
 
 
-def assert_kept(hold: Launched, receipt: Receipt) -> None:
+def assert_kept(hold: RunHandle, receipt: Receipt) -> None:
     assert receipt.left == ("machine vm-mine",)
     assert not any("vm-mine" in name for name in receipt.removed)
     (record,) = Records().all()
@@ -97,7 +97,7 @@ def assert_kept(hold: Launched, receipt: Receipt) -> None:
 
 
 def test_a_provider_that_is_logged_out_inside_a_pipe_has_not_said_that_the_machine_is_gone(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold, said = rented(cloud.entry())
     out = cloud.turns("logged-out")
@@ -121,7 +121,7 @@ def test_a_provider_that_is_logged_out_inside_a_pipe_has_not_said_that_the_machi
 
 
 def test_a_machine_on_record_is_shown_by_gc_when_its_run_has_finished_and_its_folder_is_gone(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import shutil
 
@@ -131,7 +131,7 @@ def test_a_machine_on_record_is_shown_by_gc_when_its_run_has_finished_and_its_fo
     assert hold.wait().exit_code == 5
     assert cli.main(["gc", "--dry-run"]) == 5
     assert "nothing is left behind" not in capsys.readouterr().out
-    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "mine")
     assert cli.main(["gc", "--dry-run"]) == 5
     assert "its run folder is gone" in capsys.readouterr().out
     cloud.turns("refusing", "0")
@@ -140,7 +140,7 @@ def test_a_machine_on_record_is_shown_by_gc_when_its_run_has_finished_and_its_fo
 
 
 def test_an_empty_list_does_not_keep_down_from_being_run(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, _ = rented(cloud.entry())
     cloud.turns("lying")
@@ -154,7 +154,7 @@ def test_an_empty_list_does_not_keep_down_from_being_run(
 def test_outputs_are_fetched_though_an_empty_list_says_that_the_machine_is_gone(
     cloud: Cloud, plan_of: Callable[..., Plan]
 ) -> None:
-    plan = plan_of(cloud.entry(), Play(lines=("hello",)))
+    plan = plan_of(cloud.entry(), FakeBehaviour(lines=("hello",)))
     cloud.turns("lying")
     hold = lifecycle.launch(plan, name="mine", target=target_of(plan, []))
     assert [line.text for line in hold.logs(rank=0)] == ["hello"]
@@ -163,7 +163,7 @@ def test_outputs_are_fetched_though_an_empty_list_says_that_the_machine_is_gone(
 
 
 def test_a_list_that_has_never_shown_the_machine_is_said_at_launch_and_never_believed(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     cloud.entry()
     cloud.turns("lying")
@@ -180,7 +180,7 @@ def test_a_list_that_has_never_shown_the_machine_is_said_at_launch_and_never_bel
 
 
 def test_a_list_that_lags_behind_up_is_asked_until_it_shows_the_machine(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     cloud.entry()
     cloud.turns("lagging", "2")
@@ -192,7 +192,7 @@ def test_a_list_that_lags_behind_up_is_asked_until_it_shows_the_machine(
 
 
 def test_a_down_that_fails_once_keeps_the_record_until_it_succeeds(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, said = rented(cloud.entry())
     cloud.turns("refusing", "1")
@@ -204,7 +204,7 @@ def test_a_down_that_fails_once_keeps_the_record_until_it_succeeds(
 
 
 def test_a_down_that_fails_as_the_machine_is_gone_is_settled_by_a_list_that_has_shown_it(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, said = rented(cloud.entry())
     cloud.turns("strict")
@@ -219,7 +219,7 @@ def test_a_down_that_fails_as_the_machine_is_gone_is_settled_by_a_list_that_has_
 
 @pytest.mark.parametrize("hides", ["none", "|| true"])
 def test_a_down_that_fails_is_not_settled_without_a_list_that_can_be_believed(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], hides: str
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]], hides: str
 ) -> None:
     entry = cloud.entry()
     hold, said = rented({**entry, "list": None if hides == "none" else f"{entry['list']} || true"})
@@ -234,7 +234,7 @@ def test_a_down_that_fails_is_not_settled_without_a_list_that_can_be_believed(
 
 
 def test_a_down_that_succeeded_and_left_the_machine_there_does_not_excuse_a_later_one_that_fails(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     entry = cloud.entry(gone=0.5)
     hidden = f"{entry['list']} || true"
@@ -249,7 +249,7 @@ def test_a_down_that_succeeded_and_left_the_machine_there_does_not_excuse_a_late
 
 
 def test_without_list_a_receipt_says_that_nobody_was_asked(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold, _ = rented(cloud.entry(list=None))
     assert cli.main(["down", hold.url]) == 0
@@ -263,7 +263,7 @@ def test_without_list_a_receipt_says_that_nobody_was_asked(
 
 
 def test_a_record_of_an_older_version_is_read_and_its_list_not_believed(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, _ = rented(cloud.entry())
     path = Records().place(hold.url) / "rental.json"
@@ -276,7 +276,7 @@ def test_a_record_of_an_older_version_is_read_and_its_list_not_believed(
 
 
 def test_a_false_receipt_of_an_older_version_is_corrected(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, _ = rented(cloud.entry())
     false = Receipt(run="mine", created=("machine vm-mine",), removed=("machine vm-mine",))
@@ -290,7 +290,7 @@ def test_a_false_receipt_of_an_older_version_is_corrected(
 
 
 def test_a_list_that_shows_the_machine_before_down_is_believed_afterwards(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, _ = rented(cloud.entry())
     path = Records().place(hold.url) / "rental.json"
@@ -299,7 +299,7 @@ def test_a_list_that_shows_the_machine_before_down_is_believed_afterwards(
 
 
 def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hold, _ = rented(cloud.entry())
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
@@ -311,7 +311,7 @@ def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown
 
 
 def test_a_machine_that_is_on_record_is_not_overwritten_by_a_second_start(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, _ = rented(cloud.entry())
     cloud.turns("refusing", "2")
@@ -404,10 +404,10 @@ def test_a_client_killed_before_up_was_begun_leaves_nothing_to_give_back(
     cloud: Cloud, plan_of: Callable[..., Plan], tmp_path: Path
 ) -> None:
     plan = plan_of(cloud.entry())
-    from headway.targets.ssh.rental import Rental
+    from headway.targets.ssh.rental import ProvisionedMachine
 
     url = str(tmp_path / "runs" / "mine")
-    Records().write(Rental(run="mine", url=url, target="vm", options=dict(plan.options)))
+    Records().write(ProvisionedMachine(run="mine", url=url, target="vm", options=dict(plan.options)))
     (found,) = SshTarget(Options(**plan.options)).found()
     receipt = SshTarget(Options(**plan.options)).down(found)
     assert (receipt.created, receipt.left) == ((), ())
@@ -458,7 +458,7 @@ def test_every_part_of_a_pipe_counts(cloud: Cloud, plan_of: Callable[..., Plan])
 
 
 def test_a_grep_that_finds_nothing_is_no_answer_and_the_fix_says_so(
-    cloud: Cloud, rented: Callable[..., tuple[Launched, list[str]]]
+    cloud: Cloud, rented: Callable[..., tuple[RunHandle, list[str]]]
 ) -> None:
     hold, said = rented(cloud.entry(list=f"{cloud.provider} list | grep {{run}} | sort"))
     assert hold.down().left == ("machine vm-mine",)
@@ -488,7 +488,7 @@ exit 0
 def test_the_documented_list_shows_the_machine_alone_and_fails_when_logged_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headway.targets.ssh import shell
+    from headway.targets.ssh import provider
 
     (tmp_path / "ibmcloud").write_text(IBMCLOUD)
     (tmp_path / "ibmcloud").chmod(0o755)
@@ -497,10 +497,10 @@ def test_the_documented_list_shows_the_machine_alone_and_fails_when_logged_out(
     block = re.search(r"```yaml\n(.*?)```", (DOCS / "targets-ssh.md").read_text(), re.DOTALL)
     assert block is not None
     command = yaml.safe_load(block[1])["targets"]["cloud"]["list"]
-    assert not shell.hides_failures(command)
+    assert not provider.hides_failures(command)
 
     def asked() -> tuple[int, str]:
-        words = [*shell.words(), fill(command, run="mine")]
+        words = [*provider.words(), fill(command, run="mine")]
         done = subprocess.run(words, capture_output=True, text=True)
         return done.returncode, done.stdout.strip()
 
@@ -513,9 +513,9 @@ def test_the_documented_list_shows_the_machine_alone_and_fails_when_logged_out(
 
 
 def test_no_page_and_no_example_recommends_a_list_that_hides_its_failures() -> None:
-    from headway.targets.ssh import shell
+    from headway.targets.ssh import provider
 
     pages = [*DOCS.rglob("*.md"), *(DOCS.parent / "examples").rglob("*.yaml")]
     commands = [line for page in pages for line in re.findall(r"^\s*list: (.*)$", page.read_text(), re.MULTILINE)]
     assert commands
-    assert [command for command in commands if shell.hides_failures(command) or "grep" in command] == []
+    assert [command for command in commands if provider.hides_failures(command) or "grep" in command] == []

@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from headway.core.types import LogLine, State, Status
-from headway.dashboard.terminal import Screen, Trace, View
+from headway.dashboard.terminal import RunSnapshot, Screen, Series
 
-VIEW = View(
+VIEW = RunSnapshot(
     run="night-owl",
     target="vertex",
     url="gs://bucket/night-owl",
     status=Status(state=State.RUNNING),
     progress={"step": 300, "steps": 1000, "epoch": 2, "epochs": 10, "rate": 12.34, "eta_s": 75, "attempt": 2},
-    curves={"loss": Trace.of([5 / (n + 1) for n in range(400)]), "accuracy": Trace.of([0.1, 0.5, 0.9])},
+    curves={"loss": Series.of([5 / (n + 1) for n in range(400)]), "accuracy": Series.of([0.1, 0.5, 0.9])},
     spent_s=600,
     budget_s=3600,
     spent_usd=0.5,
@@ -27,7 +27,7 @@ VIEW = View(
 WORDS = [LogLine(rank=rank, time="", text=f"line {rank} [red]not markup[/red] \x1b[2J") for rank in (-1, 0, 1)]
 
 
-def drawn(width: int = 100, height: int = 30, view: View = VIEW, *, encoding: str = "utf-8") -> str:
+def drawn(width: int = 100, height: int = 30, view: RunSnapshot = VIEW, *, encoding: str = "utf-8") -> str:
     paper = TextIOWrapper(BytesIO(), encoding=encoding)
     console = Console(file=paper, width=width, height=height, force_terminal=True, no_color=True, highlight=False)
     console.print(Screen(view, WORDS, "q leaves"), height=height)
@@ -58,7 +58,9 @@ def test_a_terminal_that_knows_only_ascii_is_given_only_ascii() -> None:
 
 
 def test_a_run_that_has_not_begun_is_waited_for() -> None:
-    text = drawn(view=View(run="r", target="local", url="/r", status=Status(state=State.PENDING, reason="in a queue")))
+    text = drawn(
+        view=RunSnapshot(run="r", target="local", url="/r", status=Status(state=State.PENDING, reason="in a queue"))
+    )
     assert "pending: in a queue" in text
     assert "waiting for the first step" in text
     assert "no curves yet" in text

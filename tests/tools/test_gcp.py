@@ -10,29 +10,29 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import BadInput
-from headway.tools.terraform_gcp import Wanted, terraform
+from headway.tools.terraform_gcp import InfraSpec, terraform
 from tests.cli.conftest import Headway
 from tests.tools.hcl import Block, parse
 from tests.tools.provider import META, camel, structs, wheel
 
-FULL = Wanted(
+FULL = InfraSpec(
     project="my-project", zone="us-east1-c", secrets=("wandb-key", "9lives"), billing_account="0A1B2C-3D4E5F-6A7B8C",
     workbench=True, spot=True,
 )  # fmt: skip
-PLAIN = Wanted(project="my-project", cluster=False)
+PLAIN = InfraSpec(project="my-project", cluster=False)
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 needs_schema = pytest.mark.skipif(
     wheel() is None, reason="pip download --no-deps -d .cache cdktf-cdktf-provider-google brings the schema"
 )
 
 
-def resources(wanted: Wanted) -> dict[str, Block]:
+def resources(wanted: InfraSpec) -> dict[str, Block]:
     return {".".join(block.labels): block for block in parse(terraform(wanted)).blocks if block.kind == "resource"}
 
 
 @needs_terraform
 @pytest.mark.parametrize("wanted", [FULL, PLAIN], ids=["full", "plain"])
-def test_it_is_formatted_as_terraform_formats(wanted: Wanted, tmp_path: Path) -> None:
+def test_it_is_formatted_as_terraform_formats(wanted: InfraSpec, tmp_path: Path) -> None:
     (tmp_path / "main.tf").write_text(terraform(wanted))
     done = subprocess.run(
         ["terraform", "fmt", "-check", "-diff", "main.tf"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -42,7 +42,7 @@ def test_it_is_formatted_as_terraform_formats(wanted: Wanted, tmp_path: Path) ->
 
 @needs_schema
 @pytest.mark.parametrize("wanted", [FULL, PLAIN], ids=["full", "plain"])
-def test_every_block_and_attribute_is_one_of_the_providers(wanted: Wanted) -> None:
+def test_every_block_and_attribute_is_one_of_the_providers(wanted: InfraSpec) -> None:
     checked = 0
     for block in resources(wanted).values():
         kind = block.labels[0]
@@ -124,7 +124,7 @@ def test_without_a_cluster_there_is_none() -> None:
 )
 def test_names_that_would_break_out_of_their_quotes_are_refused(changes: dict[str, str]) -> None:
     with pytest.raises(BadInput):
-        Wanted(**{"project": "my-project", **changes})  # type: ignore[arg-type]
+        InfraSpec(**{"project": "my-project", **changes})  # type: ignore[arg-type]
 
 
 def test_the_verb_prints_it_and_applies_nothing(headway: Headway) -> None:

@@ -27,7 +27,7 @@ from headway.tools.verify_checks import (
     suspects,
 )
 from headway.tools.verify_resume import likely_cause
-from headway.training.step_limit import Stretch, stretch
+from headway.training.step_boundary import StepLimit, stretch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 240.0
@@ -308,13 +308,13 @@ def test_without_the_variables_there_is_no_stretch() -> None:
 
 def test_a_stretch_ends_after_its_steps() -> None:
     short = stretch({"HEADWAY_STEP_LIMIT": "3"}, 1)
-    assert isinstance(short, Stretch)
+    assert isinstance(short, StepLimit)
     assert [short.after_step(step, lambda: None) for step in (1, 2, 3)] == [False, False, True]
 
 
 def test_a_death_is_died_after_the_commit_and_before_the_end() -> None:
     code = (
-        "import sys\nfrom headway.training.step_limit import stretch\n"
+        "import sys\nfrom headway.training.step_boundary import stretch\n"
         "short = stretch({'HEADWAY_STEP_LIMIT': '4', 'HEADWAY_DIE_AFTER_STEP': '2'}, 1)\n"
         "for step in range(1, 5):\n"
         "    short.before_checkpoint(step)\n"

@@ -21,12 +21,12 @@ from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
 from headway.training import retry
-from headway.training.checkpoint.index import Catalogue, Kept, read_last
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
+from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import build, flatten
 from headway.training.checkpoint.staging import Image, Layout, deal, read_image
-from headway.training.checkpoint.writer import Moment, Saver, Seat
-from headway.training.retry import Impatient
+from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
+from headway.training.retry import GiveUp
 from tests.servers.faults import FaultyStore
 from tests.training.stores import Faulty, Heard
 
@@ -37,20 +37,22 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "LONGEST_S", 0.002)
 
 
-def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> Saver:
-    catalogue = Catalogue(store, options.pop("rule", Checkpoint()), still_ours=options.pop("still_ours", lambda: True))
+def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> AsyncCheckpointWriter:
+    catalogue = CheckpointIndex(
+        store, options.pop("rule", Checkpoint()), still_ours=options.pop("still_ours", lambda: True)
+    )
     outside = options.pop("outside", Heard())
-    seat = Seat(rank=rank, ranks=ranks, attempt=attempt)
-    return Saver(store, seat, catalogue, outside, environment={}, **options)
+    seat = RankSlot(rank=rank, ranks=ranks, attempt=attempt)
+    return AsyncCheckpointWriter(store, seat, catalogue, outside, environment={}, **options)
 
 
-def take(saver: Saver, step: int, value: float = 1.0, **options: Any) -> None:
+def take(saver: AsyncCheckpointWriter, step: int, value: float = 1.0, **options: Any) -> None:
     tree, tensors = flatten({"model": {"w": torch.full((64,), value)}})
-    saver.take(Moment(step=step, epoch=0, tree=tree, **options), tensors, ["model/w"])
+    saver.take(CheckpointRequest(step=step, epoch=0, tree=tree, **options), tensors, ["model/w"])
 
 
 def load(store: Store, step: int) -> torch.Tensor:
-    value = Archive(store, stale_for_s=0.0).load(step).state["model"]["w"]
+    value = CheckpointReader(store, stale_for_s=0.0).load(step).state["model"]["w"]
     assert isinstance(value, torch.Tensor)
     return value
 
@@ -115,7 +117,7 @@ def test_training_may_go_on_changing_the_state_at_once(tmp_path: Path) -> None:
     saver = saver_on(store)
     weight = torch.ones(1000)
     tree, tensors = flatten({"model": {"w": weight}})
-    saver.take(Moment(step=1, epoch=0, tree=tree), tensors, [])
+    saver.take(CheckpointRequest(step=1, epoch=0, tree=tree), tensors, [])
     weight.zero_()
     saver.close()
     assert torch.equal(load(store, 1), torch.ones(1000))
@@ -226,7 +228,7 @@ def test_a_manifest_whose_answer_was_lost_is_a_commit(tmp_path: Path) -> None:
 
 def test_a_commit_of_many_ranks_waits_for_few_answers_in_turn(tmp_path: Path) -> None:
     store, ranks = Waiting(open_store(str(tmp_path))), 200
-    seat, folder = Seat(rank=0, ranks=ranks, attempt=1), tmp_path / "checkpoints/00000005"
+    seat, folder = RankSlot(rank=0, ranks=ranks, attempt=1), tmp_path / "checkpoints/00000005"
     folder.mkdir(parents=True)
     for rank in range(1, ranks):
         (folder / f"{seat.part(rank, 0)}.json").write_text('{"bytes": 1, "sha256": "x"}')
@@ -269,13 +271,13 @@ def test_rank_0_commits_when_all_parts_are_there(tmp_path: Path) -> None:
     savers = [saver_on(store, rank=rank, ranks=3) for rank in range(3)]
     tree, tensors = flatten({"model": {name: torch.full((50,), float(n)) for n, name in enumerate("abcde")}})
     for saver in (savers[0], savers[2]):
-        saver.take(Moment(step=4, epoch=0, tree=tree), tensors, list(tensors))
+        saver.take(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
     assert savers[2].drain()
     assert not (tmp_path / "checkpoints/00000004/manifest.json").exists()
-    savers[1].take(Moment(step=4, epoch=0, tree=tree), tensors, list(tensors))
+    savers[1].take(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
     for saver in savers:
         saver.close()
-    state = Archive(store, stale_for_s=0.0).load(4).state
+    state = CheckpointReader(store, stale_for_s=0.0).load(4).state
     assert [state["model"][name][0].item() for name in "abcde"] == [0, 1, 2, 3, 4]
     assert len(list(tmp_path.glob("checkpoints/00000004/*.safetensors"))) == 3
 
@@ -304,7 +306,7 @@ def test_the_last_checkpoint_is_abandoned_when_its_time_is_over(tmp_path: Path) 
 
 def test_a_checkpoint_given_up_before_the_wait_for_it_is_over_is_not_called_written(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    saver = saver_on(Faulty(store, lambda verb, key, count: Impatient("out of time") if verb == "write" else None))
+    saver = saver_on(Faulty(store, lambda verb, key, count: GiveUp("out of time") if verb == "write" else None))
     take(saver, 1)
     assert not saver.drain()
     assert saver.drain(), "nothing is under way any more"
@@ -331,8 +333,8 @@ def test_the_last_the_best_and_the_named_are_kept(tmp_path: Path) -> None:
 
 def test_the_one_being_resumed_from_is_never_removed(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    catalogue = Catalogue(store, Checkpoint(keep_last=1), protected=1)
-    saver = Saver(store, Seat(rank=0, ranks=1, attempt=1), catalogue, Heard(), environment={})
+    catalogue = CheckpointIndex(store, Checkpoint(keep_last=1), protected=1)
+    saver = AsyncCheckpointWriter(store, RankSlot(rank=0, ranks=1, attempt=1), catalogue, Heard(), environment={})
     for step in (1, 2, 3):
         take(saver, step)
         saver.drain()
@@ -353,9 +355,9 @@ def test_removal_begins_with_the_record_then_the_manifest(tmp_path: Path) -> Non
 
 
 def test_a_name_points_to_the_newest_that_was_given_it(tmp_path: Path) -> None:
-    catalogue = Catalogue(open_store(str(tmp_path)), Checkpoint(keep_last=1))
-    catalogue.record(Kept(1, 0, ("best",)))
-    catalogue.record(Kept(2, 0, ("best", "epoch_5"), None, True))
+    catalogue = CheckpointIndex(open_store(str(tmp_path)), Checkpoint(keep_last=1))
+    catalogue.record(CheckpointEntry(1, 0, ("best",)))
+    catalogue.record(CheckpointEntry(2, 0, ("best", "epoch_5"), None, True))
     catalogue.prune()
     assert catalogue.named("best") == 2
     assert catalogue.steps == [2]

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler, share
+from headway.data.loading.sampler import PaddingBatch, share
 from headway.training.data.dataset import Feed, Loader
 from headway.training.data.sampler import Prefetcher, from_feed
 
@@ -51,7 +51,7 @@ def listed(feed: Loader, epoch: int = 0, parts: int = 1) -> list[tuple[int, floa
     for step in range(len(feed)):
         for part in range(parts):
             batch = feed.batch(epoch, step, part, parts)
-            if not isinstance(batch, Filler):
+            if not isinstance(batch, PaddingBatch):
                 found += zip(*(column.tolist() for column in batch), strict=True)
     return found
 
@@ -97,8 +97,8 @@ def test_the_last_incomplete_batch_is_kept_or_dropped() -> None:
 def test_an_empty_part_is_a_filler() -> None:
     feed = Loader(Drawn(3), 8)
     kinds = [type(feed.batch(0, 0, part, 4)) for part in range(4)]
-    assert kinds.count(Filler) == 1
-    assert kinds[-1] is Filler
+    assert kinds.count(PaddingBatch) == 1
+    assert kinds[-1] is PaddingBatch
 
 
 def test_a_dataset_that_uses_global_randomness_is_seeded_for_every_item() -> None:

@@ -13,10 +13,10 @@ from headway.rundir.lease import Lease, LeaseLost
 from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
-from headway.training.checkpoint.index import LAST, Catalogue, read_last
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.index import LAST, CheckpointIndex, read_last
+from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import flatten, read_record
-from headway.training.checkpoint.writer import Moment, Saver, Seat, lease_is_ours
+from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot, lease_is_ours
 from tests.servers import processes
 from tests.training.stores import Faulty, Heard
 
@@ -43,17 +43,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return open_store(f"s3://bucket/{tmp_path.name}")
 
 
-def saver_on(store: Store, attempt: int) -> Saver:
+def saver_on(store: Store, attempt: int) -> AsyncCheckpointWriter:
     """Of a rank 0 that goes on from what is there."""
-    catalogue = Catalogue(store, Checkpoint(keep_last=1), still_ours=lambda: lease_is_ours(store, attempt))
-    catalogue.adopt(Archive(store, stale_for_s=0.0).recorded())
-    return Saver(store, Seat(rank=0, ranks=1, attempt=attempt), catalogue, Heard(), environment={})
+    catalogue = CheckpointIndex(store, Checkpoint(keep_last=1), still_ours=lambda: lease_is_ours(store, attempt))
+    catalogue.adopt(CheckpointReader(store, stale_for_s=0.0).recorded())
+    return AsyncCheckpointWriter(store, RankSlot(rank=0, ranks=1, attempt=attempt), catalogue, Heard(), environment={})
 
 
-def take(saver: Saver, step: int, value: float) -> bool:
+def take(saver: AsyncCheckpointWriter, step: int, value: float) -> bool:
     """Whether it was committed; in time, whatever the store does."""
     tree, tensors = flatten({"model": {"w": torch.full((8,), value)}})
-    saver.take(Moment(step=step, epoch=0, tree=tree, names=("best",)), tensors, [])
+    saver.take(CheckpointRequest(step=step, epoch=0, tree=tree, names=("best",)), tensors, [])
     return saver.drain(120)
 
 
@@ -77,7 +77,7 @@ def held_still(store: Store, verb: str, key: str, meanwhile: Callable[[], None],
 
 
 def weights(store: Store, step: int) -> float:
-    return float(Archive(store, stale_for_s=0.0).load(step).state["model"]["w"][0])
+    return float(CheckpointReader(store, stale_for_s=0.0).load(step).state["model"]["w"][0])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from headway.core.plan import Plan
 from headway.spec import Job
 from headway.storage import open_store
 from headway.training.metrics.logger import Metrics
-from headway.training.metrics.trackers.base import Line, Tracked, facts
+from headway.training.metrics.trackers.base import TrackerClient, TrackerRunInfo, facts
 from headway.training.metrics.trackers.worker import Steps, missed
 from tests.training import tracker_files
 from tests.training.live import Case
@@ -57,8 +57,8 @@ class Scene:
     def files(self) -> Path:
         return self.tmp / "files"
 
-    def told(self) -> Tracked:
-        return Tracked(
+    def told(self) -> TrackerRunInfo:
+        return TrackerRunInfo(
             run="spirals-1",
             id="spirals-1-abcdef12",
             project="spirals",
@@ -71,10 +71,10 @@ class Scene:
             pid=os.getpid(),
         )
 
-    def line(self, name: str, **options: Any) -> Line:
-        return Line(name, self.told, say=self._say, event=self._event, **options)
+    def line(self, name: str, **options: Any) -> TrackerClient:
+        return TrackerClient(name, self.told, say=self._say, event=self._event, **options)
 
-    def metrics(self, line: Line) -> Metrics:
+    def metrics(self, line: TrackerClient) -> Metrics:
         return Metrics(open_store(self.url), self.attempt, self.resume_step, also=line.feed)
 
     def next_attempt(self, resume_step: int) -> None:
@@ -113,7 +113,7 @@ def log(metrics: Metrics, steps: range, **more: float) -> None:
         metrics.log(step, 0, {"loss": 1 / step, **more})
 
 
-def finish(line: Line) -> None:
+def finish(line: TrackerClient) -> None:
     line.close(finished=True)
     line.join(PATIENCE_S)
 

@@ -12,7 +12,7 @@ import torch
 
 from headway.core.errors import BadInput
 from headway.spec import Cadence, Checkpoint, Job, dump
-from headway.training.oom import Cuts, hint
+from headway.training.oom import MicroBatching, hint
 from headway.training.run import Run
 from tests.supervisor import supervised
 from tests.training.inside import Start, runs
@@ -82,17 +82,17 @@ def test_running_out_of_memory_says_what_to_change() -> None:
 
 def test_the_cut_ends_somewhere() -> None:
     short = MemoryError()
-    assert Cuts({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).finer(short) == 8
-    assert Cuts({}, {"HEADWAY_ACCUMULATE": "auto"}).finer(short) == 2
-    assert Cuts({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).finer(short) is None
-    assert Cuts({"accumulate": "auto"}, {}).finer(RuntimeError("shape mismatch")) is None
-    assert Cuts({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).finer(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).finer(short) == 8
+    assert MicroBatching({}, {"HEADWAY_ACCUMULATE": "auto"}).finer(short) == 2
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).finer(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {}).finer(RuntimeError("shape mismatch")) is None
+    assert MicroBatching({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).finer(short) is None
 
 
 @pytest.mark.parametrize("asked", [0, "many", -1, [2]])
 def test_a_cut_that_is_none_is_bad_input(asked: object) -> None:
     with pytest.raises(BadInput, match="accumulate"):
-        Cuts({"accumulate": asked}, {})
+        MicroBatching({"accumulate": asked}, {})
 
 
 def test_what_cannot_be_cut_is_not_cut_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

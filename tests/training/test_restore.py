@@ -13,10 +13,10 @@ from headway.core.errors import Denied, NoCheckpoint, Transient
 from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
-from headway.training.checkpoint.index import Catalogue, Kept
-from headway.training.checkpoint.reader import Archive, Damage
+from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
+from headway.training.checkpoint.reader import CheckpointReader, Damage
 from headway.training.checkpoint.serialization import flatten
-from headway.training.checkpoint.writer import Moment, Saver, Seat
+from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
 from tests.training.stores import Faulty, Heard, hidden
 
 STEPS = (10, 20, 30)
@@ -28,18 +28,22 @@ def state(step: int) -> dict[str, Any]:
 
 def write_checkpoints(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
     store = open_store(str(folder))
-    saver = Saver(
-        store, Seat(rank=0, ranks=1, attempt=1), Catalogue(store, Checkpoint(keep_last=9)), Heard(), environment={}
+    saver = AsyncCheckpointWriter(
+        store,
+        RankSlot(rank=0, ranks=1, attempt=1),
+        CheckpointIndex(store, Checkpoint(keep_last=9)),
+        Heard(),
+        environment={},
     )
     for step in steps:
         tree, tensors = flatten(state(step))
-        saver.take(Moment(step=step, epoch=0, tree=tree), tensors, [])
+        saver.take(CheckpointRequest(step=step, epoch=0, tree=tree), tensors, [])
         assert saver.drain()
     saver.close()
 
 
-def archive(folder: Path, **options: Any) -> Archive:
-    return Archive(open_store(str(folder)), stale_for_s=0.0, sleep=lambda pause: None, **options)
+def archive(folder: Path, **options: Any) -> CheckpointReader:
+    return CheckpointReader(open_store(str(folder)), stale_for_s=0.0, sleep=lambda pause: None, **options)
 
 
 @pytest.fixture(name="folder")
@@ -125,9 +129,9 @@ def test_a_commit_whose_record_was_lost_is_found_by_its_manifest(folder: Path) -
     assert loaded.step == 30
 
 
-def adopted(folder: Path, store: Store | None = None) -> Catalogue:
+def adopted(folder: Path, store: Store | None = None) -> CheckpointIndex:
     """As an attempt that goes on from what is there."""
-    catalogue = Catalogue(store or open_store(str(folder)), Checkpoint(keep_last=2))
+    catalogue = CheckpointIndex(store or open_store(str(folder)), Checkpoint(keep_last=2))
     catalogue.adopt(archive(folder).recorded())
     catalogue.settle()
     return catalogue
@@ -145,9 +149,9 @@ def commit(folder: Path, step: int, *, names: tuple[str, ...] = (), fault: Any =
     adopted(folder)
     store = Faulty(open_store(str(folder)), strike)
     catalogue = adopted(folder, store)  # with nothing left to settle
-    saver = Saver(store, Seat(rank=0, ranks=1, attempt=2), catalogue, Heard(), environment={})
+    saver = AsyncCheckpointWriter(store, RankSlot(rank=0, ranks=1, attempt=2), catalogue, Heard(), environment={})
     tree, tensors = flatten(state(step))
-    snapshot = saver._copy(Moment(step=step, epoch=0, tree=tree, names=names, turn=turn), tensors, [])
+    snapshot = saver._copy(CheckpointRequest(step=step, epoch=0, tree=tree, names=names, turn=turn), tensors, [])
     try:
         saver._save(snapshot)
     except Killed:
@@ -196,7 +200,7 @@ def test_parts_that_others_did_not_follow_up_are_removed_but_not_what_is_damaged
         (folder / f"checkpoints/{step:08d}/a0001-r1.safetensors").write_bytes(b"part")
     catalogue = adopted(folder)
     catalogue.forget(20)
-    catalogue.record(Kept(40, 0))
+    catalogue.record(CheckpointEntry(40, 0))
     catalogue.prune()
     left = {path.parent.name for path in (folder / "checkpoints").glob("*/*")}
     assert left == {"00000020", "00000030", "00000070"}
@@ -234,7 +238,7 @@ def test_recorded_commits_that_have_vanished_are_not_a_fresh_start(folder: Path)
 def test_a_stale_view_is_looked_at_again(folder: Path, part: str) -> None:
     store = Faulty(open_store(str(folder)), hidden(f"00000030/{part}" if part == "manifest.json" else part, 2))
     damaged: list[Damage] = []
-    loaded = Archive(store, stale_for_s=5.0, sleep=lambda pause: None).newest(damaged)
+    loaded = CheckpointReader(store, stale_for_s=5.0, sleep=lambda pause: None).newest(damaged)
     assert loaded is not None
     assert loaded.step == 30
     assert damaged == []
@@ -245,7 +249,7 @@ def test_a_silent_store_is_asked_again(folder: Path, verb: str) -> None:
     def fault(called: str, key: str, number: int) -> Transient | None:
         return Transient("503") if called == verb and number % 2 else None
 
-    loaded = Archive(Faulty(open_store(str(folder)), fault), sleep=lambda pause: None).newest([])
+    loaded = CheckpointReader(Faulty(open_store(str(folder)), fault), sleep=lambda pause: None).newest([])
     assert loaded is not None
     assert loaded.step == 30
 
@@ -253,10 +257,10 @@ def test_a_silent_store_is_asked_again(folder: Path, verb: str) -> None:
 def test_a_store_that_stays_silent_is_an_error_and_no_fresh_start(folder: Path) -> None:
     store = Faulty(open_store(str(folder)), lambda verb, key, number: Transient("503"))
     with pytest.raises(Transient):
-        Archive(store, try_for_s=3.0, sleep=lambda pause: None).newest([])
+        CheckpointReader(store, try_for_s=3.0, sleep=lambda pause: None).newest([])
 
 
 def test_a_denied_listing_is_an_error_and_no_fresh_start(folder: Path) -> None:
     store = Faulty(open_store(str(folder)), lambda verb, key, number: Denied("403") if verb == "list" else None)
     with pytest.raises(Denied):
-        Archive(store, sleep=lambda pause: None).newest([])
+        CheckpointReader(store, sleep=lambda pause: None).newest([])

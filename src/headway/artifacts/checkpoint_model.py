@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from headway.artifacts.best_scores import scores_in
+import torch
+from torch import Tensor
+
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.rundir.layout import RunFolder
 from headway.spec import Job, undump
 from headway.spec.serialize import from_plain
 from headway.storage import open_store
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import Damaged, read_record
 
 if TYPE_CHECKING:
@@ -21,13 +24,36 @@ if TYPE_CHECKING:
 
     from headway.bundle.format import BundleParts
     from headway.storage.base import Store
-    from headway.training.checkpoint.index import Kept
+    from headway.training.checkpoint.index import CheckpointEntry
+
+
+# The validation scores of the best weights so far, kept in every checkpoint beside the weights.
+
+
+_BESIDE: Final = ("attempt", "kind", "rank", "spent_s", "step", "time")  # what every event notes, whatever it is about
+
+
+def scores_in(event: Mapping[str, Any]) -> dict[str, float]:
+    """What a run's `score` event measured."""
+    return {name: float(value) for name, value in event.items() if name not in _BESIDE}
+
+
+class BestScores(dict[str, float]):
+    """Give it to `run.restore`, and to the bundle."""
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.clear()
+        self.update(state)
+
 
 BEST, LAST = "best", "last"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class CheckpointModel:
     recipe: Recipe
     job: Job
     config: Any
@@ -43,7 +69,7 @@ class Trained:
         return made
 
 
-def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
+def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
     """The model of a run, by a checkpoint's name or step. `best` is the newest one where none was scored."""
     store = open_store(run_url)
     folder = RunFolder(store)
@@ -53,14 +79,14 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> Trained:
     config = from_plain(job.config, recipe.load_config(), where=run_url)
     step, found_as = _step(store, checkpoint)
     try:
-        loaded = Archive(store).load(step)
+        loaded = CheckpointReader(store).load(step)
     except Damaged as damage:
         raise NoCheckpoint(
             f"the checkpoint of step {step} cannot be used: {damage}",
             where=run_url,
             fix="choose another: --checkpoint NAME",
         ) from None
-    return Trained(
+    return CheckpointModel(
         recipe=recipe,
         job=job,
         config=config,
@@ -109,7 +135,7 @@ def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
     return scores_in(records[-1]) if records else {}
 
 
-def _best_of_phases(kept: Sequence[Kept]) -> tuple[int, str] | None:
+def _best_of_phases(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:
     """A run in phases has a best of each: that of the newest counts."""
     found = [(one.step, name) for one in kept for name in one.names if name.endswith(f"_{BEST}")]
     return max(found, default=None)
@@ -117,7 +143,7 @@ def _best_of_phases(kept: Sequence[Kept]) -> tuple[int, str] | None:
 
 def _step(store: Store, checkpoint: str) -> tuple[int, str]:
     """Which step a name stands for."""
-    kept = Archive(store).recorded()
+    kept = CheckpointReader(store).recorded()
     if not kept:
         raise NoCheckpoint("this run has no checkpoint yet", where=store.url, fix="headway resume RUN")
     steps = [one.step for one in kept]
@@ -141,3 +167,21 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
         where=store.url,
         fix=f"choose one of {', '.join([*names, *map(str, steps)])}",
     )
+
+
+# Weights in torch's own file format, for programs that read nothing else: tensors and plain containers, no code.
+
+
+def as_pth(state: Mapping[str, Any]) -> bytes:
+    """What `torch.load(path, weights_only=True)` reads. The same tensors give the same bytes, however they lay."""
+    body = io.BytesIO()
+    torch.save(_plain(state), body)
+    return body.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any, Final
 
 from headway._version import __version__
-from headway.artifacts.best_scores import scores_in
+from headway.artifacts.checkpoint_model import scores_in
 from headway.artifacts.svg_chart import Line, chart, thinned
 from headway.core.errors import BadInput
 from headway.rundir.layout import REPORT, RunFolder
@@ -27,7 +27,7 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
+class RunSummary:
     name: str
     url: str
     recipe: str
@@ -40,13 +40,13 @@ class Contender:
     seconds: float | None
 
 
-def read_run(url: str) -> Contender:
+def read_run(url: str) -> RunSummary:
     """Its report where it was evaluated, and the last scores of its own validation where not."""
     folder = RunFolder(open_store(url))
     job = folder.plan().job
     report = folder.read_json(REPORT)
     history = folder.metrics()
-    return Contender(
+    return RunSummary(
         name=folder.name,
         url=url,
         recipe=str(job.get("recipe") or job.get("script") or ""),
@@ -114,7 +114,7 @@ _POINTS: Final = 60  # of a curve
 _ABSENT: Final = "–"
 
 
-def compare(contenders: Sequence[Contender], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
+def compare(contenders: Sequence[RunSummary], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
     """All that can be said of two or more runs. The first one is what the others are compared with."""
     if len(contenders) < 2:
         raise BadInput("one run cannot be compared", fix="headway compare RUN RUN…")
@@ -133,14 +133,14 @@ def compare(contenders: Sequence[Contender], *, resamples: int = 1000, level: fl
     }
 
 
-def settings(contenders: Sequence[Contender]) -> dict[str, list[Any]]:
+def settings(contenders: Sequence[RunSummary]) -> dict[str, list[Any]]:
     """What was not set alike, by dotted key."""
     keys = sorted({key for contender in contenders for key in contender.settings})
     rows = {key: [contender.settings.get(key, _ABSENT) for contender in contenders] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def _about(contender: Contender) -> dict[str, Any]:
+def _about(contender: RunSummary) -> dict[str, Any]:
     names = ("name", "url", "recipe", "measured", "steps", "seconds")
     return {name: getattr(contender, name) for name in names}
 
@@ -150,7 +150,7 @@ def _shared(each: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for names in each for name in names))
 
 
-def _value(contender: Contender, first: Contender, name: str, resamples: int, level: float) -> dict[str, Any]:
+def _value(contender: RunSummary, first: RunSummary, name: str, resamples: int, level: float) -> dict[str, Any]:
     found: dict[str, Any] = {"value": contender.metrics.get(name)}
     mine, theirs = contender.samples.get(name), first.samples.get(name)
     if mine is None:
@@ -166,7 +166,7 @@ def _value(contender: Contender, first: Contender, name: str, resamples: int, le
     return found
 
 
-def paired(one: Contender, other: Contender) -> bool:
+def paired(one: RunSummary, other: RunSummary) -> bool:
     """Whether both were measured on the very same inputs."""
     return one.measured == other.measured and bool(one.samples) and bool(other.samples)
 
@@ -175,7 +175,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[list[float]]:
     return [[round(x, 2), float(f"{y:.6g}")] for x, y in thinned(points, _POINTS)]
 
 
-def _notes(contenders: Sequence[Contender]) -> list[str]:
+def _notes(contenders: Sequence[RunSummary]) -> list[str]:
     notes = [
         f"{contender.name} has no intervals: headway eval {contender.name}"
         for contender in contenders
@@ -188,7 +188,7 @@ def _notes(contenders: Sequence[Contender]) -> list[str]:
     return notes
 
 
-__all__ = ["Contender", "compare", "read_run"]
+__all__ = ["RunSummary", "compare", "read_run"]
 
 
 # A comparison as a page: tables, and every curve with one line a run. Read without a network.

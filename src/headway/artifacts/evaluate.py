@@ -216,7 +216,7 @@ def _only(source: str, split: str) -> Data:
 
 def _prepared(data: str, root: str | None, split: str, config: Any, folder: Path) -> str:
     """Whole pictures, squashed to the square that the model sees."""
-    from headway.data.prepare.pipeline import Wishes, prepare
+    from headway.data.prepare.pipeline import PrepareOptions, prepare
 
     entries = _entries(data, split)
     base = root or data.rpartition("/")[0] or "."
@@ -227,7 +227,7 @@ def _prepared(data: str, root: str | None, split: str, config: Any, folder: Path
     (folder / "source" / "splits.json").write_text(json.dumps({split: rows}))
     to = str(folder / "shards")
     side = int(getattr(config, "side", 224))
-    prepare(str(folder / "source"), to, size=side, encoding="raw", workers=1, wishes=Wishes(fit="squash"))
+    prepare(str(folder / "source"), to, size=side, encoding="raw", workers=1, wishes=PrepareOptions(fit="squash"))
     return to
 
 

@@ -11,14 +11,13 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from headway.artifacts.checkpoint_model import Trained, open_trained
-from headway.artifacts.torch_files import as_pth
+from headway.artifacts.checkpoint_model import CheckpointModel, as_pth, open_trained
 from headway.bundle.format import RECORD, Bundle, to_json
 from headway.bundle.publish import publish
 from headway.core.errors import BadInput, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.storage import join, local_path, open_store
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.reader import CheckpointReader
 
 
 def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = None) -> str:
@@ -73,7 +72,7 @@ def write_pth(run_url: str, to: str) -> list[str]:
 
 
 def _pth_files(run_url: str) -> Iterator[tuple[str, bytes]]:
-    for kept in Archive(open_store(run_url)).recorded():
+    for kept in CheckpointReader(open_store(run_url)).recorded():
         for name in kept.names:
             trained = open_trained(run_url, name)
             body = {
@@ -128,7 +127,7 @@ def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str,
         predictor = RECIPES[bundle.recipe].load("predictor")(bundle)
         files = {name: bundle.read(name) for name in bundle.record.files if _belongs(name)}
         return RECIPES[bundle.recipe], bundle.name, predictor.model, predictor.config, files
-    trained: Trained = open_trained(ref, checkpoint)
+    trained: CheckpointModel = open_trained(ref, checkpoint)
     parts = trained.bundle()
     files = {name: body for name, body in parts.files.items() if _belongs(name)}
     return trained.recipe, parts.name, trained.model, trained.config, files

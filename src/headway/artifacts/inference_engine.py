@@ -33,7 +33,7 @@ _ROWS: Final = (1, 8)  # alone, and in a batch
 
 
 @runtime_checkable
-class OnePass(Protocol):
+class SingleGraphService(Protocol):
     """A service whose plain answers, or what they begin with, come from one pass through one graph."""
 
     def graph(self) -> Graph: ...
@@ -47,7 +47,7 @@ def choose(service: object, bundle: Bundle, asked: Engine) -> str:
     """Give the service its engine, and say which and why. BadInput where one is demanded that cannot be had."""
     if asked == "torch":
         return "torch, as asked"
-    if not isinstance(service, OnePass):
+    if not isinstance(service, SingleGraphService):
         if asked == "onnx":
             raise BadInput(f"{bundle.recipe} decodes word by word: there is no one graph of it", fix="--engine torch")
         return "torch: this recipe is no single graph"
@@ -67,7 +67,7 @@ def graph_path(bundle: Bundle) -> Path:
     return home() / "graphs" / f"{bundle.recipe}-{bundle.record.files[WEIGHTS].sha256[:16]}.onnx"
 
 
-def _tried(service: OnePass, path: Path, asked: Engine) -> str:
+def _tried(service: SingleGraphService, path: Path, asked: Engine) -> str:
     from headway.artifacts.onnx import checked
 
     graph = service.graph()

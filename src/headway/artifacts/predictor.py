@@ -21,7 +21,7 @@ from headway.core.errors import BadBundle
 MEDIA_TYPE = "application/problem+json"
 
 
-class Refusal(Exception):
+class PredictionError(Exception):
     """A request that is answered with a problem instead of predictions."""
 
     def __init__(self, status: int, detail: str, *, at: str = "", headers: dict[str, str] | None = None) -> None:
@@ -34,8 +34,8 @@ class Refusal(Exception):
         return {**told, "detail": self.detail, **({"pointer": self.at} if self.at else {})}
 
 
-def bad_request(detail: str, at: str = "") -> Refusal:
-    return Refusal(400, detail, at=at)
+def bad_request(detail: str, at: str = "") -> PredictionError:
+    return PredictionError(400, detail, at=at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

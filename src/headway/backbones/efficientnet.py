@@ -27,7 +27,7 @@ _STAGES: Final = (
 _STEM, _HEAD = 32, 1280
 
 
-class Padded(nn.Conv2d):
+class SamePadConv(nn.Conv2d):
     """A convolution padded as TensorFlow's `same`: ceil(size / stride) out, the odd pixel right and below."""
 
     wide: Tensor | None = None  # the kernel with a row and a column of zeros before it: see `pad_inside`
@@ -65,7 +65,7 @@ class Block(nn.Module):
         if self.widens:
             self._expand_conv = nn.Conv2d(given, wide, 1, bias=False)
             self._bn0 = _norm(wide)
-        self._depthwise_conv = Padded(wide, wide, size, stride, groups=wide, bias=False)
+        self._depthwise_conv = SamePadConv(wide, wide, size, stride, groups=wide, bias=False)
         self._bn1 = _norm(wide)
         self._project_conv = nn.Conv2d(wide, out, 1, bias=False)
         self._bn2 = _norm(out)
@@ -89,7 +89,7 @@ class EfficientNetLite0(Encoder):
 
     def __init__(self, *, channels_in: int = 3) -> None:
         super().__init__()
-        self._conv_stem = Padded(channels_in, _STEM, 3, 2, bias=False)
+        self._conv_stem = SamePadConv(channels_in, _STEM, 3, 2, bias=False)
         self._bn0 = _norm(_STEM)
         given, blocks = _STEM, []
         for count, size, stride, expansion, out in _STAGES:

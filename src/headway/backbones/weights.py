@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from headway.backbones import Encoder
-from headway.backbones.efficientnet import Padded
+from headway.backbones.efficientnet import SamePadConv
 from headway.core.errors import BadInput, MissingExtra
 from headway.training.checkpoint.init_weights import mismatches, weights_at
 
@@ -31,7 +31,7 @@ def folded(encoder: _E) -> _E:
     for module in list(fast.modules()):
         _fold_children(module)
     for module in fast.modules():
-        if isinstance(module, Padded):
+        if isinstance(module, SamePadConv):
             module.pad_inside()
     return fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headway._version import __version__
-from headway.core.errors import BadBundle, NotThere
-from headway.core.safe_json import json_of
+from headway.core.errors import BadBundle, NotThere, json_of
 from headway.storage import fetch_file, local_path, open_store
 
 if TYPE_CHECKING:

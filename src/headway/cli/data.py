@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from headway.cli.options import add_json
 from headway.cli.render import bar
-from headway.core.errors import FAILED, FINISHED, BadInput
-from headway.core.extras import needs
+from headway.core.errors import FAILED, FINISHED, BadInput, needs
 from headway.core.format import as_json, duration, size, table
 
 if TYPE_CHECKING:
     from headway.data.dataset.inspect import Inspection
     from headway.data.download.http import Login
-    from headway.data.prepare.pipeline import Wishes
+    from headway.data.prepare.pipeline import PrepareOptions
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,13 +95,13 @@ def _prepare(args: argparse.Namespace) -> int:
     return FINISHED
 
 
-def _wishes(args: argparse.Namespace) -> Wishes:
-    from headway.data.prepare.pipeline import Wishes
+def _wishes(args: argparse.Namespace) -> PrepareOptions:
+    from headway.data.prepare.pipeline import PrepareOptions
     from headway.data.text_filters import Rules
 
     usual = Rules()
     shortest, longest = _words(args.words) if args.words else (usual.min_words, usual.max_words)
-    chosen = Wishes(
+    chosen = PrepareOptions(
         format=args.format,
         year=args.year,
         languages=_languages(args.languages) if args.languages else None,

@@ -23,13 +23,13 @@ from headway.cli.options import add_json, add_run, locate
 from headway.cli.render import lines as page_lines
 from headway.core.errors import FINISHED, BadInput, HeadwayError
 from headway.core.format import as_json, duration, paint, usd
-from headway.core.resume_kind import EXACT, UNKNOWN, again
+from headway.core.plan import EXACT, UNKNOWN, again
 from headway.core.types import State
 
 if TYPE_CHECKING:
     from headway.core.types import LogLine
-    from headway.dashboard.terminal import View
-    from headway.launcher.lifecycle import Launched, Outcome
+    from headway.dashboard.terminal import RunSnapshot
+    from headway.launcher.lifecycle import Outcome, RunHandle
     from headway.rundir.layout import RunFolder
 
 
@@ -99,7 +99,7 @@ def say(text: str) -> None:
     print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
-def attach(launched: Launched, *, since: str = "", json: bool = False) -> int:
+def attach(launched: RunHandle, *, since: str = "", json: bool = False) -> int:
     """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run. SIGTERM ends the
     watching alone.
 
@@ -138,7 +138,7 @@ def _goes_on(run: str) -> str:
     return f"{run} goes on.   next: headway logs {run} -f   or   headway stop {run}"
 
 
-def conclusion(outcome: Outcome, launched: Launched) -> str:
+def conclusion(outcome: Outcome, launched: RunHandle) -> str:
     """How it ended, and what to type next."""
     run, state, reason = outcome.run, outcome.status.state, outcome.status.reason
     good = outcome.exit_code == FINISHED
@@ -157,7 +157,7 @@ def conclusion(outcome: Outcome, launched: Launched) -> str:
     return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
 
 
-def taken(launched: Launched) -> str:
+def taken(launched: RunHandle) -> str:
     """What it took and cost, against what had been expected of it."""
     from headway.rundir.accounting import spent_s, spent_usd
 
@@ -174,7 +174,7 @@ def taken(launched: Launched) -> str:
     return f"{words}; expected ({plan.price.get('basis')}): {duration(expected * 3600)}{money}"
 
 
-def explained(outcome: Outcome, launched: Launched) -> str:
+def explained(outcome: Outcome, launched: RunHandle) -> str:
     """Cause, evidence and what to type; or the last words of the first rank that failed."""
     from headway.cli.inspect import describe_cause
     from headway.diagnose.diagnosis import why
@@ -185,7 +185,7 @@ def explained(outcome: Outcome, launched: Launched) -> str:
         return f"  why: {error}"
 
 
-def following(launched: Launched, state: State) -> str:
+def following(launched: RunHandle, state: State) -> str:
     """What one would most likely type next."""
     if state.resumable:
         return f"headway resume {launched.run}"
@@ -214,7 +214,7 @@ def first_of_all(kind: str) -> str:
     return ": a checkpoint is written first" if kind == EXACT else ""
 
 
-def _summary(outcome: Outcome, launched: Launched) -> dict[str, Any]:
+def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
     status = outcome.status
     left = list(outcome.receipt.left) if outcome.receipt else None
     from headway.rundir.accounting import spent_s, spent_usd
@@ -249,7 +249,7 @@ def _leave() -> bool:
 
 
 @contextmanager
-def _display(launched: Launched, *, quiet: bool) -> Iterator[Any]:
+def _display(launched: RunHandle, *, quiet: bool) -> Iterator[Any]:
     if quiet:
         yield lambda line: None
     elif sys.stdout.isatty():
@@ -260,7 +260,7 @@ def _display(launched: Launched, *, quiet: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def _live(launched: Launched) -> Iterator[Any]:
+def _live(launched: RunHandle) -> Iterator[Any]:
     """A progress bar under the lines. It reads the run's folder, so it shows the same wherever the run is."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -291,7 +291,7 @@ def _live(launched: Launched) -> Iterator[Any]:
             watcher.join()
 
 
-def _progress(launched: Launched) -> dict[str, Any] | None:
+def _progress(launched: RunHandle) -> dict[str, Any] | None:
     try:
         return launched.folder.progress()
     except HeadwayError:  # a passing trouble of the store: the bar stands still, the run does not care
@@ -349,7 +349,7 @@ def watch_command(args: argparse.Namespace) -> int:
 class Follower:
     """Follows a run to its end in a thread of its own, so that whoever draws never waits for a store."""
 
-    def __init__(self, launched: Launched) -> None:
+    def __init__(self, launched: RunHandle) -> None:
         self.words: deque[LogLine] = deque(maxlen=KEPT)
         self.on_line: Callable[[LogLine], None] = self.words.append
         self.over = threading.Event()
@@ -378,14 +378,14 @@ class Follower:
             self.over.set()
 
 
-def _panel(launched: Launched, follower: Follower) -> Outcome | None:
+def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
     """None where the watcher left before the run's end."""
     from rich.console import Console
     from rich.live import Live
 
-    from headway.dashboard.terminal import Lookout, Screen
+    from headway.dashboard.terminal import RunPoller, Screen
 
-    lookout = Lookout(launched)
+    lookout = RunPoller(launched)
     console = Console(highlight=False)
     follower.start()
 
@@ -431,11 +431,11 @@ def _rested(seconds: float) -> bool:
     return False
 
 
-def _plain(launched: Launched, follower: Follower) -> Outcome:
+def _plain(launched: RunHandle, follower: Follower) -> Outcome:
     """Every line of log as it comes, a line of progress now and then, and every change of state."""
-    from headway.dashboard.terminal import Lookout
+    from headway.dashboard.terminal import RunPoller
 
-    lookout = Lookout(launched)
+    lookout = RunPoller(launched)
     follower.on_line = lambda line: print(shown(line), flush=True)
     follower.start()
     said, said_at = "", time.monotonic() - PLAIN_S
@@ -448,7 +448,7 @@ def _plain(launched: Launched, follower: Follower) -> Outcome:
     return follower.outcome
 
 
-def _watch_summary(view: View) -> str:
+def _watch_summary(view: RunSnapshot) -> str:
     """One line: state, where it is, what it costs, and what it prints of itself last."""
     from headway.dashboard.terminal import money, number, where
 

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.follow import say
 from headway.cli.options import add_json, add_run, locate
 from headway.cli.render import working
-from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun
-from headway.core.extras import needs
+from headway.core.errors import FINISHED, BadInput, BadPlan, HeadwayError, UnknownRun, needs
 from headway.core.format import ago, as_json, duration, paint, size, table, usd
+from headway.core.plan import EXACT, in_plan
 from headway.core.progress import Report
-from headway.core.resume_kind import EXACT, in_plan
 
 if TYPE_CHECKING:
     from headway.core.types import Status
     from headway.dashboard.notebook.jupyter import Session
-    from headway.diagnose.diagnosis import Why
-    from headway.launcher.lifecycle import Launched
+    from headway.diagnose.diagnosis import Diagnosis
+    from headway.launcher.lifecycle import RunHandle
     from headway.rundir.index import Row
     from headway.rundir.layout import RunFolder
 
@@ -71,7 +70,7 @@ def _tell(session: Session, *, browser: bool) -> None:
         webbrowser.open(session.address)
 
 
-def _outlasted(session: Session, launched: Launched) -> str:
+def _outlasted(session: Session, launched: RunHandle) -> str:
     """Wait for the run's end, or Jupyter's, whichever is first: why it was closed."""
     over = False
     while not over:
@@ -202,7 +201,7 @@ def _pull_summary(tell: Report, doing: str, before: int, total: int, got: int, o
 
 def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
     from headway.cli.model import told
-    from headway.core.extras import needs
+    from headway.core.errors import needs
 
     if args.only:
         raise BadInput("--as pth says already what is copied", fix="leave out --only")
@@ -232,7 +231,7 @@ def status_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def facts(launched: Launched, status: Status) -> dict[str, Any]:
+def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
     from headway.cli.follow import following, recorded_kind
     from headway.cli.render import links
 
@@ -312,20 +311,20 @@ def ui_command(args: argparse.Namespace) -> int:
     with needs("serve", "ui"):
         import uvicorn
 
-        from headway.dashboard.app import Site
-        from headway.dashboard.runs import Board, Places
+        from headway.dashboard.app import DashboardApp
+        from headway.dashboard.runs import FolderScanner, RunService
         from headway.serving.server import Address, listen
     from headway.rundir.index import Ledger
 
     ledger = Ledger()
-    places = Places(ledger, args.outputs)
+    places = FolderScanner(ledger, args.outputs)
     places.start()
     taken = listen(Address(host=args.host, port=args.port))
     with taken:
         taken.listen()  # a browser that is quicker than we are waits, and is not refused
         token = None if args.host in _LOOPBACK else _token()
         hosts = frozenset({*_LOOPBACK, "[::1]", args.host, f"[{args.host}]", *_names(args.host)})
-        site = Site(Board(ledger, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
+        site = DashboardApp(RunService(ledger, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
         address = _address(args.host, taken.getsockname()[1], token)
         print(f"all runs: {address}\nCtrl-C ends it; the runs go on")
         sys.stdout.flush()
@@ -398,7 +397,7 @@ def why_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_cause(found: Why) -> str:
+def describe_cause(found: Diagnosis) -> str:
     """Three lines where the cause is known; else the last words of one rank."""
     if found.state in ("finished", "running") or (found.state == "pending" and not found.name):
         return f"{found.run} is {found.state}: nothing has failed"

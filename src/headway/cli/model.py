@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import add_json, add_run, locate
 from headway.cli.render import working
-from headway.core.errors import BadInput
-from headway.core.extras import needs
+from headway.core.errors import BadInput, needs
 from headway.core.format import as_json, duration, paint, size, table
 
 if TYPE_CHECKING:

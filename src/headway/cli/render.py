@@ -16,7 +16,7 @@ from headway.core.format import duration
 from headway.core.progress import Report, heard_by
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
 
 
 PLAIN_S = 10.0
@@ -126,7 +126,7 @@ _TRACKED = re.compile(r"wandb\b.*?(https?://\S+)")  # what rank 0 says when its 
 _FIRST_LINES = 500  # it is said early
 
 
-def links(launched: Launched) -> dict[str, str]:
+def links(launched: RunHandle) -> dict[str, str]:
     """By name; empty where nothing has a page. Nothing is asked over a network but the run's folder."""
     own = getattr(launched.target, "links", None)
     found: dict[str, str] = dict(own(launched.handle)) if own is not None else {}
@@ -135,7 +135,7 @@ def links(launched: Launched) -> dict[str, str]:
     return {**found, **_tracker(launched)}
 
 
-def _tracker(launched: Launched) -> dict[str, str]:
+def _tracker(launched: RunHandle) -> dict[str, str]:
     """W&B's page of this run, as soon as its tracker has said where it is."""
     try:
         if "wandb" not in launched.folder.plan().job.get("log_to", ()):
@@ -149,6 +149,6 @@ def _tracker(launched: Launched) -> dict[str, str]:
     return {}
 
 
-def lines(launched: Launched) -> str:
+def lines(launched: RunHandle) -> str:
     """As `run` prints them; empty where nothing has a page."""
     return "".join(f"\n{name}: {url}" for name, url in links(launched).items())

@@ -11,10 +11,10 @@ from headway.cli.options import DEFAULT, LOCAL, add_job, add_json, add_run, load
 from headway.cli.render import working
 from headway.core.errors import BadInput, BadPlan
 from headway.core.format import as_json, duration, elsewhere, paint, price_rows, size
-from headway.core.resume_kind import in_plan
+from headway.core.plan import in_plan
 
 if TYPE_CHECKING:
-    from headway.launcher.migrate import Move
+    from headway.launcher.migrate import Migration
     from headway.planning import Plan
     from headway.spec import Job
 
@@ -188,7 +188,7 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 def resume_command(args: argparse.Namespace) -> int:
     from headway.cli.follow import attach, recorded_kind, say
-    from headway.core.resume_kind import EXACT
+    from headway.core.plan import EXACT
     from headway.launcher.lifecycle import resume
     from headway.rundir.submission import now
 
@@ -205,19 +205,21 @@ def resume_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _move(args: argparse.Namespace) -> Move | None:
+def _move(args: argparse.Namespace) -> Migration | None:
     """Where else it should go on; None for where it was."""
     if args.on is None:
         if args.copy_to or args.code != "recorded" or args.file:
             what = "--copy-to, --code and --file are about another target"
             raise BadInput(what, fix="headway resume RUN --on TARGET …")
         return None
-    from headway.launcher.migrate import Move
+    from headway.launcher.migrate import Migration
     from headway.spec import Job
 
     path = Path(args.file or DEFAULT)
     job = Job.load(path) if args.file or path.exists() else None
-    return Move(on=args.on, code=args.code, copy_to=args.copy_to, job=job, confirm=lambda text: _agreed(text, args.yes))
+    return Migration(
+        on=args.on, code=args.code, copy_to=args.copy_to, job=job, confirm=lambda text: _agreed(text, args.yes)
+    )
 
 
 def _agreed(text: str, yes: bool) -> bool:
@@ -268,7 +270,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def _kept(text: str | None) -> dict[str, str]:
-    from headway.rundir.keep_on_failure import KEEP
+    from headway.rundir.teardown import KEEP
     from headway.spec.units import BadUnit, duration
 
     if text is None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import add_json, locate
-from headway.core.errors import FINISHED, LEFT_BEHIND, BadInput, BadJob
-from headway.core.extras import needs
+from headway.core.errors import FINISHED, LEFT_BEHIND, BadInput, BadJob, needs
 from headway.core.format import as_json, paint
 
 if TYPE_CHECKING:

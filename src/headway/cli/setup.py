@@ -252,11 +252,11 @@ def infra_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def infra_command(args: argparse.Namespace) -> int:
-    from headway.tools.terraform_gcp import Wanted, terraform
+    from headway.tools.terraform_gcp import InfraSpec, terraform
 
     kind, gpus, machine = _gpu(args)
     text = terraform(
-        Wanted(
+        InfraSpec(
             project=args.project,
             zone=args.zone,
             name=args.name,

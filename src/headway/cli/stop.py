@@ -15,7 +15,7 @@ from headway.core.format import as_json, paint, table
 
 if TYPE_CHECKING:
     from headway.core.types import Receipt, Target
-    from headway.launcher.gc import Found, Place
+    from headway.launcher.gc import Found, TargetRef
     from headway.spec import Job
 
 
@@ -138,7 +138,7 @@ def _job(file: str | None) -> Job | None:
     return Job.load(Path(file or DEFAULT))
 
 
-def _look(where: list[Place], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
+def _look(where: list[TargetRef], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
     """All that was found, and the targets that could not be asked, with the reason."""
     from headway.cli.follow import say
     from headway.launcher.gc import look, once

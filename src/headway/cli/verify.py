@@ -14,8 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from headway.cli.options import DEFAULT, add_json, load_job
-from headway.core.errors import BAD_INPUT, FAILED, FINISHED, HeadwayError
-from headway.core.extras import install_command
+from headway.core.errors import BAD_INPUT, FAILED, FINISHED, HeadwayError, install_command
 from headway.core.format import as_json, paint, size
 from headway.core.types import Finding
 
@@ -152,7 +151,7 @@ def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 def verify_resume_command(args: argparse.Namespace) -> int:
     """0 only when every bit is the same."""
     from headway.cli.follow import say
-    from headway.core.extras import needs
+    from headway.core.errors import needs
     from headway.tools.verify_resume import prove
 
     signal.signal(signal.SIGTERM, _interrupted)

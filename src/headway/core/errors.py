@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 # What `headway` returns to the shell. Other people's scripts rely on these numbers.
 FINISHED, FAILED, BAD_INPUT, BUDGET_ENDED, RESUMABLE, LEFT_BEHIND = range(6)
@@ -68,7 +72,6 @@ class MissingExtra(BadInput):
     """The verb needs an optional part of Headway that is not installed."""
 
     def __init__(self, extra: str, *, needed_for: str, lacking: str = "") -> None:
-        from headway.core.extras import install_command
 
         because = f": {lacking} is not installed" if lacking else ""
         super().__init__(f"{needed_for} needs Headway's extra [{extra}]{because}", fix=install_command(extra))
@@ -119,3 +122,44 @@ class RunFailed(HeadwayError):
 
 class NoCheckpoint(HeadwayError):
     """Commits were recorded, and none can be read: going on would throw work away."""
+
+
+# Optional parts of Headway: what to type when one is missing.
+#
+# The command names the packages, never `headway` itself: an index may hold another project by that name.
+
+
+def install_command(extra: str) -> str:
+    """The pip command that brings the packages of `extra`, as this Headway's own metadata lists them."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        listed = requires("headway") or []
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        listed = []
+    marker = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
+    names = [line.partition(";")[0].strip() for line in listed if marker.search(line)]
+    quoted = " ".join(f"'{name}'" for name in names)
+    return f"pip install {quoted}" if names else f"install Headway again with its extra [{extra}]"
+
+
+@contextmanager
+def needs(extra: str, verb: str) -> Iterator[None]:
+    """Around the imports of a verb: a missing package becomes the pip command that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "headway":
+            raise  # our own bug, not something to install
+        raise MissingExtra(extra, needed_for=f"headway {verb}", lacking=error.name or "a package") from None
+
+
+# Text of strangers, read with suspicion. Costs an import of json.
+
+
+def json_of(text: str | bytes | bytearray) -> Any:
+    """What the JSON says. ValueError is the only way it fails, also for what is nested without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

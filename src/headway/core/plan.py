@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
-from headway.core.errors import BadPlan
-from headway.core.safe_json import json_of
+from headway.core.errors import BadPlan, json_of
 from headway.core.types import Request
 
 SCHEMA = 1
@@ -54,7 +53,7 @@ class Plan:
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
     price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: what is known of them
-    resume: str = ""  # how it resumes: headway.core.resume_kind; empty in plans of a Headway that did not look
+    resume: str = ""  # how it resumes: headway.core.plan; empty in plans of a Headway that did not look
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -91,3 +90,35 @@ class Plan:
                 where=where,
                 fix="headway plan --out plan.json",
             ) from None
+
+
+# The three ways in which a run resumes, and the words for them. A plan records one of them as `resume`.
+
+
+EXACT: Final = "exact"  # a recipe, or a script that uses headway.start(): to the bit, from the newest checkpoint
+BY_SCRIPT: Final = "script"  # its sources load earlier state: its files are restored, the rest is up to the script
+BEGINNING: Final = "beginning"  # nothing in its sources loads earlier state
+UNKNOWN: Final = ""  # the plan is of a Headway that did not look
+
+_PLAN: Final = {
+    EXACT: "exact: goes on from the newest checkpoint",
+    BY_SCRIPT: "by the script: its files are restored, and whether it goes on from them is the script's to decide",
+    BEGINNING: "starts from the beginning: nothing in the script's sources loads what it has saved",
+    UNKNOWN: "not known: the plan was made by a Headway that did not look",
+}
+_AGAIN: Final = {
+    EXACT: "it goes on from its last checkpoint",
+    BY_SCRIPT: "its files are restored, and whether it goes on from them is the script's to decide",
+    BEGINNING: "it starts from the beginning",
+    UNKNOWN: "whether it goes on from its last checkpoint is not known",
+}
+
+
+def in_plan(kind: str) -> str:
+    """One line for a plan, and for `headway status`."""
+    return _PLAN.get(kind, _PLAN[UNKNOWN])
+
+
+def again(kind: str) -> str:
+    """A clause that says what the next start does."""
+    return _AGAIN.get(kind, _AGAIN[UNKNOWN])

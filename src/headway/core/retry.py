@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class RetryPolicy:
     """Tries end after `tries` requests or `total_s`, whichever is first; then Transient is raised.
 
     A run that must outlast a longer outage waits on its own account: here is only what a hiccup takes.
@@ -35,7 +35,7 @@ class Patience:
             longest = min(longest * 2, self.longest_pause_s)
 
 
-def keep_trying(call: Callable[[], Result], patience: Patience) -> Result:
+def keep_trying(call: Callable[[], Result], patience: RetryPolicy) -> Result:
     """The call's result. What it raises is raised at once, except Transient: that is tried again."""
     started = time.monotonic()
     for pause in patience.pauses():

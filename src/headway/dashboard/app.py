@@ -19,9 +19,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
-from headway.artifacts.predictor import Refusal, bad_request
+from headway.artifacts.predictor import PredictionError, bad_request
 from headway.core.errors import HeadwayError, UnknownRun
-from headway.dashboard.runs import Board
+from headway.dashboard.runs import RunService
 from headway.storage import local_path
 
 log = logging.getLogger("headway.dashboard")
@@ -45,10 +45,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 Act = Callable[[str], str]  # a run's URL -> the state it is in afterwards
 
 
-class Site:
+class DashboardApp:
     """Who may ask, and what is answered. `hosts` are the names this server goes by: any other is somebody's trick."""
 
-    def __init__(self, board: Board, *, stop: Act, resume: Act, hosts: frozenset[str], token: str | None) -> None:
+    def __init__(self, board: RunService, *, stop: Act, resume: Act, hosts: frozenset[str], token: str | None) -> None:
         self._board, self._acts = board, {"stop": stop, "resume": resume}
         self._hosts, self._token = hosts, token
 
@@ -79,19 +79,19 @@ class Site:
             try:
                 welcome = self._let_in(request)
                 return welcome if welcome is not None else await handler(request)
-            except Refusal as refusal:
+            except PredictionError as refusal:
                 return _problem(refusal)
             except UnknownRun as error:
-                return _problem(Refusal(404, str(error)))
+                return _problem(PredictionError(404, str(error)))
             except HeadwayError as error:
-                return _problem(Refusal(502, str(error)))
+                return _problem(PredictionError(502, str(error)))
 
         return guarded
 
     def _let_in(self, request: Request) -> Response | None:
         """A name of ours, and the token where there is one: in the first address, in a cookie from then on."""
         if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
-            raise Refusal(421, "this server does not go by that name")
+            raise PredictionError(421, "this server does not go by that name")
         if self._token is None:
             return None
         given = request.query_params.get("token", "")
@@ -100,7 +100,7 @@ class Site:
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return answer
         if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
-            raise Refusal(401, "open the address that `headway ui` printed: it holds the token")
+            raise PredictionError(401, "open the address that `headway ui` printed: it holds the token")
         return None
 
     async def index(self, _: Request) -> Response:
@@ -144,7 +144,7 @@ class Site:
         name = request.path_params["name"]
         kind = _SHOWN.get(name.rpartition(".")[2].lower())
         if kind is None or ".." in name.split("/"):
-            raise Refusal(404, "no such picture")
+            raise PredictionError(404, "no such picture")
         body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read(f"samples/{name}"))
         return Response(body, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
@@ -185,10 +185,10 @@ class Site:
         """Stop or resume. Only a page of ours can ask: it sends a header that needs our own origin."""
         name = request.path_params["act"]
         if name not in self._acts:
-            raise Refusal(404, "nothing is here")
+            raise PredictionError(404, "nothing is here")
         origin = request.headers.get("origin")
         if request.headers.get(ACTS) != "1" or (origin and urlsplit(origin).netloc != request.headers.get("host")):
-            raise Refusal(403, "only the dashboard's own pages may do this")
+            raise PredictionError(403, "only the dashboard's own pages may do this")
         url = self._board.url(_id(request))
         state = await asyncio.to_thread(self._acts[name], url)
         return JSONResponse({"state": state})
@@ -208,7 +208,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _problem(refusal: Refusal) -> Response:
+def _problem(refusal: PredictionError) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers, media_type=PROBLEM)
 
 

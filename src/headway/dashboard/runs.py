@@ -36,7 +36,7 @@ _FOLDERS_AT_ONCE: Final = 16  # a look at a run is a handful of round trips wher
 _A_BATCH: Final = 100  # runs, after which those found so far are listed
 
 
-class Places:
+class FolderScanner:
     """Every run below `outputs` comes into the index: those that are there, and those that are started later."""
 
     def __init__(self, ledger: Ledger, outputs: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ _MOST_BYTES: Final = 128 << 20
 _SEGMENT: Final = re.compile(r"(events|logs)/[^/]+\.(jsonl|log)$")  # those of metrics are kept as curves
 
 
-class Memory:
+class RecordCache:
     """Of all runs together; what was not asked for longest is forgotten first."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -101,7 +101,7 @@ class Memory:
         self._lock = Lock()
 
     def store(self, url: str) -> Store:
-        return Remembering(open_store(url), self)
+        return CachedStore(open_store(url), self)
 
     def recall(self, url: str, key: str) -> bytes | None:
         with self._lock:
@@ -119,10 +119,10 @@ class Memory:
                 self._size -= len(self._known.popitem(last=False)[1])
 
 
-class Remembering:
+class CachedStore:
     """A store whose segments are read once. Everything else is asked for anew."""
 
-    def __init__(self, store: Store, memory: Memory) -> None:
+    def __init__(self, store: Store, memory: RecordCache) -> None:
         self._store, self._memory = store, memory
         self.url = store.url
 
@@ -166,13 +166,13 @@ class _Known:
     ended: bool = False
 
 
-class Board:
+class RunService:
     """Reads; never changes a run, except by the two verbs that the pages offer."""
 
-    def __init__(self, ledger: Ledger | None = None, places: Places | None = None) -> None:
+    def __init__(self, ledger: Ledger | None = None, places: FolderScanner | None = None) -> None:
         self._ledger = ledger or Ledger()
         self._places = places
-        self._memory = Memory()
+        self._memory = RecordCache()
         self._known: dict[str, _Known] = {}
         self._urls: dict[str, str] = {}
         self._metrics: dict[str, Metrics] = {}

@@ -23,7 +23,7 @@ from headway.rundir.history import Curves
 from headway.storage import local_path
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
 
 
 # A curve in one line of text.
@@ -81,7 +81,7 @@ _FIRST: Final = ("loss", "score")  # what is looked for first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
+class Series:
     """One curve, thinned to more than a terminal is wide."""
 
     values: tuple[float, ...]
@@ -90,14 +90,14 @@ class Trace:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Trace:
+    def of(cls, values: Sequence[float]) -> Series:
         finite = [value for value in values if math.isfinite(value)] or [math.nan]
         thin = (math.nan if mean is None else mean for mean in thinned(values, _WIDEST))
         return cls(values=tuple(thin), last=values[-1], least=min(finite), most=max(finite))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class RunSnapshot:
     """One moment. `trouble` is why something could not be read; what was seen before stays shown."""
 
     run: str
@@ -105,7 +105,7 @@ class View:
     url: str
     status: Status = field(default_factory=lambda: Status(state=State.PENDING))
     progress: Mapping[str, Any] = field(default_factory=dict)
-    curves: Mapping[str, Trace] = field(default_factory=dict)
+    curves: Mapping[str, Series] = field(default_factory=dict)
     spent_s: float = 0.0
     budget_s: float | None = None
     spent_usd: float | None = None
@@ -113,19 +113,19 @@ class View:
     trouble: str = ""
 
 
-class Lookout:
+class RunPoller:
     """Looks again when asked, and not more often than the folder's distance allows."""
 
-    def __init__(self, launched: Launched, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, launched: RunHandle, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._launched, self._clock = launched, clock
         self._folder = launched.folder
         self._every_s = FAR_S if local_path(launched.url) is None else NEAR_S
-        self._curves, self._traces = Curves(self._folder), dict[str, Trace]()
+        self._curves, self._traces = Curves(self._folder), dict[str, Series]()
         self._plan: Any = None
         self._looked = -self._every_s
-        self.view = View(run=launched.run, target=launched.handle.target, url=launched.url)
+        self.view = RunSnapshot(run=launched.run, target=launched.handle.target, url=launched.url)
 
-    def look(self, *, now: bool = False) -> View:
+    def look(self, *, now: bool = False) -> RunSnapshot:
         """The newest view. `now`: whatever was seen a moment ago, read it again."""
         if now or self._clock() - self._looked >= self._every_s:
             try:
@@ -135,15 +135,15 @@ class Lookout:
             self._looked = self._clock()
         return self.view
 
-    def _seen(self) -> View:
+    def _seen(self) -> RunSnapshot:
         self._plan = self._plan or self._folder.plan()
         status = self._launched.target.status(self._launched.handle)
         progress = self._folder.progress() or {}
         if self._curves.refresh():
             named = ((name, self._curves[name].values) for name in ordered(self._curves.names))
-            self._traces = {name: Trace.of(values) for name, values in named if values}
+            self._traces = {name: Series.of(values) for name, values in named if values}
         seconds = spent_s(self._folder, progress)
-        return View(
+        return RunSnapshot(
             run=self._launched.run,
             target=self._launched.handle.target,
             url=self._launched.url,
@@ -162,7 +162,7 @@ def ordered(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
 
 
-def _troubled(view: View, trouble: str) -> View:
+def _troubled(view: RunSnapshot, trouble: str) -> RunSnapshot:
     return replace(view, trouble=trouble)
 
 
@@ -175,7 +175,7 @@ _FEWEST_LOGS = 3
 class Screen:
     """One view and the last words, drawn to fit: curves first, log lines in what room is left."""
 
-    view: View
+    view: RunSnapshot
     words: Sequence[LogLine]
     hint: str = ""
     most_words: int | None = None  # by default as many as there is room for
@@ -198,7 +198,7 @@ class Screen:
         yield Panel(Group(*body), title=_head(self.view), subtitle=Text(hint, style="dim"), title_align="left")
 
 
-def _head(view: View) -> Text:
+def _head(view: RunSnapshot) -> Text:
     state, reason = view.status.state.value, view.status.reason
     attempt = view.progress.get("attempt")
     more = f", attempt {attempt}" if attempt and attempt > 1 else ""
@@ -206,7 +206,7 @@ def _head(view: View) -> Text:
     return head.append(f": {reason}" if reason else "")
 
 
-def _bar(view: View, width: int) -> RenderableType:
+def _bar(view: RunSnapshot, width: int) -> RenderableType:
     progress, state = view.progress, view.status.state
     parts = Text("  ".join(where(view)), no_wrap=True, overflow="ellipsis")
     if not progress.get("steps"):
@@ -219,7 +219,7 @@ def _bar(view: View, width: int) -> RenderableType:
     return grid
 
 
-def where(view: View) -> list[str]:
+def where(view: RunSnapshot) -> list[str]:
     """Epoch, step, speed, and how long it will take: as far as they are known."""
     progress = view.progress
     parts = []
@@ -236,7 +236,7 @@ def where(view: View) -> list[str]:
     return parts
 
 
-def money(view: View) -> str:
+def money(view: RunSnapshot) -> str:
     """Time and money, against the budget where there is one."""
     time = f"spent {duration(view.spent_s)}" + (f" of {duration(view.budget_s)}" if view.budget_s else "")
     if view.spent_usd is None:
@@ -244,7 +244,7 @@ def money(view: View) -> str:
     return f"{time}, {usd(view.spent_usd)}" + (f" of {usd(view.budget_usd)}" if view.budget_usd else "")
 
 
-def _curves(shown: Sequence[tuple[str, Trace]], width: int, marks: str) -> RenderableType:
+def _curves(shown: Sequence[tuple[str, Series]], width: int, marks: str) -> RenderableType:
     names = min(24, max(len(name) for name, _ in shown))
     room = max(4, width - names - 36)
     grid = Table.grid(padding=(0, 1))
@@ -258,7 +258,7 @@ def _curves(shown: Sequence[tuple[str, Trace]], width: int, marks: str) -> Rende
     return grid
 
 
-def _span(trace: Trace) -> str:
+def _span(trace: Series) -> str:
     return "" if math.isnan(trace.least) else f"{number(trace.least)} to {number(trace.most)}"
 
 

@@ -25,7 +25,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Exclusion:
     """Why something is not in the prepared data. A fault is damage; anything else is a rule at work."""
 
     reason: str
@@ -43,36 +43,36 @@ def words(text: str) -> list[str]:
     return [word for word in text.split() if _WORD_MARKS.search(word)]
 
 
-def caption_drop(text: str, flag: str, rules: Rules) -> Drop | None:
+def caption_drop(text: str, flag: str, rules: Rules) -> Exclusion | None:
     """Why this caption (already normalised) goes, or None if it stays."""
     if not is_unicode(text):
-        return Drop("not UTF-8", repr(text)[:80], fault=True)
+        return Exclusion("not UTF-8", repr(text)[:80], fault=True)
     if not words(text):
-        return Drop("empty caption", repr(text)[:80], fault=True)
+        return Exclusion("empty caption", repr(text)[:80], fault=True)
     if not rules.keep_flagged and (flag == "pre-canned" or _PRE_CANNED.search(text)):
-        return Drop("pre-canned caption", text[:80])
+        return Exclusion("pre-canned caption", text[:80])
     if not rules.keep_flagged and flag == "rejected":
-        return Drop("rejected caption", text[:80])
+        return Exclusion("rejected caption", text[:80])
     count = len(words(text))
     if count < rules.min_words:
-        return Drop("caption too short", f"{count} words: {text[:80]}")
+        return Exclusion("caption too short", f"{count} words: {text[:80]}")
     if count > rules.max_words:
-        return Drop("caption too long", f"{count} words: {text[:80]}")
+        return Exclusion("caption too long", f"{count} words: {text[:80]}")
     return None
 
 
-def pair_drop(source: str, target: str, rules: Rules) -> Drop | None:
+def pair_drop(source: str, target: str, rules: Rules) -> Exclusion | None:
     """Why this pair of sentences goes, or None if it stays."""
     if not is_unicode(source) or not is_unicode(target):
-        return Drop("not UTF-8", fault=True)
+        return Exclusion("not UTF-8", fault=True)
     left, right = len(words(source)), len(words(target))
     if not left or not right:
-        return Drop("empty sentence", repr(target if left else source)[:80], fault=True)
+        return Exclusion("empty sentence", repr(target if left else source)[:80], fault=True)
     longer, shorter = max(left, right), min(left, right)
     if longer > rules.max_sentence_words:
-        return Drop("sentence too long", f"{longer} words")
+        return Exclusion("sentence too long", f"{longer} words")
     if longer > 10 and longer / shorter > rules.max_ratio:
-        return Drop("lengths do not match", f"{left} words against {right}")
+        return Exclusion("lengths do not match", f"{left} words against {right}")
     return None
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
-from headway.core.resume_kind import again
+from headway.core.plan import again
 from headway.core.types import State, Status
 from headway.diagnose.match import diagnose, last_words
 from headway.packaging.resume_evidence import kind_of
@@ -16,7 +16,7 @@ from headway.rundir.layout import SUPERVISOR
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
     from headway.rundir.layout import RunFolder
 
 LINES, NEAR = 400, 60  # of a rank's log, from its end
@@ -24,7 +24,7 @@ SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Why:
+class Diagnosis:
     """What is known. Without a `name` the failure is an unknown one: then `lines` are the best there is."""
 
     run: str
@@ -37,11 +37,11 @@ class Why:
     lines: tuple[str, ...] = ()  # its last words
 
 
-def why(hold: Launched, status: Status, *, rank: int | None = None) -> Why:
+def why(hold: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
     """The cause, if it is a known one; else the last words of the first rank that failed, and of no other."""
     folder = hold.folder
     if status.state in (State.FINISHED, State.RUNNING):
-        return Why(run=hold.run, state=status.state.value)
+        return Diagnosis(run=hold.run, state=status.state.value)
     if status.state is State.PENDING:  # it may be waiting in vain
         return _named(hold, status, [*_target_says(hold), status.reason], None, ())
     events = _events(folder)
@@ -56,17 +56,17 @@ def why(hold: Launched, status: Status, *, rank: int | None = None) -> Why:
 
 
 def _named(
-    hold: Launched,
+    hold: RunHandle,
     status: Status,
     evidence: list[str],
     rank: int | None,
     words: tuple[str, ...],
     otherwise: list[str] | None = None,
-) -> Why:
+) -> Diagnosis:
     known_facts = facts(hold)
     found = diagnose(evidence, known_facts) or diagnose(otherwise or [], known_facts)
     known = {} if found is None else {"name": found.name, "cause": found.cause, "evidence": found.evidence}
-    return Why(
+    return Diagnosis(
         run=hold.run,
         state=status.state.value,
         rank=rank,
@@ -76,7 +76,7 @@ def _named(
     )
 
 
-def facts(hold: Launched) -> dict[str, str]:
+def facts(hold: RunHandle) -> dict[str, str]:
     """What is known of the run, to fill into commands."""
     known = {"run": hold.run, "target": hold.handle.target}
     try:
@@ -150,7 +150,7 @@ def _supervisor(folder: RunFolder) -> list[str]:
         return []
 
 
-def _target_says(hold: Launched) -> list[str]:
+def _target_says(hold: RunHandle) -> list[str]:
     """What the place itself knows, where it offers that: pods' events, a job's error."""
     ask = getattr(hold.target, "evidence", None)
     if ask is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
-from headway.core.resume_kind import UNKNOWN, again
+from headway.core.plan import UNKNOWN, again
 
 LONGEST_LINE = 500  # of evidence shown
 LONGEST_READ = 1500  # of a line: some patterns take the square of its length
@@ -16,7 +16,7 @@ _MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class FailureRule:
     """A failure with a name. `{words}` in cause and fix are groups of the pattern, or facts of the run."""
 
     name: str
@@ -41,9 +41,9 @@ class _Facts(dict[str, str]):
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> tuple[Known, ...]:
+def catalogue() -> tuple[FailureRule, ...]:
     """All known failures, in the order in which they are tried."""
-    found: list[Known] = []
+    found: list[FailureRule] = []
     for module in _MODULES:
         found += import_module(f"headway.diagnose.rules.{module}").KNOWN
     return tuple(found)
@@ -67,7 +67,7 @@ def diagnose(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> Di
     return None
 
 
-def _filled(known: Known, line: str, values: Mapping[str, str]) -> Diagnosis:
+def _filled(known: FailureRule, line: str, values: Mapping[str, str]) -> Diagnosis:
     words = _Facts({"again": again(UNKNOWN), **values})
     return Diagnosis(
         name=known.name,

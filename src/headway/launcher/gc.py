@@ -14,10 +14,10 @@ from headway.core.types import Handle, Receipt, State, Status, Target
 from headway.launcher import lifecycle
 from headway.rundir import lease, submission
 from headway.rundir.index import Ledger
-from headway.rundir.keep_on_failure import kept_until
 from headway.rundir.layout import RunFolder
-from headway.rundir.owner import known_id
 from headway.rundir.status import evidence, folder_of
+from headway.rundir.submission import known_id
+from headway.rundir.teardown import kept_until
 from headway.storage import local_path, open_store
 from headway.targets import registry
 
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class TargetRef:
     """A target to ask, and how people call it."""
 
     name: str
@@ -45,30 +45,30 @@ class Place:
 class Found:
     """Something that carries our label."""
 
-    place: Place
+    place: TargetRef
     handle: Handle
     verdict: str  # orphan, live, unknown or not yours
     why: str
 
 
-def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = None) -> list[Place]:
+def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = None) -> list[TargetRef]:
     """Where to look: a target by name; or all of the job file, all that recent runs used, and this machine."""
     if on is not None:
         kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
-        return [Place(name=on, kind=kind, options=options)]
-    found = [Place(name="local", kind="local", options={})]
+        return [TargetRef(name=on, kind=kind, options=options)]
+    found = [TargetRef(name="local", kind="local", options={})]
     if job is not None:
-        found += [Place(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
+        found += [TargetRef(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
     found += list(_of_runs(ledger or Ledger()))
     found += list(_of_rentals())
     return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
 
 
-def _identity(place: Place) -> str:
+def _identity(place: TargetRef) -> str:
     return json.dumps(dict(place.options), sort_keys=True, default=str) if place.kind != "local" else ""
 
 
-def _of_runs(ledger: Ledger) -> Iterable[Place]:
+def _of_runs(ledger: Ledger) -> Iterable[TargetRef]:
     """Runs that were not seen to their end may be in places that no job file here names any more."""
     for row in ledger.rows(limit=LOOKED_AT):
         if row.state in (State.FINISHED.value, "gone"):
@@ -77,10 +77,10 @@ def _of_runs(ledger: Ledger) -> Iterable[Place]:
             known = submission.read(RunFolder(open_store(row.url)))
         except (HeadwayError, ValueError):  # its folder is gone or out of reach: its place cannot be known from here
             continue
-        yield Place(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
+        yield TargetRef(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
 
 
-def _of_rentals() -> Iterable[Place]:
+def _of_rentals() -> Iterable[TargetRef]:
     """Rented machines on record: they are billed, though their run may have finished or its folder be gone."""
     from headway.targets.ssh.rental import Records
 
@@ -91,7 +91,7 @@ def _of_rentals() -> Iterable[Place]:
                 options = submission.read(RunFolder(open_store(rental.url)))["options"]
             except (HeadwayError, ValueError):
                 continue
-        yield Place(name=rental.target, kind="ssh", options=options)
+        yield TargetRef(name=rental.target, kind="ssh", options=options)
 
 
 def unseen_rentals(found: Iterable[Found]) -> list[str]:
@@ -113,7 +113,7 @@ def once(found: Iterable[Found]) -> list[Found]:
     return list(chosen.values())
 
 
-def look(place: Place, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
+def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
     """Everything there that carries our label, each with a verdict. Raises what the target raises.
 
     Other owners' things are theirs to judge. What does not say whose it is (an older Headway made it) is an orphan by

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.core import errors, resume_kind
+from headway.core import errors
+from headway.core import plan as core_plan
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.core.plan import Plan
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
 from headway.launcher import migrate, run_end_hooks
 from headway.packaging.upload import list_code, resume_recorded, send_code, still_true
-from headway.rundir import accounting, keep_on_failure, lease, submission, teardown
-from headway.rundir.index import Ledger, Row
+from headway.rundir import accounting, lease, submission, teardown
+from headway.rundir.index import Ledger, Row, candidates, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
-from headway.rundir.names import candidates, checked_name
-from headway.rundir.status import Watch, newest_attempt
+from headway.rundir.status import StatusPoller, newest_attempt
 from headway.spec.serialize import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
 from headway.targets import registry
@@ -59,7 +59,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launched:
+class RunHandle:
     """A hold on one run: all that can be asked of it."""
 
     run: str
@@ -158,9 +158,9 @@ class Launched:
         known = teardown.written(self.folder)
         if known is not None:
             return known
-        until = keep_on_failure.kept_until(self.folder)
+        until = teardown.kept_until(self.folder)
         if until is not None:
-            self.say(keep_on_failure.words(self.folder, until))
+            self.say(teardown.words(self.folder, until))
             return None
         try:
             receipt = self.down()
@@ -193,7 +193,7 @@ def launch(
     say: Say = _silent,
     target: Target | None = None,
     ledger: Ledger | None = None,
-) -> Launched:
+) -> RunHandle:
     """Start a run of this plan and, unless detached, follow it to its end.
 
     `env`, and `secrets` (names of variables of this shell), are added to the plan. What fails is taken down.
@@ -212,17 +212,17 @@ def launch(
     except BaseException:  # Ctrl-C too: half a run may be there
         _undo(folder, target, plan, ledger, say)
         raise
-    hold = Launched(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
+    hold = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
     if not detach:
         hold.wait(on_line)
     return hold
 
 
-def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> Launched:
+def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> RunHandle:
     """A hold on a run started earlier, from its folder alone. A damaged plan does not keep it from being taken down."""
     folder = RunFolder(open_store(run_url))
     known = submission.read(folder)
-    return Launched(
+    return RunHandle(
         run=folder.name,
         url=folder.url,
         handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
@@ -241,14 +241,14 @@ def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
 def resume(
     run_url: str,
     *,
-    move: migrate.Move | None = None,
+    move: migrate.Migration | None = None,
     say: Say = _silent,
     target: Target | None = None,
     ledger: Ledger | None = None,
     patience_s: float = lease.STALE_S,
     budget_hours: float | None = None,
     budget_usd: float | None = None,
-) -> Launched:
+) -> RunHandle:
     """Go on with the same plan, as a new attempt. A live run is RunBusy, one whose budget is spent needs a new total.
 
     With `move` it goes on on another target, with the recorded code and in the same order.
@@ -297,13 +297,13 @@ def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
     return replace(plan, resume=found)
 
 
-def _say_how(hold: Launched, plan: Plan) -> None:
+def _say_how(hold: RunHandle, plan: Plan) -> None:
     """Before it starts: what the next attempt does, where that is less than going on exactly."""
-    if plan.resume != resume_kind.EXACT:
-        hold.say(f"{hold.run}: {resume_kind.again(plan.resume)}")
+    if plan.resume != core_plan.EXACT:
+        hold.say(f"{hold.run}: {core_plan.again(plan.resume)}")
 
 
-def _resumed_elsewhere(hold: Launched, recorded: Plan, move: migrate.Move) -> Launched:
+def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: migrate.Migration) -> RunHandle:
     """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
     _free_if_copied(hold.folder)
     # Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait.
@@ -394,7 +394,7 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
     raise BadInput(f"a run called {name} is already there", where=outputs, fix=fix)
 
 
-def _at_rest(hold: Launched, patience_s: float) -> Status:
+def _at_rest(hold: RunHandle, patience_s: float) -> Status:
     """Its status, once it is certain that nobody runs it and what it left has been taken down."""
     hold.require_in_place(RunBusy)
     status = hold.looked_at()
@@ -406,14 +406,14 @@ def _at_rest(hold: Launched, patience_s: float) -> Status:
     return status
 
 
-def _outwaited(hold: Launched, patience_s: float) -> Status | None:
+def _outwaited(hold: RunHandle, patience_s: float) -> Status | None:
     """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
     store = hold.folder.store
     record, version = lease.read(store)
     if record is None or record.holder is None or record.seen_at(hold.url) is not None:
         return None
     hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
-    watch = Watch(hold.folder, stale_s=patience_s)
+    watch = StatusPoller(hold.folder, stale_s=patience_s)
     while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
     if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):

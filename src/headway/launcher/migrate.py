@@ -26,10 +26,9 @@ from headway.spec.serialize import undump
 from headway.storage import ABSENT, Store, join, local_path, open_store, require_conditional_put
 from headway.storage.transfer import send_file
 from headway.targets import registry
-from headway.targets.ssh.sync import fingerprint, parcel
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
 
 RECORDED, CURRENT = "recorded", "current"
 MOVED = "moved.json"  # left in a folder whose run goes on in another one
@@ -39,7 +38,7 @@ Confirm = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
+class Migration:
     """What was asked for. `job` is the job file of today: for a target that the run did not know, and current code."""
 
     on: str
@@ -73,7 +72,7 @@ def require_here(folder: RunFolder) -> None:
         raise RunBusy(f"{folder.name} was moved to {gone['to']}", fix=f"headway resume {gone['to']}")
 
 
-def elsewhere(hold: Launched, recorded: Plan, move: Move) -> tuple[RunFolder, Plan]:
+def elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFolder, Plan]:
     """The folder in which the run goes on, with its plan for the other target in it. Nobody runs it now."""
     outputs = hold.url.rpartition("/")[0]
     job = _job(recorded, move, outputs)
@@ -96,21 +95,21 @@ def restore(folder: RunFolder, recorded: Plan) -> None:
     folder.store.write(PLAN, recorded.to_json().encode())
 
 
-def _job(recorded: Plan, move: Move, outputs: str) -> Job:
+def _job(recorded: Plan, move: Migration, outputs: str) -> Job:
     """The recorded job, with the other target among its targets."""
     job = replace(undump(recorded.job, where="the run's plan"), outputs=outputs)
     entry = _entry(job, move)
     return replace(job, targets={**job.targets, move.on: entry})
 
 
-def _entry(job: Job, move: Move) -> TargetEntry:
+def _entry(job: Job, move: Migration) -> TargetEntry:
     """What the name means: as today's job file has it, as the run's had it, or the kind of that name."""
     if move.job is not None and move.on in move.job.targets:
         return move.job.targets[move.on]
     return registry.entry(job, move.on)
 
 
-def _replanned(recorded: Plan, job: Job, move: Move, outputs: str) -> Plan:
+def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
     """Planned anew for the other target; world, threads and data as they were: that is what exactness rests on."""
     if move.code == CURRENT:
         if move.job is None:
@@ -123,7 +122,7 @@ def _replanned(recorded: Plan, job: Job, move: Move, outputs: str) -> Plan:
     return replace(made, headway=recorded.headway)
 
 
-def _planned(recorded: Plan, job: Job, move: Move, code: Any) -> Plan:
+def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:
     try:
         fresh = plan(job, on=move.on)
     except BadJob as error:
@@ -138,7 +137,7 @@ def _planned(recorded: Plan, job: Job, move: Move, code: Any) -> Plan:
     return replace(made, requests=tuple(registry.of_plan(made).render(made)))
 
 
-def _refused(error: BadJob, move: Move) -> BadJob:
+def _refused(error: BadJob, move: Migration) -> BadJob:
     """Where the other target cannot see the folder or the data, moving them there is the way."""
     blind = [problem for problem in error.problems if problem.where.startswith(("outputs", "data", "init_from"))]
     if not blind or move.copy_to is not None:
@@ -172,6 +171,8 @@ def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
     entries = [entry for entry in folder.store.list() if not entry.key.startswith(ONE_MACHINE)]
     sources = {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}
     local = sorted(source for source in sources if "://" not in source and not source.startswith("builtin:"))
+    from headway.targets.ssh.sync import fingerprint, parcel
+
     parcels = {source: parcel(source) for source in local}
     data = {
         source: join(copy_to, "data", fingerprint(each), *([Path(source).name] if each.files[0][0] == "" else []))
@@ -193,7 +194,7 @@ def _relocated(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
     return replace(job, outputs=copy_to, data=replace(job.data, **lists))
 
 
-def _copied(hold: Launched, recorded: Plan, made: Plan, upload: Upload, copy_to: str) -> RunFolder:
+def _copied(hold: RunHandle, recorded: Plan, made: Plan, upload: Upload, copy_to: str) -> RunFolder:
     """Everything in the new place, its plan last: without it there is no run there. The old folder then says where."""
     require_conditional_put(open_store(copy_to))
     store, there = hold.folder.store, RunFolder(open_store(join(copy_to, hold.run)))
@@ -226,6 +227,8 @@ def _copy(source: Store, to: Store, key: str) -> None:
 
 def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
     """By fingerprint: what is there under it is the same, and is not sent again."""
+    from headway.targets.ssh.sync import parcel
+
     what = parcel(source)
     single = what.files[0][0] == ""
     base = url.rpartition("/")[0] if single else url

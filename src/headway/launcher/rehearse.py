@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import RunFailed
 from headway.core.paths import home
 from headway.pricing.estimate import device_of, examples_per_epoch
-from headway.pricing.history import REHEARSAL, Experience, learn, length_of, what_of, work_of
+from headway.pricing.history import REHEARSAL, PastRun, learn, length_of, what_of, work_of
 from headway.spec import Cadence, Checkpoint, dump
 from headway.spec.model import Budget, Data, Export, Notify, Source, TargetEntry
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
     from headway.spec import Job
 
 
@@ -135,7 +135,7 @@ def picture(folder: Path) -> str:
     return str(picture)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_limit
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
 STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
 LONGEST_S = 120.0
 SCRIPT_S = 20.0  # a script that never heard of Headway and lives so long has started well
@@ -280,7 +280,7 @@ def _amended(made: Plan, folder: Path) -> Plan:
     return replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
 
 
-def _train(made: Plan, ends: float) -> tuple[Launched, list[Act]]:
+def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
     """Run it to its end, or to the end of its time. A failure is raised with its cause."""
     from headway.launcher.lifecycle import launch
 
@@ -303,14 +303,14 @@ def _train(made: Plan, ends: float) -> tuple[Launched, list[Act]]:
     return hold, [Act(name=name, words=words, seconds=took) for name, words in _acts(hold)]
 
 
-def _alive(hold: Launched, began: float) -> bool:
+def _alive(hold: RunHandle, began: float) -> bool:
     """A script without steps of ours is let go once it has lived for a while."""
     if hold.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_S:
         return False
     return not any(event["kind"] in ("checkpoint", "restored") for event in hold.folder.events())
 
 
-def _acts(hold: Launched) -> Iterator[tuple[str, str]]:
+def _acts(hold: RunHandle) -> Iterator[tuple[str, str]]:
     events = hold.folder.events()
     saved = [event for event in events if event["kind"] == "checkpoint"]
     restored = [event for event in events if event["kind"] == "restored"]
@@ -322,7 +322,7 @@ def _acts(hold: Launched) -> Iterator[tuple[str, str]]:
         yield "restore", f"killed, and resumed from step {restored[-1]['step']}"
 
 
-def _failure(hold: Launched) -> RunFailed:
+def _failure(hold: RunHandle) -> RunFailed:
     from headway.diagnose.diagnosis import why
 
     found = why(hold, hold.target.status(hold.handle))
@@ -332,11 +332,11 @@ def _failure(hold: Launched) -> RunFailed:
     return RunFailed(f"the rehearsal failed{words}", fix="headway run --on local, until it runs here")
 
 
-def _finished(hold: Launched) -> bool:
+def _finished(hold: RunHandle) -> bool:
     return hold.target.status(hold.handle).state.value == "finished"
 
 
-def _use(hold: Launched, job: Job, verb: Verb, ends: float) -> list[Act]:
+def _use(hold: RunHandle, job: Job, verb: Verb, ends: float) -> list[Act]:
     """What is done with a trained model, by the very verbs that people type."""
     from headway.plugins import RECIPES
 
@@ -360,8 +360,8 @@ def _here(python: str | None) -> Verb:
     return verb
 
 
-def _in_the_image(hold: Launched, made: Plan) -> Verb:
-    from headway.packaging.engine import Refusal, TooLong
+def _in_the_image(hold: RunHandle, made: Plan) -> Verb:
+    from headway.packaging.engine import EngineError, TooLong
     from headway.targets.docker.target import DockerTarget
 
     target = hold.target
@@ -372,7 +372,7 @@ def _in_the_image(hold: Launched, made: Plan) -> Verb:
             target.verb(made, hold.run, words, within_s=within_s)
         except TooLong:
             raise subprocess.TimeoutExpired(words, within_s) from None
-        except Refusal as error:
+        except EngineError as error:
             return error.said or str(error)
         return None
 
@@ -394,7 +394,7 @@ def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> A
     return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
 
 
-def _rate(hold: Launched) -> float | None:
+def _rate(hold: RunHandle) -> float | None:
     """Examples a second, by the quickest step: the others start, save, or are killed."""
     times = [(int(record["step"]), float(record["time"])) for record in hold.folder.metrics() if "time" in record]
     steps = [later - before for (one, before), (two, later) in pairwise(times) if two == one + 1]
@@ -412,7 +412,7 @@ def _remember(job: Job, rate: float, made: Plan) -> None:
                        int(made.environment["threads"]))  # fmt: skip
     total = epoch * length_of(dumped)
     learn(
-        Experience(url=f"rehearsal:{work_of(dumped)}", what=what_of(dumped), work=work_of(dumped), device=device.label,
+        PastRun(url=f"rehearsal:{work_of(dumped)}", what=what_of(dumped), work=work_of(dumped), device=device.label,
                    nodes=1, length=length_of(dumped), seconds=round(total / rate, 3), examples=total, basis=REHEARSAL)
     )  # fmt: skip
 

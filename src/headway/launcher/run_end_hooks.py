@@ -9,7 +9,7 @@ from headway.core.types import State, Status
 from headway.pricing.record_history import learn_from
 from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.layout import RunFolder
-from headway.rundir.notify import Notice, notify_here
+from headway.rundir.notify import Notification, notify_here
 from headway.rundir.status import evidence
 
 
@@ -21,7 +21,7 @@ def seen_to_end(folder: RunFolder, say: Callable[[str], None]) -> None:
         status = farewell or Status(state=State.LOST, reason="it went away without a last word")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
-        notice = Notice.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
+        notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
         notify_here(plan.job.get("notify") or {}, notice, lost=farewell is None, say=say)
     except HeadwayError as error:
         say(f"after the run's end: {error}")

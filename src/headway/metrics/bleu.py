@@ -9,7 +9,18 @@ from itertools import chain
 import numpy as np
 
 from headway.core.errors import BadInput
-from headway.metrics.ngrams import ORDERS, Floats, Grams, Hypotheses, Ints, References, Vocabulary, find, flatten, runs
+from headway.metrics.ngrams import (
+    ORDERS,
+    Floats,
+    Hypotheses,
+    Ints,
+    NgramTable,
+    References,
+    Vocabulary,
+    find,
+    flatten,
+    runs,
+)
 
 # coco-caption's own guards against dividing by zero; part of the definition, since they show in the last digits.
 _TINY, _SMALL = 1e-15, 1e-9
@@ -116,7 +127,7 @@ def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[s
     return BleuCounts(correct, guesses, mine.lengths, closest_lengths(mine.lengths, flat.lengths, sizes))
 
 
-def _matched(grams: Grams, picture: Ints, gram: Ints, caption: Ints, pictures: int) -> tuple[Ints, Ints]:
+def _matched(grams: NgramTable, picture: Ints, gram: Ints, caption: Ints, pictures: int) -> tuple[Ints, Ints]:
     """The clipped matches of each hypothesis in one order, and which of the references' n-grams they have."""
     bits = grams.kinds.bit_length()
     mine, starts = runs(np.sort(grams.caption << bits | grams.gram))

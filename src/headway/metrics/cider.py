@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.metrics.ngrams import ORDERS, Cells, Counted, Floats, Hypotheses, Ints, References
+from headway.metrics.ngrams import ORDERS, Floats, Hypotheses, Ints, NgramCells, NgramCounts, References
 
 _SIGMA = 6.0  # how fast a difference in length is punished
 _SCALE = 10.0
@@ -40,13 +40,13 @@ class Cider:
         scores: Floats = total / ORDERS / self.references.sizes[hypotheses.picture] * _SCALE
         return scores
 
-    def _prepared(self, cells: Cells) -> _Order:
+    def _prepared(self, cells: NgramCells) -> _Order:
         idf = self._rarest - np.log(np.maximum(1, cells.pictures_with()))
         entries = cells.counted(self.references.first)
         norms = _norms(entries, idf[entries.gram], len(self.references.captions))
         return _Order(cells, entries.caption, idf, norms)
 
-    def _similarity(self, order: _Order, counted: Counted, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
+    def _similarity(self, order: _Order, counted: NgramCounts, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
         """For each pair, the clipped cosine of the two tf-idf vectors of this order."""
         weight, known = np.full(len(counted.gram), self._rarest), counted.gram < len(order.idf)
         weight[known] = order.idf[counted.gram[known]]
@@ -61,7 +61,7 @@ class Cider:
 class _Order:
     """What is known beforehand of the n-grams of one order."""
 
-    cells: Cells
+    cells: NgramCells
     caption: Ints  # whose each of the cells' entries is
     idf: Floats  # of each n-gram
     norms: Floats  # of each reference
@@ -82,7 +82,7 @@ def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
 
 
 def _overlaps(
-    order: _Order, counted: Counted, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
+    order: _Order, counted: NgramCounts, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
 ) -> tuple[Ints, Floats]:
     """Every n-gram that a hypothesis shares with a reference: for which pair it counts, and how much."""
     cells = order.cells
@@ -104,6 +104,6 @@ def _length_gap(references: References, hypotheses: Hypotheses, pairs: _Pairs) -
     return np.maximum(0, mine - 1) - np.maximum(0, theirs - 1)
 
 
-def _norms(counted: Counted, weight: Floats, captions: int) -> Floats:
+def _norms(counted: NgramCounts, weight: Floats, captions: int) -> Floats:
     """The length of each caption's tf-idf vector."""
     return np.sqrt(np.bincount(counted.caption, weights=(counted.count * weight) ** 2, minlength=captions))

@@ -14,7 +14,7 @@ from headway.metrics import classification, ordinal, translation
 from headway.metrics import rouge_meteor as meteor_jar
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.ptb_tokenizer import tokenize
-from headway.metrics.samples import Findings, kind, parse_json, read_text, short
+from headway.metrics.samples import InputProblems, kind, parse_json, read_text, short
 
 # COCO's results and annotations, read and paired. Whatever does not fit is named, counted and refused.
 
@@ -26,7 +26,7 @@ _ANNOTATIONS = '{"annotations": [{"id": 1, "image_id": 1, "caption": "a dog"}, â
 
 
 @dataclass(slots=True)
-class Paired:
+class EvalSet:
     """The pictures to score: one hypothesis and all references for each, in the order of the results."""
 
     pictures: list[PictureId]
@@ -37,12 +37,12 @@ class Paired:
 
 def read_pair(
     results_path: Path, references_path: Path, *, tokenized: bool, allow_missing: bool, allow_empty: bool
-) -> Paired:
+) -> EvalSet:
     """Reads both files. All problems of both are in one BadInput.
 
     `allow_missing` takes the pictures that are in both; `allow_empty` keeps empty results and drops empty references.
     """
-    findings, notes = Findings(), list[str]()
+    findings, notes = InputProblems(), list[str]()
     results = _read_results(results_path, findings)
     references = _read_references(references_path, findings)
     silent = [picture for picture, caption in results.items() if not _has_words(caption, tokenized)]
@@ -61,14 +61,14 @@ def read_pair(
     pictures = [picture for picture in results if picture in references]
     if not pictures:
         raise BadInput(f"no picture has both a result in {results_path} and references in {references_path}")
-    return Paired(pictures, [results[one] for one in pictures], [references[one] for one in pictures], notes)
+    return EvalSet(pictures, [results[one] for one in pictures], [references[one] for one in pictures], notes)
 
 
 _EMPTY = "captions without a word, of pictures"
 
 
 def _refuse_or_note(
-    findings: Findings, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
+    findings: InputProblems, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
 ) -> list[str]:
     if allowed:
         done = fix.partition(" ")[2]  # what the option does
@@ -102,7 +102,7 @@ def _has_words(caption: str, tokenized: bool) -> bool:
     return bool(caption.split() if tokenized else tokenize(caption))
 
 
-def _read_results(path: Path, findings: Findings) -> dict[PictureId, str]:
+def _read_results(path: Path, findings: InputProblems) -> dict[PictureId, str]:
     entries = parse_json(read_text(path), path)
     if not isinstance(entries, list):
         raise BadInput(f"results must be a list, not {kind(entries)}", where=str(path), fix=_RESULTS)
@@ -114,7 +114,7 @@ def _read_results(path: Path, findings: Findings) -> dict[PictureId, str]:
     return results
 
 
-def _read_references(path: Path, findings: Findings) -> dict[PictureId, list[str]]:
+def _read_references(path: Path, findings: InputProblems) -> dict[PictureId, list[str]]:
     raw = parse_json(read_text(path), path)
     entries = raw.get("annotations") if isinstance(raw, Mapping) else raw
     if not isinstance(entries, list):
@@ -128,7 +128,7 @@ def _read_references(path: Path, findings: Findings) -> dict[PictureId, list[str
     return references
 
 
-def _captions(entries: list[Any], path: Path, noun: str, findings: Findings) -> Iterator[tuple[PictureId, str]]:
+def _captions(entries: list[Any], path: Path, noun: str, findings: InputProblems) -> Iterator[tuple[PictureId, str]]:
     """Every picture and caption that is well formed; the others go to the findings."""
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
@@ -168,7 +168,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Predictions:
     """What was predicted for each sample, and what is true; as they stand in the file."""
 
     labels: list[Any]
@@ -178,9 +178,9 @@ class Judged:
     notes: list[str]
 
 
-def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Judged:
+def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Predictions:
     """Samples with label and prediction, from one file that has both or from two that share an id (or an order)."""
-    findings, notes = Findings(), list[str]()
+    findings, notes = InputProblems(), list[str]()
     guesses = read_rows(predictions)
     if labels is None:
         pairs = [(row, row) for row in guesses]
@@ -198,7 +198,7 @@ def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing:
     columns = _probability_columns(pairs[0][0])
     probabilities = _probabilities([row for row, _ in pairs], columns, predictions, findings)
     findings.refuse()
-    return Judged(truth, guess, probabilities, list(columns.values()) or None, notes)
+    return Predictions(truth, guess, probabilities, list(columns.values()) or None, notes)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -216,7 +216,7 @@ def read_rows(path: Path) -> list[Row]:
 def _objects(rows: object, path: Path) -> list[Row]:
     if not isinstance(rows, list):
         raise BadInput(f"rows must be a list of objects, not {kind(rows)}", where=str(path))
-    findings = Findings()
+    findings = InputProblems()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             findings.add(path, "rows that are no objects", f"number {number} is {kind(row)}")
@@ -232,7 +232,7 @@ def _csv(text: str, path: Path) -> list[Row]:
     rows = [row for row in rows if row]
     if not rows:
         raise BadInput("the file is empty", where=str(path))
-    header, findings = [name.strip() for name in rows[0]], Findings()
+    header, findings = [name.strip() for name in rows[0]], InputProblems()
     if len(set(header)) != len(header):
         raise BadInput("two columns have the same name", where=f"{path}:1")
     for number, row in enumerate(rows[1:], 2):
@@ -243,7 +243,11 @@ def _csv(text: str, path: Path) -> list[Row]:
 
 
 def _pair(
-    guesses: Sequence[Row], truths: Sequence[Row], paths: tuple[Path, Path], findings: Findings, allow_missing: bool
+    guesses: Sequence[Row],
+    truths: Sequence[Row],
+    paths: tuple[Path, Path],
+    findings: InputProblems,
+    allow_missing: bool,
 ) -> tuple[list[tuple[Row, Row]], list[str]]:
     key = next((name for name in _IDS if guesses and truths and name in guesses[0] and name in truths[0]), None)
     if key is None:
@@ -268,7 +272,7 @@ def _pair(
     return [(row, theirs[one]) for one, row in mine.items() if one in theirs], notes
 
 
-def _by_id(rows: Sequence[Row], key: str, path: Path, findings: Findings) -> dict[str, Row]:
+def _by_id(rows: Sequence[Row], key: str, path: Path, findings: InputProblems) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for number, row in enumerate(rows, 1):
         if key not in row:
@@ -294,7 +298,7 @@ def _column(row: Row, names: Sequence[str], what: str, path: Path, *, alone: boo
     )
 
 
-def _value(row: Row, key: str, path: Path, number: int, findings: Findings) -> Any:
+def _value(row: Row, key: str, path: Path, number: int, findings: InputProblems) -> Any:
     value = row.get(key)
     if isinstance(value, str):
         value = value.strip()
@@ -305,7 +309,7 @@ def _value(row: Row, key: str, path: Path, number: int, findings: Findings) -> A
 
 
 def _probabilities(
-    rows: Sequence[Row], columns: Mapping[str, int], path: Path, findings: Findings
+    rows: Sequence[Row], columns: Mapping[str, int], path: Path, findings: InputProblems
 ) -> list[list[float]] | None:
     if not columns and _PROBABILITIES not in rows[0]:
         return None
@@ -426,7 +430,7 @@ def score_translation(
     if not paths:
         raise BadInput("there is no file of references")
     mine, theirs = _lines(Path(hypotheses)), [_lines(Path(path)) for path in paths]
-    findings, fix = Findings(), "--allow-empty scores them as they are"
+    findings, fix = InputProblems(), "--allow-empty scores them as they are"
     for path, lines in zip(paths, theirs, strict=True):
         if len(lines) != len(mine):
             raise BadInput(f"{len(lines):,} lines, but {hypotheses} has {len(mine):,}", where=str(path))
@@ -448,8 +452,8 @@ def _lines(path: Path) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _whole_numbers(judged: Judged, predictions: Path, labels: Path) -> tuple[list[int], list[int]]:
-    findings, columns = Findings(), []
+def _whole_numbers(judged: Predictions, predictions: Path, labels: Path) -> tuple[list[int], list[int]]:
+    findings, columns = InputProblems(), []
     for path, what, values in ((labels, "labels", judged.labels), (predictions, "predictions", judged.predictions)):
         column = []
         for number, value in enumerate(values, 1):

@@ -25,7 +25,7 @@ _BETWEEN = f" {_MARK} "
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class NgramArrays:
     """Captions laid end to end: word ids, and how many words each caption has."""
 
     words: Ints
@@ -41,7 +41,7 @@ class Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class Grams:
+class NgramTable:
     """The n-grams of one order as they stand in the captions: whose each is, and its id."""
 
     caption: Ints
@@ -56,23 +56,27 @@ class Vocabulary:
         self.words: dict[str, int] = {}
         self.tables: list[Ints] = []  # for two, three and four words the sorted keys: an id is a place in it
 
-    def learn(self, flat: Flat) -> Iterator[Grams]:
+    def learn(self, flat: NgramArrays) -> Iterator[NgramTable]:
         """Takes in the n-grams of captions flattened with `words`, and yields them order by order. Once only."""
         caption, left, prefix = flat.caption(), flat.left(), flat.words.copy()
-        yield Grams(caption, flat.words, len(self.words))
+        yield NgramTable(caption, flat.words, len(self.words))
         for n in range(2, ORDERS + 1):
             at = np.flatnonzero(left >= n)
             table, ids = distinct(prefix[at] * len(self.words) + flat.words[at + n - 1])
             self.tables.append(table)
-            yield Grams(caption[at], ids, len(table))
+            yield NgramTable(caption[at], ids, len(table))
             prefix[at] = ids
 
-    def look_up(self, captions: Sequence[str]) -> tuple[Flat, list[Grams]]:
+    def look_up(self, captions: Sequence[str]) -> tuple[NgramArrays, list[NgramTable]]:
         """The same numbers for other captions. What was never seen here gets ids above those known."""
         words = dict(self.words)
         flat = flatten(captions, words)
         caption, left, prefix = flat.caption(), flat.left(), flat.words.copy()
-        orders, known_words, known_prefixes = [Grams(caption, flat.words, len(words))], len(self.words), len(self.words)
+        orders, known_words, known_prefixes = (
+            [NgramTable(caption, flat.words, len(words))],
+            len(self.words),
+            len(self.words),
+        )
         for n, table in enumerate(self.tables, 2):
             at = np.flatnonzero(left >= n)
             before, word = prefix[at], flat.words[at + n - 1]
@@ -80,12 +84,12 @@ class Vocabulary:
             new = np.flatnonzero((ids < 0) | (before >= known_prefixes) | (word >= known_words))
             fresh, places = distinct(before[new] * len(words) + word[new])
             ids[new] = len(table) + places
-            orders.append(Grams(caption[at], ids, len(table) + len(fresh)))
+            orders.append(NgramTable(caption[at], ids, len(table) + len(fresh)))
             prefix[at], known_prefixes = ids, len(table)
         return flat, orders
 
 
-def flatten(captions: Sequence[str], words: dict[str, int]) -> Flat:
+def flatten(captions: Sequence[str], words: dict[str, int]) -> NgramArrays:
     """The captions' words as numbers. Words not yet in `words` are added to it.
 
     They come from one long split: a list for each caption would keep Python's garbage collector busy for longer
@@ -102,7 +106,7 @@ def flatten(captions: Sequence[str], words: dict[str, int]) -> Flat:
     words.update(ids)
     ends = np.flatnonzero(numbers < 0)
     lengths = np.diff(ends, prepend=-1, append=len(sequence)) - 1 if captions else ends
-    return Flat(numbers[numbers >= 0], lengths)
+    return NgramArrays(numbers[numbers >= 0], lengths)
 
 
 def distinct(keys: Ints) -> tuple[Ints, Ints]:
@@ -149,7 +153,7 @@ def _new(ordered: Ints) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class NgramCounts:
     """How often captions have n-grams of one order: an entry for every caption and n-gram it has."""
 
     caption: Ints
@@ -159,7 +163,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class NgramCells:
     """One order of n-grams: a cell is a picture and an n-gram that at least one of its references has."""
 
     keys: Ints  # picture << bits | n-gram: sorted
@@ -180,20 +184,20 @@ class Cells:
         """For each n-gram, how many pictures have it: the document frequency."""
         return np.bincount(self.keys & ((1 << self.bits) - 1), minlength=self.kinds)
 
-    def counted(self, first: Ints) -> Counted:
+    def counted(self, first: Ints) -> NgramCounts:
         """The entries spelt out. `first` is the number of each picture's first caption."""
         cell = self.entries >> self.slot_bits
         caption = first[cell >> self.bits] + (self.entries & ((1 << self.slot_bits) - 1))
-        return Counted(caption, cell & ((1 << self.bits) - 1), self.counts, self.kinds)
+        return NgramCounts(caption, cell & ((1 << self.bits) - 1), self.counts, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
     """Hypotheses in the numbers of the references they are scored against."""
 
-    flat: Flat
+    flat: NgramArrays
     picture: Ints  # whose references each is scored against
-    counted: list[Counted]
+    counted: list[NgramCounts]
 
 
 class References:
@@ -228,7 +232,7 @@ class References:
         flat, orders = self.vocabulary.look_up(hypotheses)
         return Hypotheses(flat, whose, [_count(grams) for grams in orders])
 
-    def _cells(self, grams: Grams) -> Cells:
+    def _cells(self, grams: NgramTable) -> NgramCells:
         """One sort by picture, n-gram and reference puts all that is asked of them side by side."""
         whose = self.picture[grams.caption]
         slot = grams.caption - self.first[whose]
@@ -240,10 +244,10 @@ class References:
         keys, starts = runs(entries >> slot_bits)
         most = np.maximum.reduceat(counts, starts) if len(starts) else counts
         starts = np.append(starts, len(entries))
-        return Cells(keys, bits, grams.kinds, most, starts, entries, slot_bits, counts)
+        return NgramCells(keys, bits, grams.kinds, most, starts, entries, slot_bits, counts)
 
 
-def _count(grams: Grams) -> Counted:
+def _count(grams: NgramTable) -> NgramCounts:
     bits = grams.kinds.bit_length()
     keys, starts = runs(np.sort(grams.caption << bits | grams.gram))
-    return Counted(keys >> bits, keys & ((1 << bits) - 1), np.diff(starts, append=len(grams.gram)), grams.kinds)
+    return NgramCounts(keys >> bits, keys & ((1 << bits) - 1), np.diff(starts, append=len(grams.gram)), grams.kinds)

@@ -17,8 +17,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.errors import BadInput, HeadwayError
-from headway.core.extras import install_command
+from headway.core.errors import BadInput, HeadwayError, install_command
 
 _JAR = Path("meteor", "meteor-1.5.jar")
 _BAR = "|||"  # separates the fields of METEOR's own protocol

@@ -24,7 +24,7 @@ from headway.metrics.bootstrap import Statistic, of_bleu, of_kappa, of_mean
 _SHOWN = 5  # culprits in a message; the rest is counted
 
 
-class Findings:
+class InputProblems:
     """Problems of some files, to be refused together."""
 
     def __init__(self) -> None:

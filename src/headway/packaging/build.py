@@ -12,7 +12,7 @@ from headway.core.errors import BadInput, TargetError
 from headway.core.paths import home
 from headway.packaging.context import context
 from headway.packaging.dockerfile import Blueprint
-from headway.packaging.engine import Engine, Gone, Refusal
+from headway.packaging.engine import Engine, EngineError, NotFound
 from headway.storage import open_store
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def present(engine: Engine, command: str, name: str) -> bool:
     try:
         engine([command, "image", "inspect", "--format", "{{.Id}}", name])
         return True
-    except Gone:
+    except NotFound:
         return False
-    except Refusal as error:
+    except EngineError as error:
         if re.search(r"image not known|failed to find image", error.said):  # podman's words for it
             return False
         raise

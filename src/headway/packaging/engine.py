@@ -16,7 +16,7 @@ _LAST_LINES = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Refusal(TargetError):
+class EngineError(TargetError):
     """The daemon, or its command, said no. `said` is its own word."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
@@ -24,11 +24,11 @@ class Refusal(TargetError):
         self.said = said
 
 
-class NotInstalled(Refusal):
+class NotInstalled(EngineError):
     """There is no such command on this machine."""
 
 
-class Unreachable(Refusal):
+class Unreachable(EngineError):
     """The command is here, and no daemon answers it."""
 
 
@@ -36,11 +36,11 @@ class TooLong(Unreachable):
     """It has not answered in time."""
 
 
-class Gone(Refusal):
+class NotFound(EngineError):
     """What was asked about does not exist."""
 
 
-class Taken(Refusal):
+class AlreadyExists(EngineError):
     """The name belongs to something else."""
 
 
@@ -77,7 +77,7 @@ def not_installed(command: str) -> NotInstalled:
     return NotInstalled(f"{command} is not installed", fix=fix)
 
 
-def refusal(argv: Sequence[str], said: str) -> Refusal:
+def refusal(argv: Sequence[str], said: str) -> EngineError:
     """What the command printed when it failed, as an error that says what to type."""
     said = _COLOUR.sub("", said).strip()
     for pattern, kind, what, fix in _KNOWN:
@@ -85,11 +85,11 @@ def refusal(argv: Sequence[str], said: str) -> Refusal:
         if found:
             return kind(what.format(*found.groups(), command=argv[0]), said=said, fix=fix)
     what = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
-    return Refusal(f"`{_shown(argv)}` failed: {_plain(what)}", said=said)
+    return EngineError(f"`{_shown(argv)}` failed: {_plain(what)}", said=said)
 
 
 # (what it says, kind of error, what happened, what to type). The first that fits.
-_KNOWN: tuple[tuple[str, type[Refusal], str, str], ...] = (
+_KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
         Unreachable,
@@ -108,53 +108,53 @@ _KNOWN: tuple[tuple[str, type[Refusal], str, str], ...] = (
         "the daemon behind `{command}` does not answer",
         "sudo systemctl start docker",
     ),
-    (r"no such (container|network|image|object|volume)", Gone, "there is no such {0}", ""),
-    (r"(network|container) \S+ not found|no (container) with name", Gone, "it is not there", ""),
+    (r"no such (container|network|image|object|volume)", NotFound, "there is no such {0}", ""),
+    (r"(network|container) \S+ not found|no (container) with name", NotFound, "it is not there", ""),
     (
         r"(?:container )?name \S+ is already in use|network with name \S+ already exists|network (?:name )?\S+ already",
-        Taken,
+        AlreadyExists,
         "something else has that name already",
         "headway ps",
     ),
     (
         r"no space left on device",
-        Refusal,
+        EngineError,
         "no space left where Docker keeps its images",
         "docker system df, then docker system prune",
     ),
     (
         r"could not select device driver|nvidia-container-cli|unknown or invalid runtime name: nvidia",
-        Refusal,
+        EngineError,
         "containers cannot use the GPUs of this machine",
         "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker",
     ),
     (
         r"pull access denied for ([^\s,]+)|manifest for (\S+) not found|(manifest unknown)",
-        Refusal,
+        EngineError,
         "the image is neither here nor where its name says",
         "mend image.base or image.uri; log in first if it is private: docker login HOST",
     ),
     (
         r"(unauthorized|denied: |no basic auth credentials|authentication required)",
-        Refusal,
+        EngineError,
         "the registry wants to know who you are",
         "docker login HOST; for Google's: gcloud auth configure-docker LOCATION-docker.pkg.dev",
     ),
     (
         r"could not find an available.* address pool|no available network|all predefined address pools",
-        Refusal,
+        EngineError,
         "there is no room for another network",
         "docker network prune",
     ),
     (
         r"invalid mount config for type \"bind\": bind source path does not exist: (.+)",
-        Refusal,
+        EngineError,
         "there is no {0} on this machine",
         "mend the path in the job file",
     ),
     (
         r"exec: \"?([^\"\s]+)\"?: (?:executable file not found|stat)",
-        Refusal,
+        EngineError,
         "there is no {0} in the image",
         "name the interpreter inside the image: python: … in the target's entry",
     ),

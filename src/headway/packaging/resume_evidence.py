@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from headway.core.resume_kind import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
+from headway.core.plan import BEGINNING, BY_SCRIPT, EXACT, UNKNOWN
 from headway.packaging.code import archive_path
 
 if TYPE_CHECKING:

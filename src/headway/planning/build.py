@@ -11,17 +11,16 @@ from typing import Any
 
 from headway._version import __version__
 from headway.core.errors import BadJob
-from headway.core.plan import Code, Limits, Plan
-from headway.core.resume_kind import EXACT
+from headway.core.plan import EXACT, Code, Limits, Plan
 from headway.core.types import Target
 from headway.packaging.code import Package, own_wheel, package
-from headway.packaging.data_sources import data_problems, fingerprint
 from headway.packaging.resume_evidence import is_source, resume_kind
+from headway.packaging.upload import data_problems, fingerprint
 from headway.planning.checks import problems as static_problems
 from headway.planning.cost import Cost, cost_of, price_record, reserved
 from headway.rundir.notify import WEBHOOK
 from headway.spec import Job, dump
-from headway.spec.ranks import processes
+from headway.spec.rules import processes
 from headway.targets import registry
 
 LOCAL_GRACE_S = 30.0

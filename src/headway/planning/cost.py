@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Denied, HeadwayError, NoBucket, Transient
 from headway.pricing.estimate import Device, Estimate, device_of, estimate
-from headway.pricing.history import Experience, remembered
+from headway.pricing.history import PastRun, remembered
 from headway.pricing.machines import machine_for
 from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, kept, quote, region_of
 from headway.pricing.table import ACCELERATOR, MACHINE, Table, load
@@ -127,7 +127,7 @@ def _billed(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
 
 
 def compared(
-    job: Mapping[str, Any], bill: Quote | None, past: list[Experience], table: Table | None = None
+    job: Mapping[str, Any], bill: Quote | None, past: list[PastRun], table: Table | None = None
 ) -> list[dict[str, Any]]:
     """Hours and cost of the same job on one of each of the usual accelerators, in this region or the default one."""
     table = table or load()

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headway.pricing.history import REHEARSAL, Experience, length_of, remembered, what_of, work_of
+from headway.pricing.history import REHEARSAL, PastRun, length_of, remembered, what_of, work_of
 from headway.pricing.machines import sustained_tflops
 
 # Counting a job's arithmetic and its pictures from its settings, without building its model. Rough.
@@ -167,13 +167,13 @@ def device_of(job: Mapping[str, Any], kind: str, cpus: int | None = None) -> Dev
     return Device(kind=None, count=cpus or resources.get("cpus") or os.cpu_count() or 1, nodes=nodes)
 
 
-def estimate(job: Mapping[str, Any], device: Device, past: Sequence[Experience] | None = None) -> Estimate | None:
+def estimate(job: Mapping[str, Any], device: Device, past: Sequence[PastRun] | None = None) -> Estimate | None:
     """The best that can be said; None where nothing is known of this training."""
     past = remembered() if past is None else past
     return _same_work(job, device, past) or _same_recipe(job, device, past) or _counted(job, device)
 
 
-def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[Experience]) -> Estimate | None:
+def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
     work, length = work_of(job), length_of(job)
     same = [one for one in past if one.work == work]
     here = [one for one in same if (one.device, one.nodes) == (device.label, device.nodes)]
@@ -193,7 +193,7 @@ def _same_work(job: Mapping[str, Any], device: Device, past: Sequence[Experience
     return None
 
 
-def _same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[Experience]) -> Estimate | None:
+def _same_recipe(job: Mapping[str, Any], device: Device, past: Sequence[PastRun]) -> Estimate | None:
     """Other settings or data: by the number of examples, and by the arithmetic of each."""
     total = _examples(job)
     if total is None or not job.get("recipe"):

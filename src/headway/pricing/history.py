@@ -22,7 +22,7 @@ LENGTHS = ("epochs", "max_epochs", "phase1_epochs", "phase2_epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Experience:
+class PastRun:
     """How long some training took on some device, and what it wrote."""
 
     url: str  # of the run; a later line about the same one replaces this
@@ -44,7 +44,7 @@ def path() -> Path:
     return home() / "experience.jsonl"
 
 
-def learn(new: Experience) -> None:
+def learn(new: PastRun) -> None:
     """Remember it. Trouble with the file costs an estimate, never a run."""
     line = json.dumps(asdict(new), sort_keys=True) + "\n"
     try:
@@ -58,7 +58,7 @@ def learn(new: Experience) -> None:
         logging.getLogger("headway").warning("what this run took could not be remembered: %s", error)
 
 
-def remembered() -> list[Experience]:
+def remembered() -> list[PastRun]:
     """Oldest first, one for each run. Lines that cannot be read are passed over: they are only hints."""
     try:
         with open(path(), "rb") as file:
@@ -66,10 +66,10 @@ def remembered() -> list[Experience]:
             lines = file.read().decode("utf-8", "replace").splitlines()[-_REMEMBERED:]
     except OSError:
         return []
-    found: dict[str, Experience] = {}
+    found: dict[str, PastRun] = {}
     for line in lines:
         try:
-            one = Experience(**json.loads(line))
+            one = PastRun(**json.loads(line))
             if one.seconds > 0 and one.length > 0:
                 found.pop(one.url, None)
                 found[one.url] = one

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.pricing.history import Experience, length_of, remembered, what_of, work_of
+from headway.pricing.history import PastRun, length_of, remembered, what_of, work_of
 from headway.pricing.machines import accelerators_of, machine_for, machine_with
 from headway.pricing.table import ACCELERATOR, DISK, HOURS_A_MONTH, MACHINE, STORAGE, Price, Table, load
 
@@ -165,7 +165,7 @@ STORAGE_USD_PER_GB_MONTH = 0.02  # Cloud Storage, Standard, in us-east1, of 2026
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class StoredData:
     checkpoints: int
     checkpoint_gb: float
     export_gb: float
@@ -180,14 +180,14 @@ class Kept:
         return self.gb * self.usd_per_gb_month
 
 
-def kept(job: Mapping[str, Any], past: Sequence[Experience] | None = None, region: str = "") -> Kept | None:
+def kept(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: str = "") -> StoredData | None:
     """Checkpoints by the job's own retention, and the bundle; None before anything like it has run."""
     past = remembered() if past is None else past
     same = [one for one in past if one.work == work_of(job)] or [one for one in past if one.what == what_of(job)]
     known = next((one for one in reversed(same) if one.checkpoint_bytes), None)
     if known is None or known.checkpoint_bytes is None:
         return None
-    return Kept(
+    return StoredData(
         checkpoints=retained(job),
         checkpoint_gb=known.checkpoint_bytes / 1e9,
         export_gb=(known.export_bytes or known.checkpoint_bytes / 3) / 1e9,  # without the optimizer's state
@@ -195,14 +195,14 @@ def kept(job: Mapping[str, Any], past: Sequence[Experience] | None = None, regio
     )
 
 
-def checkpoint_s(job: Mapping[str, Any], past: Sequence[Experience] | None = None) -> float | None:
+def checkpoint_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
     """How long the longest checkpoint of such a run took; None before one has run."""
     past = remembered() if past is None else past
     seen = [one.checkpoint_s for one in past if one.work == work_of(job) and one.checkpoint_s is not None]
     return max(seen, default=None)
 
 
-def export_s(job: Mapping[str, Any], past: Sequence[Experience] | None = None) -> float | None:
+def export_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
     """How long the longest export of such a run took; None before one has run."""
     past = remembered() if past is None else past
     seen = [one.export_s for one in past if one.work == work_of(job) and one.export_s is not None]

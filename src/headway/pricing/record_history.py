@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.pricing.estimate import device_of, examples_per_epoch
-from headway.pricing.history import Experience, learn, length_of, what_of, work_of
+from headway.pricing.history import PastRun, learn, length_of, what_of, work_of
 from headway.rundir.layout import RunFolder
 
 
@@ -21,7 +21,7 @@ def learn_from(folder: RunFolder, spent_s: float) -> None:
     if spent_s <= 0:
         return
     learn(
-        Experience(
+        PastRun(
             url=folder.url,
             what=what_of(plan.job),
             work=work_of(plan.job),

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
-from headway.core.errors import BadPlan
-from headway.core.safe_json import json_of
+from headway.core.errors import BadPlan, json_of
 from headway.rundir.layout import RunFolder, Segment, lines, segments
 
 NOT_CURVES: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway.core.errors import BadPlan, Conflict, NotThere, StoreError, UnknownRun
+from headway.core.errors import BadPlan, Conflict, NotThere, StoreError, UnknownRun, json_of
 from headway.core.plan import Plan
-from headway.core.safe_json import json_of
 from headway.core.types import LogLine
 from headway.storage.base import ABSENT, Store
 

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from headway.core import processes
-from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
-from headway.core.safe_json import json_of
+from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy, json_of
 from headway.rundir.layout import RunFolder, segments
 from headway.storage import same_place
 from headway.storage.base import ABSENT, Store

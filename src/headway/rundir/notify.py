@@ -27,7 +27,7 @@ _MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
+class Notification:
     """What is told. Holds no secrets: reasons have been through the log's redaction."""
 
     event: str  # finished, failed, budget, stopped, lost
@@ -43,7 +43,7 @@ class Notice:
     @classmethod
     def of(
         cls, folder: RunFolder, plan: Plan, event: str, reason: str, seconds: float, usd: float | None = None
-    ) -> Notice:
+    ) -> Notification:
         verb = {"finished": "eval", "failed": "why", "lost": "resume", "stopped": "resume"}.get(event, "export")
         return cls(
             event=event,
@@ -66,7 +66,7 @@ class Notice:
         return f"{head.strip()}\nnext: {self.next}"
 
 
-def notify_here(wanted: Mapping[str, Any], notice: Notice, *, lost: bool, say: Say) -> None:
+def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, say: Say) -> None:
     """On the machine that watches: the command; and the webhook, where the run could not do so itself."""
     if wanted.get("command"):
         run_command(str(wanted["command"]), notice, say)
@@ -79,7 +79,7 @@ def notify_here(wanted: Mapping[str, Any], notice: Notice, *, lost: bool, say: S
         post(url, notice, say)
 
 
-def post(url: str, notice: Notice, say: Say) -> None:
+def post(url: str, notice: Notification, say: Say) -> None:
     """`{"text": …}` and the notice's fields beside it: Slack, Mattermost and Discord's /slack take it as it is."""
     from urllib.request import Request, urlopen  # some milliseconds, which only who tells somebody pays
 
@@ -94,7 +94,7 @@ def post(url: str, notice: Notice, say: Say) -> None:
         say(f"the webhook did not take the notice: {redact(str(error), [url])}")
 
 
-def run_command(command: str, notice: Notice, say: Say) -> None:
+def run_command(command: str, notice: Notification, say: Say) -> None:
     """By /bin/sh, as it stands in the job file. What happened is in its environment, never in its words."""
     told = {f"HEADWAY_{key.upper()}": "" if value is None else str(value) for key, value in asdict(notice).items()}
     try:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun
+from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun, json_of
 from headway.core.paths import home
-from headway.core.resume_kind import again
-from headway.core.safe_json import json_of
+from headway.core.plan import again
 from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
 from headway.rundir.index import Ledger, Row
@@ -135,7 +134,7 @@ def row_of(folder: RunFolder) -> Row | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class StatusInputs:
     """What a run's folder says. `farewell` is the newest attempt's own word on how it ended."""
 
     farewell: Status | None
@@ -143,13 +142,13 @@ class Evidence:
     lease: lease.Record | None
 
 
-def evidence(folder: RunFolder) -> Evidence:
+def evidence(folder: RunFolder) -> StatusInputs:
     """Read in an order that cannot miss an end: who holds the run first, its last words after."""
     record, _ = lease.read(folder.store)
     after = submission.awaited_after(submission.read(folder))
     newest, event = _last_word(folder.store, record.attempt if record else 0)
     started = newest > after
-    return Evidence(farewell=_farewell(event, folder) if event and started else None, started=started, lease=record)
+    return StatusInputs(farewell=_farewell(event, folder) if event and started else None, started=started, lease=record)
 
 
 def folder_status(folder: RunFolder) -> Status:
@@ -170,7 +169,7 @@ def folder_status(folder: RunFolder) -> Status:
     return Status(state=State.RUNNING, reason=where)
 
 
-class Watch:
+class StatusPoller:
     """`folder_status` by an observer who stays: it also notices a lease that nobody renews any more."""
 
     def __init__(

@@ -6,12 +6,16 @@ each start asked for. `after` is the newest attempt before it: only a later one 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
+from headway.core.paths import home
 from headway.core.plan import Plan
 from headway.core.types import Handle
 from headway.rundir.layout import INTENT, PLAN, RunFolder
@@ -141,3 +145,50 @@ def _of_plan(plan: Plan, folder: RunFolder) -> dict[str, Any]:
 
 def _start(*, after: int) -> dict[str, Any]:
     return {"at": now(), "by": who(), "after": after}
+
+
+# Whose something is: an id of this user's Headway, made once in its home folder, and a name for people to read.
+
+
+FILE = "owner"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """What `headway gc` goes by: it removes nothing that carries another owner's id."""
+
+    id: str  # 16 hexadecimal digits: fits every target's labels; empty where none could be kept
+    name: str  # alice@host-7
+
+
+def owner() -> Owner:
+    """Us. Makes the id at the first call; where the home folder cannot be written there is none, and that is logged."""
+    return Owner(id=known_id() or _made(home() / FILE), name=who())
+
+
+def known_id() -> str:
+    """Our id; empty where nothing was ever started from this home folder."""
+    try:
+        return (home() / FILE).read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _made(path: Path) -> str:
+    """Written whole under another name first. Of two processes at once, both take the id that was first."""
+    temporary = path.with_name(f"{FILE}-{os.urandom(8).hex()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(f"{os.urandom(8).hex()}\n")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink(missing_ok=True)
+        return known_id()
+    except OSError as error:
+        logging.getLogger("headway").warning(
+            f"what this run makes cannot be marked as yours, so headway gc will not remove it: {path}: {error}"
+        )
+        return ""

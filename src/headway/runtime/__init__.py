@@ -13,7 +13,7 @@ __all__ = ["Feed", "Loader", "Run", "start"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'headway.runtime' has no attribute {name!r}")
-    import headway.training
+    import headway
 
     return getattr(headway.training, name)
 

@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
-from headway.artifacts.predictor import Refusal, Service, bad_request
+from headway.artifacts.predictor import PredictionError, Service, bad_request
 from headway.serving import kserve
 from headway.serving.batching import Batcher
 from headway.serving.inputs import Fetch, Limits, Reader
@@ -121,13 +121,13 @@ class Server:
         instances = self._reader.instances_of(body)
         explain = _explain(body.get("parameters"))
         if self._batcher is None:
-            raise Refusal(503, "the server is not ready", headers={"Retry-After": "1"})
+            raise PredictionError(503, "the server is not ready", headers={"Retry-After": "1"})
         waited = asyncio.wait_for(self._answered(self._batcher, instances, explain), self.settings.limits.seconds)
         try:
             return await waited
         except asyncio.TimeoutError:
             told = f"no answer within {self.settings.limits.seconds:g} seconds"
-            raise Refusal(504, told, headers={"Retry-After": "5"}) from None
+            raise PredictionError(504, told, headers={"Retry-After": "5"}) from None
 
     async def _answered(
         self, batcher: Batcher, instances: Sequence[Mapping[str, Any]], explain: bool
@@ -143,7 +143,7 @@ class Server:
         read = self._reader.read(instance, at)
         try:
             return self.service.prepare(read)
-        except Refusal as refusal:
+        except PredictionError as refusal:
             refusal.at = refusal.at or at  # a recipe does not know which of many this is
             raise
 
@@ -256,13 +256,13 @@ def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Han
             if server.settings.token is not None and not open_:
                 _check_token(request, server.settings.token)
             response = await handler(request)
-        except Refusal as refusal:
+        except PredictionError as refusal:
             response = _problem(refusal)
         except ClientDisconnect:
             response = Response(status_code=499)
         except Exception:  # a bug of ours must not end the connection without an answer
             log.exception("%s failed", path)
-            response = _problem(Refusal(500, "the server failed; its log says how"))
+            response = _problem(PredictionError(500, "the server failed; its log says how"))
         seconds = time.perf_counter() - began
         server.gauges.requests.labels(path, str(response.status_code)).inc()
         server.gauges.seconds.labels(path).observe(seconds)
@@ -276,17 +276,21 @@ def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Han
 def _check_token(request: Request, token: str) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise Refusal(401, "send the server's token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"})
+        raise PredictionError(
+            401, "send the server's token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"}
+        )
 
 
-def _problem(refusal: Refusal) -> Response:
+def _problem(refusal: PredictionError) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers, media_type=PROBLEM)
 
 
 async def _nothing_here(request: Request, error: Any) -> Response:
     if error.status_code == 405:
-        return _problem(Refusal(405, f"{request.method} is not for this address", headers=dict(error.headers or {})))
-    return _problem(Refusal(404, "nothing is here; /docs lists what there is"))
+        return _problem(
+            PredictionError(405, f"{request.method} is not for this address", headers=dict(error.headers or {}))
+        )
+    return _problem(PredictionError(404, "nothing is here; /docs lists what there is"))
 
 
 async def _body(request: Request, limits: Limits) -> Any:
@@ -315,7 +319,9 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > limits.body:
-            raise Refusal(413, f"the body is longer than {limits.body:,} bytes", headers={"Connection": "close"})
+            raise PredictionError(
+                413, f"the body is longer than {limits.body:,} bytes", headers={"Connection": "close"}
+            )
         parts.append(part)
     return b"".join(parts)
 

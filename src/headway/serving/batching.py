@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headway.artifacts.predictor import Field, Instance, Refusal, Service
+from headway.artifacts.predictor import Field, Instance, PredictionError, Service
 
 log = logging.getLogger("headway.serving")
 
@@ -32,7 +32,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class Pace:
+class ThroughputEstimate:
     """How fast answers come, so that a refused client can be told when to come back."""
 
     seconds_each: float = 0.05
@@ -50,7 +50,7 @@ class Batcher:
         self._held = 0  # places for inputs that are being decoded
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._pace = Pace()
+        self._pace = ThroughputEstimate()
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +68,7 @@ class Batcher:
         while self._waiting:
             asked = self._waiting.popleft()
             if not asked.answer.done():
-                asked.answer.set_exception(Refusal(503, "the server is shutting down"))
+                asked.answer.set_exception(PredictionError(503, "the server is shutting down"))
         await asyncio.to_thread(self._thread.shutdown)
 
     @contextmanager
@@ -79,11 +79,11 @@ class Batcher:
         """
         taken = len(self._waiting) + self._held
         if more > self._queue:
-            raise Refusal(413, f"{more} inputs: at most {self._queue} may wait", at="/instances")
+            raise PredictionError(413, f"{more} inputs: at most {self._queue} may wait", at="/instances")
         if taken + more > self._queue:
             seconds = max(1, round(taken * self._pace.seconds_each))
             told = f"{taken} inputs wait already, and at most {self._queue} may"
-            raise Refusal(429, told, headers={"Retry-After": str(seconds)})
+            raise PredictionError(429, told, headers={"Retry-After": str(seconds)})
         self._held += more
         try:
             yield
@@ -146,10 +146,10 @@ class Batcher:
 def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
     if answer.done():
         return  # whoever asked has gone
-    if isinstance(value, Refusal):
+    if isinstance(value, PredictionError):
         answer.set_exception(value)
     elif isinstance(value, Exception):
-        answer.set_exception(Refusal(500, "the model failed on this input; the server's log says how"))
+        answer.set_exception(PredictionError(500, "the model failed on this input; the server's log says how"))
     else:
         answer.set_result(value)
 

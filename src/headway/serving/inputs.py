@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from headway.artifacts.predictor import Field, Instance, Refusal, bad_request
+from headway.artifacts.predictor import Field, Instance, PredictionError, bad_request
 
 # How much one client may ask for at once. All of it is refused before it costs anything.
 
@@ -52,12 +52,12 @@ def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
                 width, height = file.size
                 if width * height > pixels:
                     told = f"a picture of {width} × {height} pixels: at most {pixels // 1_000_000} million are taken"
-                    raise Refusal(413, told, at=at)
+                    raise PredictionError(413, told, at=at)
                 return _upright(file)
     except UnidentifiedImageError:
         raise bad_request(f"this is not a picture; send one of {', '.join(_FORMATS)}", at) from None
     except (Image.DecompressionBombError, MemoryError):
-        raise Refusal(413, "this picture is too large", at=at) from None
+        raise PredictionError(413, "this picture is too large", at=at) from None
     except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError) as error:
         raise bad_request(f"this picture is damaged: {error}", at) from None
 
@@ -92,7 +92,7 @@ class Reader:
             raise bad_request("there are no instances", "/instances")
         if len(instances) > self._limits.instances:
             told = f"{len(instances)} instances: at most {self._limits.instances} are taken at once"
-            raise Refusal(413, told, at="/instances")
+            raise PredictionError(413, told, at="/instances")
         return [self._as_object(each, f"/instances/{number}") for number, each in enumerate(instances)]
 
     def _as_object(self, instance: Any, at: str) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ class Reader:
         if not isinstance(value, str) or not re.search(SAYS_SOMETHING, value):
             raise bad_request("this must be text that says something", at)
         if len(value) > self._limits.text:
-            raise Refusal(413, f"{len(value)} characters: at most {self._limits.text} are taken", at=at)
+            raise PredictionError(413, f"{len(value)} characters: at most {self._limits.text} are taken", at=at)
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -203,7 +203,7 @@ def _body(connection: http.client.HTTPConnection, path: str, limit: int, at: str
             raise bad_request(f"the address answers {answer.status}", at)
         body = answer.read(limit + 1)
         if len(body) > limit:
-            raise Refusal(413, f"what lies there is longer than {limit:,} bytes", at=at)
+            raise PredictionError(413, f"what lies there is longer than {limit:,} bytes", at=at)
         return body
     finally:
         connection.close()

@@ -14,10 +14,10 @@ from headway.plugins import Catalog, Loader, shipped
 from headway.spec import yaml_reader
 from headway.spec.document import Node, members
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
-from headway.spec.overrides import override, put_variables
 from headway.spec.rules import closest, job_problems
 from headway.spec.serialize import to_plain
-from headway.spec.validate import BAD, Reader, Reading
+from headway.spec.validate import BAD, Reader, ValidationContext
+from headway.spec.yaml_reader import override, put_variables
 
 MOST_PROBLEMS = 100  # shown at once; more come from a file that is no job file
 LOCAL = "local"
@@ -55,7 +55,7 @@ def loads(
     job = None
     if tree is not None:
         tree = put_variables(override(tree, set, problems), variables or {}, problems)
-        reading = Reading(problems, os.environ if env is None else env, Path(root))
+        reading = ValidationContext(problems, os.environ if env is None else env, Path(root))
         job = _JobReader(reading, catalog or shipped()).read(tree)
     if problems:
         raise BadJob(_in_order(problems))
@@ -129,7 +129,7 @@ def _position(problem: Problem) -> tuple[int, int]:
 class _JobReader:
     """A job out of a tree: the general reader, and the three keys whose meaning is somebody else's."""
 
-    def __init__(self, to: Reading, catalog: Catalog) -> None:
+    def __init__(self, to: ValidationContext, catalog: Catalog) -> None:
         self.to = to
         self.catalog = catalog
         self.reader = Reader(to)

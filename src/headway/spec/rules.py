@@ -10,6 +10,16 @@ from headway.core.errors import Problem
 from headway.spec.document import Node, members
 from headway.spec.model import Image, Job, Mount
 
+# How many ranks a job asks for.
+
+
+def processes(job: Job) -> int:
+    """Ranks on each node: one for each accelerator, or one."""
+    if job.resources.processes != "auto":
+        return job.resources.processes
+    return job.resources.accelerator.count if job.resources.accelerator else 1
+
+
 # Of these keys a mapping must have exactly one.
 ONE_OF: dict[type, tuple[str, ...]] = {Job: ("recipe", "script"), Mount: ("nfs", "pvc", "path")}
 

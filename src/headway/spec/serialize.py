@@ -10,7 +10,7 @@ from headway.core.errors import BadPlan, Problem
 from headway.spec.document import tree_of
 from headway.spec.fields import keys_of
 from headway.spec.model import Job
-from headway.spec.validate import BAD, Reader, Reading
+from headway.spec.validate import BAD, Reader, ValidationContext
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -
     """What `to_plain` made of a `cls`: a recipe's config, a target's options. Anything else is a BadPlan."""
     problems: list[Problem] = []
     try:
-        value = Reader(Reading(problems, typed=False)).dataclass(tree_of(plain, where), cls)
+        value = Reader(ValidationContext(problems, typed=False)).dataclass(tree_of(plain, where), cls)
     except RecursionError:
         raise BadPlan("nested too deep", where=where, fix="headway plan --out plan.json") from None
     if value is BAD or problems:

@@ -44,7 +44,7 @@ _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "fa
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ValidationContext:
     """What a reading needs to know, and where it reports."""
 
     problems: list[Problem]
@@ -72,7 +72,7 @@ def shown(node: Node) -> str:
     return "nothing" if node.value is None else node.text[:60]
 
 
-def wrong_type(node: Node, annotation: Any, path: str, to: Reading) -> Any:
+def wrong_type(node: Node, annotation: Any, path: str, to: ValidationContext) -> Any:
     what = f"{path} must be {described(annotation)}, not {shown(node)}"
     return to.report(what, node.where, _retyped(node, annotation, last_key(path)))
 
@@ -89,11 +89,11 @@ def _retyped(node: Node, annotation: Any, key: str) -> str:
     return f"write it as in {key}: {example(annotation)}"
 
 
-def read_bool(node: Node, path: str, to: Reading) -> Any:
+def read_bool(node: Node, path: str, to: ValidationContext) -> Any:
     return node.value if isinstance(node.value, bool) else wrong_type(node, bool, path, to)
 
 
-def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to: ValidationContext) -> Any:
     """A whole number or any finite number, within its bounds. Sizes and durations are typed with units."""
     unit = next((mark for mark in fields.forms(extra) if mark in ("duration", "size")), None)
     if to.typed and unit:
@@ -112,7 +112,7 @@ def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to
     return kind(value)
 
 
-def _with_unit(node: Node, read: Any, unit: str, path: str, to: Reading) -> Any:
+def _with_unit(node: Node, read: Any, unit: str, path: str, to: ValidationContext) -> Any:
     if isinstance(node.value, (bool, dict, tuple)) or node.value is None:
         form = fields.FORMS[unit]
         return to.report(f"{path} must be {form.words}, not {shown(node)}", node.where, f"write {form.example}")
@@ -122,7 +122,7 @@ def _with_unit(node: Node, read: Any, unit: str, path: str, to: Reading) -> Any:
     return value
 
 
-def read_form(node: Node, read: Any, path: str, to: Reading) -> Any:
+def read_form(node: Node, read: Any, path: str, to: ValidationContext) -> Any:
     """A value that is typed as a short text: `10m`, `T4:1`."""
     try:
         return read(node.text)
@@ -130,7 +130,7 @@ def read_form(node: Node, read: Any, path: str, to: Reading) -> Any:
         return to.report(f"{path}: {bad.what}", node.where, bad.fix)
 
 
-def read_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+def read_text(node: Node, extra: tuple[object, ...], path: str, to: ValidationContext) -> Any:
     """A text. `${env:NAME}` is expanded where the mark says so, and refused elsewhere."""
     text = _text_of(node, extra)
     if text is None:
@@ -165,14 +165,14 @@ def _text_of(node: Node, extra: tuple[object, ...]) -> str | None:
     return node.text if as_typed and node.value is not None else None
 
 
-def _no_text(node: Node, extra: tuple[object, ...], path: str, to: Reading) -> Any:
+def _no_text(node: Node, extra: tuple[object, ...], path: str, to: ValidationContext) -> Any:
     if "secret" in extra:  # what stands there may be the secret: not a word of it in a message
         what = f"{path} must be a reference to a secret"
         return to.report(what, node.where, f"write {fields.SECRET_FORMS}")
     return wrong_type(node, str, path, to)
 
 
-def _bad_form(node: Node, text: str, form: str, path: str, to: Reading) -> Any:
+def _bad_form(node: Node, text: str, form: str, path: str, to: ValidationContext) -> Any:
     if form == "secret":
         variable = last_key(path) if "secrets." in path else "NAME"
         what = f"{path} must be a reference to a secret, not the secret itself"
@@ -199,14 +199,14 @@ def _meant(text: str, form: str) -> str | None:
     return None if url is None else f"{url}, or ./{text} for a folder of that name"
 
 
-def _unexpanded(node: Node, text: str, path: str, to: Reading) -> Any:
+def _unexpanded(node: Node, text: str, path: str, to: ValidationContext) -> Any:
     if "${env:" not in text:
         return text
     fix = f"write the value itself; ${{env:NAME}} is expanded in {WHERE_EXPANDED}"
     return to.report(f"{path}: ${{env:…}} is not expanded here", node.where, fix)
 
 
-def _expand(node: Node, text: str, path: str, to: Reading) -> Any:
+def _expand(node: Node, text: str, path: str, to: ValidationContext) -> Any:
     missing = [name for name in _REFERENCE.findall(text) if name not in to.env]
     for name in missing:
         to.report(f"{path}: the environment variable {name} is not set", node.where, f"export {name}=…")
@@ -239,14 +239,14 @@ def read_dataclass(
     folder: Path | None = None,
 ) -> T | None:
     """The tree as a `cls`, or None and the reasons among `problems`."""
-    value = Reader(Reading(problems, env or {}, folder)).dataclass(node, cls, path)
+    value = Reader(ValidationContext(problems, env or {}, folder)).dataclass(node, cls, path)
     return None if value is BAD else value
 
 
 class Reader:
     """Values out of nodes. A value that cannot be read is BAD, and its siblings are read all the same."""
 
-    def __init__(self, to: Reading) -> None:
+    def __init__(self, to: ValidationContext) -> None:
         self.to = to
 
     def dataclass(
@@ -315,7 +315,7 @@ class Reader:
         if len(something) == 1:
             return self.value(node, something[0], path)
         for member in something:
-            trial = Reader(Reading([], self.to.env, self.to.folder, self.to.typed))
+            trial = Reader(ValidationContext([], self.to.env, self.to.folder, self.to.typed))
             value = trial.value(node, member, path)
             if value is not BAD:
                 return value

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from headway.core.errors import BadInput, Denied, StoreError
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.storage.object_store import (
     Credentials,
     client_options,
@@ -71,7 +71,7 @@ class AzureCloud:
             {name: value for name, value in settings.items() if value},
         )
 
-    def connect(self, patience: Patience, *, retries: int, request_s: float) -> Any:
+    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import AzureStore
 
         if self._credentials is None and not self.settings:
@@ -106,7 +106,7 @@ class AzureCloud:
         )
 
 
-def _identity(patience: Patience) -> Credentials | None:
+def _identity(patience: RetryPolicy) -> Credentials | None:
     try:
         import_module("azure.identity")
     except ImportError:
@@ -115,7 +115,7 @@ def _identity(patience: Patience) -> Credentials | None:
 
 
 class _AzureTokens(Credentials):
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience)
         self._chain: Any = import_module("azure.identity").DefaultAzureCredential()
 

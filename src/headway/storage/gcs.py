@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import Denied, MissingExtra, StoreError
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.storage.object_store import (
     Credentials,
     client_options,
@@ -45,7 +45,7 @@ class GoogleCloud:
         bucket, folder = split_bucket(url, "gs://bucket/folder")
         return cls(url.rstrip("/"), bucket, folder, endpoint.rstrip("/") if endpoint else None)
 
-    def connect(self, patience: Patience, *, retries: int, request_s: float) -> Any:
+    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import GCSStore
 
         if self._credentials is None:
@@ -77,7 +77,7 @@ class GoogleCloud:
             f"--member={who} --role=roles/storage.objectUser"
         )
 
-    def _choose_credentials(self, patience: Patience) -> Credentials | None:
+    def _choose_credentials(self, patience: RetryPolicy) -> Credentials | None:
         if not self.endpoint and _emulator():
             return _EmulatorToken(patience)
         try:
@@ -94,7 +94,7 @@ class _EmulatorToken(Credentials):
 
 
 class _GoogleTokens(Credentials):
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience)
         self._credentials: Any = None
 

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 from headway.core.errors import BadInput, Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
-from headway.core.retry import Patience, keep_trying
+from headway.core.retry import RetryPolicy, keep_trying
 from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, in_key_order
 from headway.storage.transfer import Body, as_view, size_of, whole
 
@@ -35,7 +35,7 @@ class Cloud(Protocol):
     bucket: str
     updates_by_generation: bool  # GCS compares a number that listings do not tell; the others compare the ETag
 
-    def connect(self, patience: Patience, *, retries: int, request_s: float) -> Any:
+    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
         """An obstore client. Its own retries are for parts of large uploads; single requests are retried here."""
 
     def credential_error(self) -> StoreError | None:
@@ -54,7 +54,7 @@ class Credentials(ABC):
     The server that gives tokens to pods may answer only seconds after a pod has started: it is asked again.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._lock = Lock()
         self.error: StoreError | None = None
@@ -80,7 +80,7 @@ _shared_lock = Lock()
 
 
 def shared_credentials(
-    kind: Callable[[Patience], Credentials], patience: Patience, variables: tuple[str, ...]
+    kind: Callable[[RetryPolicy], Credentials], patience: RetryPolicy, variables: tuple[str, ...]
 ) -> Credentials:
     """One for all stores of this process: a token is fetched once, not for each store that is opened.
 
@@ -102,7 +102,7 @@ def split_bucket(url: str, example: str) -> tuple[str, str]:
     return bucket, folder.strip("/")
 
 
-def client_options(patience: Patience, endpoint: str | None, request_s: float) -> dict[str, Any]:
+def client_options(patience: RetryPolicy, endpoint: str | None, request_s: float) -> dict[str, Any]:
     return {
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
         "connect_timeout": timedelta(seconds=patience.connect_s),
@@ -110,7 +110,7 @@ def client_options(patience: Patience, endpoint: str | None, request_s: float) -
     }
 
 
-def retry_config(patience: Patience, retries: int) -> dict[str, Any]:
+def retry_config(patience: RetryPolicy, retries: int) -> dict[str, Any]:
     return {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=patience.total_s),
@@ -269,10 +269,10 @@ _threads_of = 0  # the process in which obstore's threads run, once they do
 class ObjectStore:
     """A folder of a bucket. Opening it costs nothing; the first verb finds the credentials."""
 
-    def __init__(self, cloud: Cloud, patience: Patience | None = None) -> None:
+    def __init__(self, cloud: Cloud, patience: RetryPolicy | None = None) -> None:
         self.url = cloud.url
         self._cloud = cloud
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         self._bucket_seen = False
         self._connected = lru_cache(maxsize=4)(self._connect)
 

@@ -13,7 +13,7 @@ from headway.core.errors import BadInput, Conflict, StoreError
 from headway.storage.base import ABSENT, Store
 
 if TYPE_CHECKING:
-    from headway.core.retry import Patience
+    from headway.core.retry import RetryPolicy
 
 
 # Does this store keep its word? Only where a conditional write can lose are runs shared safely. Five requests.
@@ -90,7 +90,7 @@ def require_url(text: str) -> None:
         raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
 
 
-def open_store(url: str, *, endpoint: str | None = None, patience: Patience | None = None) -> Store:
+def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
     """The store at a path, file://, memory://, gs://, s3:// or az://. Nothing is contacted until its first verb.
 
     `endpoint` is another address of the cloud's service; the clouds' own variables say the same: AWS_ENDPOINT_URL,
@@ -149,7 +149,7 @@ def _split(url: str) -> tuple[str, str]:
     return scheme, rest
 
 
-def _folder(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+def _folder(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
     from headway.storage.local import FolderStore
 
     path = local_path(url)
@@ -157,34 +157,34 @@ def _folder(url: str, endpoint: str | None, patience: Patience | None) -> Store:
     return FolderStore(path)
 
 
-def _memory(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+def _memory(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
     from headway.storage.memory import MemoryStore
 
     return MemoryStore(url)
 
 
-def _google(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+def _google(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
     from headway.storage.gcs import GoogleCloud
     from headway.storage.object_store import ObjectStore
 
     return ObjectStore(GoogleCloud.at(url, endpoint), patience)
 
 
-def _amazon(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+def _amazon(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
     from headway.storage.object_store import ObjectStore
     from headway.storage.s3 import AmazonCloud
 
     return ObjectStore(AmazonCloud.at(url, endpoint), patience)
 
 
-def _azure(url: str, endpoint: str | None, patience: Patience | None) -> Store:
+def _azure(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
     from headway.storage.azure import AzureCloud
     from headway.storage.object_store import ObjectStore
 
     return ObjectStore(AzureCloud.at(url, endpoint), patience)
 
 
-_OPENERS: dict[str, Callable[[str, str | None, Patience | None], Store]] = {
+_OPENERS: dict[str, Callable[[str, str | None, RetryPolicy | None], Store]] = {
     "": _folder,
     "az": _azure,
     "file": _folder,

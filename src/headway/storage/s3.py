@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import Denied, MissingExtra, StoreError, Transient
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.storage.object_store import (
     Credentials,
     client_options,
@@ -45,7 +45,7 @@ class AmazonCloud:
         address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         return cls(url.rstrip("/"), bucket, folder, address.rstrip("/") or None)
 
-    def connect(self, patience: Patience, *, retries: int, request_s: float) -> Any:
+    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import S3Store
 
         if not self._region:
@@ -84,7 +84,7 @@ class AmazonCloud:
             f"--policy-document '{policy}'  (ROLE: see aws sts get-caller-identity)"
         )
 
-    def _choose_credentials(self, patience: Patience) -> None:
+    def _choose_credentials(self, patience: RetryPolicy) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         try:
             import_module("boto3")
@@ -99,7 +99,7 @@ class AmazonCloud:
 
 
 class _AmazonKeys(Credentials):
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience)
         core = import_module("botocore.session").get_session()
         if runs_on("Amazon"):  # by default botocore asks the metadata server once

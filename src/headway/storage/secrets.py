@@ -108,7 +108,7 @@ def _from_google(where: Reference) -> str:
         transport: Any = import_module("google.auth.transport.requests")
     except ImportError:
         raise MissingExtra("gcp", needed_for="a secret of gcp-sm://") from None
-    from headway.core.retry import Patience, keep_trying
+    from headway.core.retry import RetryPolicy, keep_trying
     from headway.storage.gcs import google_credentials
 
     credentials, project = google_credentials(_CLOUD_SCOPE)
@@ -120,7 +120,7 @@ def _from_google(where: Reference) -> str:
     def ask() -> str:
         return _google_answer(session, url, where, f"{name} --project={project}")
 
-    return keep_trying(ask, Patience(tries=4))
+    return keep_trying(ask, RetryPolicy(tries=4))
 
 
 def _google_name(where: Reference, default_project: str | None) -> tuple[str, str, str]:

@@ -12,15 +12,23 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from headway.core.errors import FAILED, WORKER_AGAIN
-from headway.core.resume_kind import BEGINNING, BY_SCRIPT, again
+from headway.core.plan import BEGINNING, BY_SCRIPT, again
 from headway.supervisor import restart_policy
 from headway.supervisor.node import Node
 from headway.supervisor.processes import RankExit, Record, step_of
 from headway.supervisor.rank_env import threads
-from headway.supervisor.rendezvous import Connection, Gone, Joined, Meeting, Said, free_ports, require_free
-from headway.supervisor.restart_policy import Again, Ending, Outcome, Past
+from headway.supervisor.rendezvous import (
+    Connected,
+    Connection,
+    Disconnected,
+    PeerMessage,
+    RendezvousServer,
+    free_ports,
+    require_free,
+)
+from headway.supervisor.restart_policy import AttemptHistory, AttemptResult, Outcome, Restart
 from headway.supervisor.threads import Advanced, Heartbeat, StoreBack, StoreDown, now_text
-from headway.supervisor.topology import NodeWorld, alone, ready
+from headway.supervisor.topology import NodeTopology, alone, ready
 
 _BURIAL_S = 15.0  # for what was killed to be gone
 
@@ -33,8 +41,8 @@ class Leader:
         node: Node,
         heartbeat: Heartbeat,
         attempt: int,
-        past: Past,
-        meeting: Meeting | None,
+        past: AttemptHistory,
+        meeting: RendezvousServer | None,
         *,
         former: int = 0,
         refusal: str = "",
@@ -45,7 +53,7 @@ class Leader:
         self.attempt, self._past, self._former = attempt, past, former
         self._refusal = refusal
         self._began = time.monotonic()
-        self._peers: dict[int, Joined] = {}
+        self._peers: dict[int, Connected] = {}
         self._exits: dict[int, RankExit] = {}
         self._crash: RankExit | None = None
         self._step: int | None = None  # the last one that any rank spoke of
@@ -134,21 +142,21 @@ class Leader:
         how = f"; {again(kind)}" if told else ""
         self.node.say(f"attempt {self.attempt} ({self._why}); {world}{how}")
 
-    def _run_once(self) -> Ending:
+    def _run_once(self) -> AttemptResult:
         self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
         self._cut_to = 0
         if self._left_s() == 0.0:
-            return Ending(overdue=True)
+            return AttemptResult(overdue=True)
         self.node.prepare_files(self._former)
         absent = self._absent()
         if absent or self.node.stop:
-            return Ending(stop=self.node.stop, absent=absent)
+            return AttemptResult(stop=self.node.stop, absent=absent)
         self._lost = ""
         self._start()
         overdue = not self.node.until(self._must_end, self._left_s())
         killed = self._end_ranks(overdue)
         self.node.sweep()
-        return Ending(
+        return AttemptResult(
             exits=tuple(self._exits.values()),
             stop=self.node.stop,
             overdue=overdue,
@@ -188,7 +196,7 @@ class Leader:
         self.node.start_ranks(world, self.attempt, told)
         self._former = self.attempt
 
-    def _world_now(self) -> NodeWorld:
+    def _world_now(self) -> NodeTopology:
         world = self.node.world
         if world.master_port:
             require_free(world.master_port)
@@ -293,14 +301,14 @@ class Leader:
             self.node.say(f"the store is back after {message.seconds:g} s")
         elif isinstance(message, Advanced):
             self.attempt = message.attempt
-        elif isinstance(message, Joined):
+        elif isinstance(message, Connected):
             self._joined(message)
-        elif isinstance(message, Gone):
+        elif isinstance(message, Disconnected):
             self._gone(message.node, message.connection, message.why)
-        elif isinstance(message, Said) and self._is_current(message.node, message.connection):
+        elif isinstance(message, PeerMessage) and self._is_current(message.node, message.connection):
             self._said(message.node, message.message)
 
-    def _joined(self, peer: Joined) -> None:
+    def _joined(self, peer: Connected) -> None:
         former = self._peers.get(peer.node)
         if former is not None:
             self._gone(peer.node, former.connection, "it was started again")
@@ -335,7 +343,7 @@ class Leader:
 
     # -- between attempts -----------------------------------------------------------------------------------------
 
-    def _prepare_next(self, again: Again) -> bool:
+    def _prepare_next(self, again: Restart) -> bool:
         """Pause, then raise the attempt number; False when somebody asked for a stop meanwhile."""
         node = self.node
         self._past = restart_policy.restarted(self._past, again)

@@ -17,8 +17,7 @@ from pathlib import Path
 from headway.core.errors import Denied, DiskFull, HeadwayError, NoBucket, NotThere, StoreError, Transient
 from headway.storage import Store
 from headway.storage.base import Entry, checked_key
-from headway.supervisor.event_loop import Inbox
-from headway.supervisor.threads import Duty, Health
+from headway.supervisor.threads import BackgroundThread, MessageQueue, StoreHealth
 
 INTERVAL_S = 30.0
 _CHUNK = 8 << 20
@@ -30,7 +29,7 @@ _OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors that are not a
 
 
 @dataclass(frozen=True, slots=True)
-class Print:
+class FileStat:
     """What tells a changed file from an unchanged one without reading it."""
 
     size: int
@@ -51,9 +50,9 @@ class Mirror:
     ) -> None:
         self._root, self._store, self._say = root, store, say
         self._prefix = prefix_of(node)
-        self._sent: dict[str, Print] = {}  # as it is in the store
+        self._sent: dict[str, FileStat] = {}  # as it is in the store
         self._versions: dict[str, str] = {}  # which the store gave to what was sent
-        self._seen: dict[str, Print] = {}  # as the scan before found it
+        self._seen: dict[str, FileStat] = {}  # as the scan before found it
         self._refused: set[str] = set()
         self._lock = threading.Lock()
 
@@ -85,7 +84,7 @@ class Mirror:
         self._seen = found
         return sent
 
-    def _send(self, name: str, now: Print) -> int:
+    def _send(self, name: str, now: FileStat) -> int:
         path = self._root / name
         try:
             with path.open("rb") as file:
@@ -108,7 +107,7 @@ class Mirror:
             self._sent[name] = now
         return 1
 
-    def _scan(self) -> Iterator[tuple[str, Print]]:
+    def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for folder, folders, names in os.walk(self._root):
             folders[:] = self._enter(folder, folders)
             for file_name in names:
@@ -122,7 +121,7 @@ class Mirror:
         """Which of a folder's own folders are looked into."""
         return names
 
-    def _file(self, path: Path) -> Print | None:
+    def _file(self, path: Path) -> FileStat | None:
         """A regular file of the folder itself; a link is followed as long as it stays inside."""
         if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
             self._refuse(str(path), "leads out of the folder")
@@ -175,10 +174,12 @@ class Mirror:
         return True
 
 
-class MirrorDuty(Duty):
+class MirrorDuty(BackgroundThread):
     """Keeps the mirrors true while the ranks run, and once more at the end."""
 
-    def __init__(self, mirrors: Sequence[Mirror], inbox: Inbox, health: Health, *, every_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, mirrors: Sequence[Mirror], inbox: MessageQueue, health: StoreHealth, *, every_s: float = INTERVAL_S
+    ) -> None:
         super().__init__("mirror", inbox, health)
         self._mirrors, self._every_s = mirrors, every_s
 
@@ -221,9 +222,9 @@ def download(store: Store, entry: Entry, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def print_of(path: Path) -> Print | None:
+def print_of(path: Path) -> FileStat | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return Print(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+    return FileStat(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None

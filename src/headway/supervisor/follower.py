@@ -10,13 +10,22 @@ from typing import Any
 from headway.core.errors import WORKER_AGAIN
 from headway.supervisor.node import Node
 from headway.supervisor.processes import RankExit, Record
-from headway.supervisor.rendezvous import Connection, Gone, Joined, Joining, NeverCame, Said, free_ports, interface_of
+from headway.supervisor.rendezvous import (
+    Connected,
+    Connection,
+    Disconnected,
+    Joining,
+    PeerMessage,
+    RendezvousTimeout,
+    free_ports,
+    interface_of,
+)
 from headway.supervisor.threads import StoreBack, StoreDown
 
 _BURIAL_S = 15.0
 
 
-class Member:
+class Follower:
     """Joins, works, joins again when node 0 was started again, until it is told to end."""
 
     def __init__(self, node: Node, key: bytes) -> None:
@@ -111,13 +120,13 @@ class Member:
         return not self.node.ranks.running
 
     def _heed(self, message: Any) -> None:
-        if isinstance(message, Joined):
+        if isinstance(message, Connected):
             self._leader = message.connection
-        elif isinstance(message, NeverCame):
+        elif isinstance(message, RendezvousTimeout):
             self._never = message.why
-        elif isinstance(message, Gone) and message.connection is self._leader:
+        elif isinstance(message, Disconnected) and message.connection is self._leader:
             self._gone = True
-        elif isinstance(message, Said):
+        elif isinstance(message, PeerMessage):
             self._obey(message.message)
         elif isinstance(message, StoreDown):
             self._event("store_down", error=message.error)

@@ -25,7 +25,7 @@ from headway.storage.base import ABSENT, Store
 _ROOM_BYTES = 8 << 20
 
 
-class Echo(threading.Thread):
+class StdoutPump(threading.Thread):
     """Shows lines in order. Whoever reads too slowly misses some and is told how much; the run's logs have it all."""
 
     def __init__(self, fd: int = 1, *, ranks: bool = True, prefixed: bool = False) -> None:

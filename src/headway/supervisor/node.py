@@ -9,27 +9,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError, Transient
-from headway.core.plan import Plan
-from headway.core.resume_kind import BEGINNING
+from headway.core.plan import BEGINNING, Plan
 from headway.rundir.layout import RunFolder
-from headway.supervisor.event_loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
 from headway.supervisor.file_sync import Mirror, MirrorDuty, copy_folder
-from headway.supervisor.log_pipeline import Echo, Redactor, Spool, rescue
-from headway.supervisor.processes import Ranks, Reaper, Record, Undertaker
-from headway.supervisor.rank_env import Places, Secrets, command, remove_places
-from headway.supervisor.threads import Done, Health, Scribe
-from headway.supervisor.topology import NodeWorld
+from headway.supervisor.log_pipeline import Redactor, Spool, StdoutPump, rescue
+from headway.supervisor.processes import OrphanReaper, Ranks, Reaper, Record
+from headway.supervisor.rank_env import Secrets, Workdirs, command, remove_places
+from headway.supervisor.threads import (
+    Loop,
+    LostLease,
+    RecordWriter,
+    StopAsked,
+    StopNow,
+    StoreHealth,
+    TaskDone,
+    ThreadDied,
+)
+from headway.supervisor.topology import NodeTopology
 from headway.supervisor.workdir import Workdir, size_words, workdir_of
 
 _TURN_S = 1.0  # the longest the main thread waits without looking up
 _MARGIN_S = 2.0  # of the grace period, kept for the last log lines and the last event
 
 
-class EndNow(HeadwayError):
+class ForcedStop(HeadwayError):
     """A second signal: nothing more is waited for."""
 
 
-class Fenced(HeadwayError):
+class RunTakenOver(HeadwayError):
     """Another start of the run has taken over: nothing more is written."""
 
 
@@ -52,21 +59,21 @@ class Node:
 
     folder: RunFolder
     plan: Plan
-    world: NodeWorld
+    world: NodeTopology
     base: Mapping[str, str]  # the environment that ranks inherit
-    places: Places
+    places: Workdirs
     secrets: Secrets
     settings: Settings
     loop: Loop
-    undertaker: Undertaker
-    echo: Echo
+    undertaker: OrphanReaper
+    echo: StdoutPump
     heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)  # control records of our ranks
     heed: Callable[[Any], None] = field(default=lambda message: None)  # messages of other threads
 
     def __post_init__(self) -> None:
         self.redact = Redactor(self.secrets.values)
-        self.health = Health(self.loop.inbox)
-        self.scribe = Scribe(self.folder, self.loop.inbox, self.health, self.redact)
+        self.health = StoreHealth(self.loop.inbox)
+        self.scribe = RecordWriter(self.folder, self.loop.inbox, self.health, self.redact)
         self.mirror = Mirror(self.places.files, self.folder.store, node=self.world.node, say=self.say)
         self.workdir = workdir_of(
             self.plan, self.folder, self.places, node=self.world.node, env=self.base, say=self.say
@@ -145,7 +152,7 @@ class Node:
         if found:
             self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
-    def start_ranks(self, world: NodeWorld, attempt: int, facts: Mapping[str, Any]) -> None:
+    def start_ranks(self, world: NodeTopology, attempt: int, facts: Mapping[str, Any]) -> None:
         """On the main thread: the kernel ends a rank with the thread that started it. `facts` hold on all nodes."""
         run = {
             "HEADWAY_RUN_URL": self.folder.url,
@@ -242,14 +249,14 @@ class Node:
 
     def _urgent(self, message: Any) -> None:
         if isinstance(message, StopNow):
-            raise EndNow("a second signal: ending at once")
+            raise ForcedStop("a second signal: ending at once")
         if isinstance(message, LostLease):
-            raise Fenced(message.error)
+            raise RunTakenOver(message.error)
         if isinstance(message, ThreadDied):
             raise HeadwayError(f"the {message.name} thread failed: {message.error!r}") from message.error
         if isinstance(message, StopAsked):
             self.ask_to_stop(message.by)
-        if isinstance(message, Done):
+        if isinstance(message, TaskDone):
             self._done.add(message.name)
 
     @property

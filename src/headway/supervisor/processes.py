@@ -21,8 +21,8 @@ from typing import Any
 
 from headway.core import processes
 from headway.core.errors import HeadwayError
-from headway.supervisor.event_loop import Loop
 from headway.supervisor.log_pipeline import Redactor, Spool
+from headway.supervisor.threads import Loop
 
 CONTROL_FD = "HEADWAY_CONTROL_FD"
 SUPERVISOR = "HEADWAY_SUPERVISOR"  # which supervisor's tree a process belongs to: what the undertaker looks for
@@ -70,7 +70,7 @@ class RankExit:
         return f"rank {self.rank} {how}"
 
 
-class Undertaker:
+class OrphanReaper:
     """Ends what a killed supervisor leaves behind. See orphan_reaper.py."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Rank:
 class Ranks:
     """The ranks of this node in one attempt. Everything here runs on the main thread: a rank dies with its parent's."""
 
-    def __init__(self, loop: Loop, undertaker: Undertaker, shown: Shown, heard: Heard, redact: Redactor) -> None:
+    def __init__(self, loop: Loop, undertaker: OrphanReaper, shown: Shown, heard: Heard, redact: Redactor) -> None:
         self._loop, self._undertaker, self._redact = loop, undertaker, redact
         self._shown, self._heard = shown, heard
         self._running: dict[int, Rank] = {}  # by pid

@@ -17,7 +17,7 @@ from headway.core import processes
 from headway.core.errors import BadInput
 from headway.core.plan import Plan
 from headway.supervisor.processes import Command
-from headway.supervisor.topology import NodeWorld, cpus_here, rank_env
+from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 
 # Values that a target has brought here: never an argument, never in a plan.
 #
@@ -76,7 +76,7 @@ _PREFIX = "headway-worker-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class Workdirs:
     """Folders of this node."""
 
     work: Path  # private to this supervisor
@@ -86,7 +86,7 @@ class Places:
     code: Path
 
 
-def make_places(env: Mapping[str, str]) -> Places:
+def make_places(env: Mapping[str, str]) -> Workdirs:
     """Where the target chose a place for the spool, everything big lies beside it; else in a temporary folder."""
     parent = Path(env.get("HEADWAY_WORK_DIR") or tempfile.gettempdir())
     _remove_those_of_the_dead(parent)
@@ -94,7 +94,7 @@ def make_places(env: Mapping[str, str]) -> Places:
     spool = Path(env.get("HEADWAY_SPOOL") or work / "spool").absolute()
     beside = spool.parent
     spool.mkdir(parents=True, exist_ok=True)
-    return Places(
+    return Workdirs(
         work=work,
         spool=spool,
         files=Path(env.get("HEADWAY_RUN_DIR") or beside / "files").absolute(),
@@ -103,7 +103,7 @@ def make_places(env: Mapping[str, str]) -> Places:
     )
 
 
-def remove_places(places: Places, *, files: bool) -> None:
+def remove_places(places: Workdirs, *, files: bool) -> None:
     """Private folders go; what the script wrote goes only once it is safe in the run folder."""
     if files:
         for folder in (places.files, places.resume):
@@ -160,7 +160,7 @@ def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: C
     return Secrets(variables=variables, values=tuple(values))
 
 
-def threads(plan: Plan, world: NodeWorld) -> str:
+def threads(plan: Plan, world: NodeTopology) -> str:
     """OMP_NUM_THREADS of every rank: the job's word, the plan's, or an equal share of this node's CPUs."""
     chosen = plan.job.get("env", {}).get("OMP_NUM_THREADS") or plan.environment.get("threads")
     return str(chosen or max(1, cpus_here() // world.processes))
@@ -183,12 +183,12 @@ def argv(plan: Plan, code: Path) -> tuple[str, ...]:
 
 def command(
     plan: Plan,
-    world: NodeWorld,
+    world: NodeTopology,
     local_rank: int,
     *,
     base: Mapping[str, str],
     run: Mapping[str, str],
-    places: Places,
+    places: Workdirs,
     secrets: Secrets,
 ) -> Command:
     """One rank. `base` is the supervisor's own environment, `run` what this run and attempt add to it."""

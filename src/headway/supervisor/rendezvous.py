@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import BadInput, HeadwayError
-from headway.core.safe_json import json_of
+from headway.core.errors import BadInput, HeadwayError, json_of
 
 Message = dict[str, Any]
 Post = Callable[[Any], None]
@@ -34,32 +33,32 @@ _DEAD_AFTER_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Connected:
     node: int
     connection: Connection
     hello: Message
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Disconnected:
     node: int
     connection: Connection
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PeerMessage:
     node: int
     connection: Connection
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class NeverCame:
+class RendezvousTimeout:
     why: str
 
 
-class Refused(HeadwayError):
+class ConnectionRejected(HeadwayError):
     """The other side is not of this run, or has no place for us."""
 
 
@@ -107,11 +106,11 @@ class Connection:
         why = ""
         while not why:
             try:
-                post(Said(node, self, self.hear()))
+                post(PeerMessage(node, self, self.hear()))
             except (OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
         self.close()
-        post(Gone(node, self, why))
+        post(Disconnected(node, self, why))
 
     def close(self) -> None:
         try:
@@ -121,7 +120,7 @@ class Connection:
         self._socket.close()
 
 
-class Meeting:
+class RendezvousServer:
     """Node 0's side. Posts `Joined`, `Said` and `Gone`; who is present is the main thread's to know."""
 
     def __init__(self, port: int, key: bytes, nodes: int, post: Post) -> None:
@@ -149,7 +148,7 @@ class Meeting:
         except (OSError, ValueError):
             sock.close()  # a port scanner, or another run's supervisor: not our business
             return
-        self._post(Joined(hello["node"], connection, hello))
+        self._post(Connected(hello["node"], connection, hello))
         connection.listen(hello["node"], self._post)
 
     def _examined(self, connection: Connection) -> Message:
@@ -177,12 +176,12 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
         connection.tell({**hello, "node": node, "proof": proof, "nonce": nonce})
         answer = connection.hear()
         if not hmac.compare_digest(str(answer.get("welcome")), _proof(key, nonce, 0)):
-            raise Refused(f"refused: {answer.get('refused', 'it does not know this run')}")
+            raise ConnectionRejected(f"refused: {answer.get('refused', 'it does not know this run')}")
         return connection
     except ValueError:
         connection.close()
-        raise Refused("something else listens there") from None
-    except (OSError, Refused):
+        raise ConnectionRejected("something else listens there") from None
+    except (OSError, ConnectionRejected):
         connection.close()
         raise
 
@@ -203,15 +202,15 @@ class Joining(threading.Thread):
         while time.monotonic() < give_up:
             try:
                 connection = join(address, port, self._key, self._node, self._hello)
-            except (OSError, Refused) as error:  # also a name that does not resolve yet
-                why = error.problem.what if isinstance(error, Refused) else str(error)
+            except (OSError, ConnectionRejected) as error:  # also a name that does not resolve yet
+                why = error.problem.what if isinstance(error, ConnectionRejected) else str(error)
                 time.sleep(min(pause, max(0.0, give_up - time.monotonic())))
                 pause = min(2.0, pause * 1.5)
                 continue
-            self._post(Joined(0, connection, {}))
+            self._post(Connected(0, connection, {}))
             connection.listen(0, self._post)
             return
-        self._post(NeverCame(f"node 0 never came: waited {self._patience_s:g} s for {address}:{port} ({why})"))
+        self._post(RendezvousTimeout(f"node 0 never came: waited {self._patience_s:g} s for {address}:{port} ({why})"))
 
 
 def _server(port: int) -> socket.socket:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
-from headway.core.plan import Plan
-from headway.core.resume_kind import BEGINNING
+from headway.core.plan import BEGINNING, Plan
 from headway.rundir.accounting import rate_usd
 from headway.rundir.lease import Record, seconds_spent
 from headway.supervisor.processes import RankExit
@@ -30,7 +29,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
+class Restart:
     """Start the ranks once more, under the next attempt number."""
 
     reason: str
@@ -40,7 +39,7 @@ class Again:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class AttemptResult:
     """How an attempt's ranks ended, all of them."""
 
     exits: tuple[RankExit, ...] = ()
@@ -55,7 +54,7 @@ class Ending:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Past:
+class AttemptHistory:
     """What earlier attempts have used up, from their events."""
 
     spent_s: float = 0.0
@@ -63,14 +62,14 @@ class Past:
     crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: nobody knows
     parts: int = 1  # into which batches were cut in the end, where memory was short
 
-    def with_ending(self, ending: Ending) -> Past:
+    def with_ending(self, ending: AttemptResult) -> AttemptHistory:
         place = None if ending.cut_to > self.parts else place_of(ending.crash)
         return replace(self, crashes=(*self.crashes, place), parts=max(self.parts, ending.cut_to))
 
 
-def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> Past:
+def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> AttemptHistory:
     """`record` is the lease: a former holder's, or our own as it was taken, with the former holder's time in it."""
-    return Past(
+    return AttemptHistory(
         spent_s=seconds_spent(events, record),
         restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
         crashes=tuple(
@@ -80,7 +79,7 @@ def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> Past:
     )
 
 
-def restarted(now: Past, again: Again) -> Past:
+def restarted(now: AttemptHistory, again: Restart) -> AttemptHistory:
     return replace(now, restarts=again.count)
 
 
@@ -96,14 +95,14 @@ def place_of(crash: RankExit | None) -> int | None:
 
 
 def judge(
-    ending: Ending,
-    before: Past,
+    ending: AttemptResult,
+    before: AttemptHistory,
     *,
     retries: int,
     first_pause_s: float = 1.0,
     same_place: int = SAME_PLACE,
     not_by_itself: str = "",
-) -> Outcome | Again:
+) -> Outcome | Restart:
     """`before` does not yet know of this ending. `not_by_itself` says why only a person may start the ranks again."""
     settled = _settled(ending)
     if settled is not None:
@@ -115,7 +114,7 @@ def judge(
         return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
     if ending.cut_to > before.parts:
         reason = f"memory ran out: from now on each batch is computed in {ending.cut_to} parts"
-        return Again(reason=reason, count=before.restarts, pause_s=0.0, free=True)
+        return Restart(reason=reason, count=before.restarts, pause_s=0.0, free=True)
     hopeless = _hopeless(before.with_ending(ending), same_place)
     if hopeless:
         return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
@@ -125,7 +124,7 @@ def judge(
     if not_by_itself:
         return Outcome(state="failed", reason=f"{reason}: {not_by_itself}", exit_code=FAILED, crash=crash)
     pause = min(LONGEST_PAUSE_S, first_pause_s * 2 ** min(before.restarts, _MOST_DOUBLINGS))
-    return Again(reason=reason, count=before.restarts + 1, pause_s=pause)
+    return Restart(reason=reason, count=before.restarts + 1, pause_s=pause)
 
 
 def costly_restart(plan: Plan, run: str) -> str:
@@ -138,7 +137,7 @@ def costly_restart(plan: Plan, run: str) -> str:
     )
 
 
-def _settled(ending: Ending) -> Outcome | None:
+def _settled(ending: AttemptResult) -> Outcome | None:
     """The endings that are no crash."""
     if ending.overdue:
         return Outcome(state="budget", reason=_asked("the budget is spent", ending), exit_code=WORKER_DONE)
@@ -155,14 +154,14 @@ def _settled(ending: Ending) -> Outcome | None:
     return None
 
 
-def _asked(reason: str, ending: Ending) -> str:
+def _asked(reason: str, ending: AttemptResult) -> str:
     if not ending.killed:
         return reason
     ranks = ", ".join(map(str, ending.killed))
     return f"{reason}; rank {ranks} did not end in time and was killed"
 
 
-def _hopeless(now: Past, enough: int) -> str:
+def _hopeless(now: AttemptHistory, enough: int) -> str:
     latest = now.crashes[-enough:]
     if len(latest) < enough or latest[-1] is None or len(set(latest)) > 1:
         return ""

@@ -15,25 +15,24 @@ from typing import Any, TypeVar
 
 from headway.core.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, HeadwayError, StoreError, Transient
 from headway.core.plan import Plan
-from headway.core.retry import Patience
+from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
 from headway.rundir.accounting import spent_s, spent_usd
-from headway.rundir.keep_on_failure import keep_s
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import Lease
-from headway.rundir.notify import WEBHOOK, Notice, post
+from headway.rundir.notify import WEBHOOK, Notification, post
+from headway.rundir.teardown import keep_s
 from headway.storage import open_store
 from headway.supervisor import rendezvous, restart_policy
 from headway.supervisor.coordinator import Leader
-from headway.supervisor.event_loop import Loop, Signals, StopAsked, StopNow
-from headway.supervisor.follower import Member
-from headway.supervisor.log_pipeline import Echo
-from headway.supervisor.node import EndNow, Fenced, Node, Settings
-from headway.supervisor.processes import Undertaker
+from headway.supervisor.follower import Follower
+from headway.supervisor.log_pipeline import StdoutPump
+from headway.supervisor.node import ForcedStop, Node, RunTakenOver, Settings
+from headway.supervisor.processes import OrphanReaper
 from headway.supervisor.rank_env import NAMES, Secrets, make_places, remove_places, resolve_secrets, take_over
 from headway.supervisor.restart_policy import Outcome
-from headway.supervisor.threads import Heartbeat, now_text, stop_reason
-from headway.supervisor.topology import NodeWorld, node_world
+from headway.supervisor.threads import Heartbeat, Loop, Signals, StopAsked, StopNow, now_text, stop_reason
+from headway.supervisor.topology import NodeTopology, node_world
 
 # After the last event: tell who asked to be told, and stay for a while after a failure if that was asked for.
 
@@ -44,7 +43,7 @@ def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
     if not url or outcome.state == "stopped" or node.stop_at is not None:
         return
     usd = spent_usd(node.plan, spent_s)
-    post(url, Notice.of(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd), node.echo.say)
+    post(url, Notification.of(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd), node.echo.say)
 
 
 def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], None]) -> None:
@@ -76,17 +75,17 @@ class Interrupted(HeadwayError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class SupervisorContext:
     """What is known before the first rank starts."""
 
     folder: RunFolder
     plan: Plan
     plan_text: bytes
-    world: NodeWorld
+    world: NodeTopology
     env: Mapping[str, str]
     settings: Settings
     loop: Loop
-    echo: Echo
+    echo: StdoutPump
 
 
 def run(url: str) -> int:
@@ -109,9 +108,9 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
     plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
     world = node_world(env, plan)
     shown = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
-    echo = Echo(ranks=shown, prefixed=world.size > 1)
+    echo = StdoutPump(ranks=shown, prefixed=world.size > 1)
     echo.start()
-    start = Start(
+    start = SupervisorContext(
         folder=folder, plan=plan, plan_text=text, world=world, env=env, settings=settings, loop=loop, echo=echo
     )
     try:
@@ -123,10 +122,10 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
         echo.close()
 
 
-def _lead(start: Start) -> int:
+def _lead(start: SupervisorContext) -> int:
     """Node 0: everything below happens under the lease."""
     loop, folder = start.loop, start.folder
-    beating = RunFolder(open_store(folder.url, patience=Patience(tries=2, total_s=8.0)))
+    beating = RunFolder(open_store(folder.url, patience=RetryPolicy(tries=2, total_s=8.0)))
     holder = leases.new_holder()
     lease: Lease = _patiently(
         loop,
@@ -149,7 +148,7 @@ def _lead(start: Start) -> int:
         gathering = None
         if start.world.nodes > 1:
             key = rendezvous.key_for(start.plan_text, folder.name)
-            gathering = rendezvous.Meeting(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
+            gathering = rendezvous.RendezvousServer(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
         heartbeat = Heartbeat(beating, lease, loop.inbox, node.health, renew_s=start.settings.renew_s)
         past = restart_policy.past(events, lease.record)
         leader = Leader(node, heartbeat, lease.attempt, past, gathering, former=_last_started(events), refusal=refusal)
@@ -166,10 +165,10 @@ def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
     try:
         node.rescue_logs(leader.attempt)
         outcome = leader.supervise()
-    except Fenced as error:
+    except RunTakenOver as error:
         heartbeat.halt()
         return _fenced(node, error)
-    except EndNow as error:
+    except ForcedStop as error:
         _end_everything(node)
         outcome = Outcome(state="stopped", reason=f"{node.stop}: {error.problem.what}", exit_code=WORKER_AGAIN)
         node.settings = Settings(flush_s=_LAST_CHANCE_S)
@@ -187,9 +186,9 @@ def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
 def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
     try:
         complete = leader.conclude(outcome)
-    except Fenced as error:
+    except RunTakenOver as error:
         return _fenced(node, error)
-    except EndNow:
+    except ForcedStop:
         complete = False
     if complete:
         tell(node, outcome, leader.spent_s)
@@ -203,10 +202,10 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
     return outcome.exit_code
 
 
-def _serve(start: Start) -> int:
+def _serve(start: SupervisorContext) -> int:
     """Every other node."""
     node = _node(start)
-    member = Member(node, rendezvous.key_for(start.plan_text, start.folder.name))
+    member = Follower(node, rendezvous.key_for(start.plan_text, start.folder.name))
     _run_duties(node)
     complete = False
     try:
@@ -217,7 +216,7 @@ def _serve(start: Start) -> int:
             outcome = Outcome(state="failed", reason=why, exit_code=code)
             with suppress(Interrupted):
                 stay(node, outcome, spent_s(start.folder), lambda seconds: _nap(node.loop, seconds))
-    except EndNow:
+    except ForcedStop:
         code = WORKER_AGAIN
         _end_everything(node)
     except HeadwayError as error:
@@ -229,8 +228,8 @@ def _serve(start: Start) -> int:
     return code
 
 
-def _node(start: Start) -> Node:
-    undertaker = Undertaker()
+def _node(start: SupervisorContext) -> Node:
+    undertaker = OrphanReaper()
     places = make_places(start.env)
     undertaker.tell(f"folder {places.work}")
     (places.work / "plan.json").write_bytes(start.plan_text)
@@ -267,7 +266,7 @@ def _end_everything(node: Node) -> None:
     node.sweep()
 
 
-def _fenced(node: Node, error: Fenced) -> int:
+def _fenced(node: Node, error: RunTakenOver) -> int:
     """Somebody else writes this run now: end at once, write nothing more."""
     node.scribe.halt()
     node.mirroring.halt()
@@ -295,7 +294,7 @@ def _farewell_without_a_start(folder: RunFolder, lease: Lease, error: HeadwayErr
         print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the folder cannot be told
 
 
-def _refusal(start: Start, events: list[dict[str, Any]], submitted_after: int) -> str:
+def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_after: int) -> str:
     """Why nothing may be trained now: this place has started us by itself, and work that was paid for would be redone.
     Empty where somebody has asked for this start."""
     why = restart_policy.costly_restart(start.plan, start.folder.name)
@@ -329,7 +328,7 @@ def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
     return ended if ended["attempt"] > int(submissions[-1].get("after", 0)) else None
 
 
-def _rest_in_peace(start: Start, ended: Mapping[str, Any]) -> int:
+def _rest_in_peace(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
     """Nothing is left to do. Where whatever ends is restarted (a StatefulSet), HEADWAY_AFTER_END=idle makes us stay."""
     start.echo.say(f"this run has ended already: {ended['state']}: {ended.get('reason', '')}")
     if start.env.get("HEADWAY_AFTER_END") == "idle":

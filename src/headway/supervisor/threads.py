@@ -7,18 +7,149 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import selectors
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError
 from headway.rundir.layout import PROGRESS, STOP, RunFolder, SegmentWriter, interval_s
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage import local_path
-from headway.supervisor.event_loop import Inbox, LostLease, StopAsked, ThreadDied
 from headway.supervisor.log_pipeline import Redactor, Spool
+
+# The supervisor's main thread: it waits for pipes, signals and messages of other threads, and never for a store.
+#
+# Everything that can block for minutes runs on a thread of its own and posts what it has to say here.
+
+
+Ready = Callable[[], object]
+_SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM two or three times, a closed terminal SIGHUP and SIGTERM: one request
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants a graceful stop: a signal, or stop.json."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopNow:
+    """A second signal: end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """Another start of the run has fenced us."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDied:
+    """A thread of ours ended by an error that none of us foresaw."""
+
+    name: str
+    error: BaseException
+
+
+class MessageQueue:
+    """Messages for the main thread, from any thread or signal handler."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()  # reentrant: a signal handler may post
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wake_fd(self) -> int:
+        return self._writer
+
+    def post(self, message: Any) -> None:
+        self._queue.put(message)
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            os.write(self._writer, b"!")
+        except BlockingIOError:
+            pass  # full: the main thread is sure to wake already
+
+    def drain(self) -> list[Any]:
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        messages = []
+        while True:
+            try:
+                messages.append(self._queue.get_nowait())
+            except Empty:
+                return messages
+
+
+class Loop:
+    """Waits, calls what is ready, hands messages to `heard`. One of it, on the main thread."""
+
+    def __init__(self) -> None:
+        self.inbox = MessageQueue()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.wake)
+
+    def watch(self, fd: int, ready: Ready) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, ready)
+
+    def forget(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def turn(self, timeout_s: float) -> list[Any]:
+        """One wait of at most `timeout_s`; pipes that are ready are read; returns the messages that came."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.fileobj is not self.inbox:
+                ready: Ready = key.data
+                ready()
+        return self.inbox.drain()
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP become messages, a second one `StopNow`. SIGCHLD wakes the loop."""
+
+    STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self, inbox: MessageQueue) -> None:
+        self._inbox = inbox
+        self._last: float | None = None  # when the last request came
+
+    def install(self) -> None:
+        for number in self.STOP:
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
+                signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._inbox.wake_fd, warn_on_full_buffer=False)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._last is not None and now - self._last < _SAME_REQUEST_S:
+            return
+        self._inbox.post(StopAsked(signal.Signals(number).name) if self._last is None else StopNow())
+        self._last = now
+
+
+def until(moment: float | None) -> float:
+    """Seconds from now to a moment of the monotonic clock; a long time where there is none."""
+    return 3600.0 if moment is None else moment - time.monotonic()
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _EVENTS_S = 0.5  # between segments of events that people wait for
@@ -43,16 +174,16 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskDone:
     """A thread has done the last thing it was asked for."""
 
     name: str
 
 
-class Health:
+class StoreHealth:
     """Whether the store answers, as seen by all threads together. Said once when it changes."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: MessageQueue) -> None:
         self._inbox, self._lock = inbox, threading.Lock()
         self._failing: set[str] = set()
         self._since = 0.0
@@ -72,10 +203,10 @@ class Health:
                     self._inbox.post(StoreBack(round(time.monotonic() - self._since, 1)))
 
 
-class Duty(threading.Thread, ABC):
+class BackgroundThread(threading.Thread, ABC):
     """A loop on a thread: `work` every `rest_s` seconds or when woken. A StoreError is waited out."""
 
-    def __init__(self, name: str, inbox: Inbox, health: Health) -> None:
+    def __init__(self, name: str, inbox: MessageQueue, health: StoreHealth) -> None:
         super().__init__(name=name, daemon=True)
         self._inbox, self._health = inbox, health
         self._woken = threading.Event()
@@ -118,7 +249,7 @@ class Duty(threading.Thread, ABC):
                 pause = _FIRST_PAUSE_S
                 self._health.worked(self.name)
                 if last:
-                    self._inbox.post(Done(self.name))
+                    self._inbox.post(TaskDone(self.name))
                     return
                 self._rest(self.rest_s())
         except BaseException as error:  # noqa: BLE001  the main thread ends the run with this as its reason
@@ -129,11 +260,11 @@ class Duty(threading.Thread, ABC):
         self._woken.clear()
 
 
-class Heartbeat(Duty):
+class Heartbeat(BackgroundThread):
     """Keeps the lease, and looks for stop.json. The only thread that touches the lease."""
 
     def __init__(
-        self, folder: RunFolder, lease: Lease, inbox: Inbox, health: Health, *, renew_s: float = RENEW_S
+        self, folder: RunFolder, lease: Lease, inbox: MessageQueue, health: StoreHealth, *, renew_s: float = RENEW_S
     ) -> None:
         super().__init__("heartbeat", inbox, health)
         self._folder, self._lease, self._renew_s = folder, lease, renew_s
@@ -182,10 +313,10 @@ def stop_reason(folder: RunFolder) -> str | None:
     return " ".join(str(asked[key]) for key in ("by", "reason") if asked.get(key)) or "stop.json"
 
 
-class Scribe(Duty):
+class RecordWriter(BackgroundThread):
     """Writes events, log segments and progress. Adding never blocks; what was added is written in order."""
 
-    def __init__(self, folder: RunFolder, inbox: Inbox, health: Health, redact: Redactor) -> None:
+    def __init__(self, folder: RunFolder, inbox: MessageQueue, health: StoreHealth, redact: Redactor) -> None:
         super().__init__("scribe", inbox, health)
         self._folder, self._redact = folder, redact
         self._progress_s = _FAR_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S

@@ -15,16 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, json_of
 from headway.core.plan import Plan
-from headway.core.safe_json import json_of
 from headway.supervisor import rendezvous
 
 Env = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class NodeInfo:
     """Which node this is. `said_by` names the variable that gave the number of nodes."""
 
     node: int
@@ -35,7 +34,7 @@ class Seat:
     master_port: int | None = None  # None: nobody chose one
 
 
-def own(env: Env, hostname: str) -> Seat | None:
+def own(env: Env, hostname: str) -> NodeInfo | None:
     """Headway's own variables: they are meant for this supervisor, so they come before anything else."""
     if "HEADWAY_HOSTS" in env:
         return hosts(env)
@@ -44,7 +43,7 @@ def own(env: Env, hostname: str) -> Seat | None:
     return None
 
 
-def foreign(env: Env, plan_nodes: int) -> Seat | None:
+def foreign(env: Env, plan_nodes: int) -> NodeInfo | None:
     """What other launchers set. The innermost one wins: torchrun inside a Kubeflow pod is torchrun."""
     if "TORCHELASTIC_RUN_ID" in env:
         return torchrun(env)
@@ -59,16 +58,16 @@ def foreign(env: Env, plan_nodes: int) -> Seat | None:
     return None
 
 
-def hosts(env: Env) -> Seat:
+def hosts(env: Env) -> NodeInfo:
     """Our own machines, reached by ssh: every host in order, and which one this is."""
     names = [name.strip() for name in env["HEADWAY_HOSTS"].split(",")]
     if not all(names):
         raise _bad("HEADWAY_HOSTS", env, "is not a list like host0,host1")
     node = whole(env, "HEADWAY_NODE", 0, len(names) - 1) if len(names) > 1 else 0
-    return Seat(node=node, nodes=len(names), master_addr=names[0], source="HEADWAY_HOSTS", said_by="HEADWAY_HOSTS")
+    return NodeInfo(node=node, nodes=len(names), master_addr=names[0], source="HEADWAY_HOSTS", said_by="HEADWAY_HOSTS")
 
 
-def stateful_set(env: Env, hostname: str) -> Seat:
+def stateful_set(env: Env, hostname: str) -> NodeInfo:
     """The ordinal in the pod's host name, and the headless service that gives every pod a name."""
     name, service = text(env, "HEADWAY_STATEFULSET"), text(env, "HEADWAY_SERVICE")
     replicas = whole(env, "HEADWAY_REPLICAS", 1)
@@ -81,7 +80,7 @@ def stateful_set(env: Env, hostname: str) -> Seat:
         )
     namespace = env.get("HEADWAY_NAMESPACE")
     domain = f"{service}.{namespace}.svc" if namespace else service
-    return Seat(
+    return NodeInfo(
         node=int(match[1]),
         nodes=replicas,
         master_addr=f"{name}-0.{domain}",
@@ -90,13 +89,13 @@ def stateful_set(env: Env, hostname: str) -> Seat:
     )
 
 
-def torchrun(env: Env) -> Seat:
+def torchrun(env: Env) -> NodeInfo:
     """One supervisor under torchrun on each node. torchrun's own store sits on MASTER_PORT, so ours is the next one."""
     if whole(env, "LOCAL_WORLD_SIZE", 1) != 1:
         raise _bad("LOCAL_WORLD_SIZE", env, "starts several supervisors on each node", "torchrun --nproc-per-node=1 …")
     nodes = whole(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else whole(env, "WORLD_SIZE", 1)
     node = whole(env, "GROUP_RANK" if "GROUP_RANK" in env else "RANK", 0, nodes - 1)
-    return Seat(
+    return NodeInfo(
         node=node,
         nodes=nodes,
         master_addr=text(env, "MASTER_ADDR"),
@@ -106,7 +105,7 @@ def torchrun(env: Env) -> Seat:
     )
 
 
-def vertex(env: Env) -> Seat:
+def vertex(env: Env) -> NodeInfo:
     """Vertex AI: pool 0 is the first node, pool 1 the others. Ports in the spec are TensorFlow's; we choose our own."""
     name = "CLUSTER_SPEC"
     try:
@@ -124,7 +123,7 @@ def vertex(env: Env) -> Seat:
         raise _bad(name, env, f"has {extra[0] if extra else 'several primaries'}, which Headway has no use for")
     if pool not in pools or not 0 <= index < len(pools[pool]):
         raise _bad(name, env, f"has no task {pool}[{index}]")
-    return Seat(
+    return NodeInfo(
         node=0 if pool == "workerpool0" else 1 + index,
         nodes=1 + len(others),
         master_addr=master,
@@ -133,7 +132,7 @@ def vertex(env: Env) -> Seat:
     )
 
 
-def kubeflow(env: Env) -> Seat:
+def kubeflow(env: Env) -> NodeInfo:
     """PyTorchJob v1 and TrainJob both say PET_*. PyTorchJob's RANK is the replica's index: it counts nodes."""
     low, _, high = text(env, "PET_NNODES").partition(":")
     if (high and high != low) or "PET_RDZV_BACKEND" in env:
@@ -149,7 +148,7 @@ def kubeflow(env: Env) -> Seat:
         )
     address = "PET_MASTER_ADDR" if "PET_MASTER_ADDR" in env else "MASTER_ADDR"
     port = "PET_MASTER_PORT" if "PET_MASTER_PORT" in env else "MASTER_PORT"
-    return Seat(
+    return NodeInfo(
         node=node,
         nodes=nodes,
         master_addr=text(env, address) if nodes > 1 else "",
@@ -159,7 +158,7 @@ def kubeflow(env: Env) -> Seat:
     )
 
 
-def slurm(env: Env) -> Seat:
+def slurm(env: Env) -> NodeInfo:
     """One task on each node. Names that do not resolve are given addresses by HEADWAY_SLURM_ADDRS=n1=10.0.0.1,…"""
     listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
     names = expand_hostlist(text(env, listed), where=listed)
@@ -169,7 +168,7 @@ def slurm(env: Env) -> Seat:
         raise _bad(tasks, env, f"is not one supervisor on each of the {len(names)} nodes of {listed}", fix)
     node = whole(env, "SLURM_NODEID", 0, len(names) - 1)
     addresses = _pairs(env, "HEADWAY_SLURM_ADDRS")
-    return Seat(
+    return NodeInfo(
         node=node,
         nodes=len(names),
         master_addr=addresses.get(names[0], names[0]),
@@ -178,13 +177,13 @@ def slurm(env: Env) -> Seat:
     )
 
 
-def node_level_rank(env: Env, plan_nodes: int) -> Seat:
+def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
     """MASTER_ADDR, RANK and WORLD_SIZE alone, as PyTorchJob before 1.7 sets them: they count replicas, not ranks."""
     size = whole(env, "WORLD_SIZE", 1)
     if "LOCAL_RANK" in env:
         fix = "start one supervisor on each node, without LOCAL_RANK"
         raise _bad("LOCAL_RANK", env, "is for a rank, and this is a supervisor, which starts the ranks itself", fix)
-    return Seat(
+    return NodeInfo(
         node=whole(env, "RANK", 0, size - 1),
         nodes=size,
         master_addr=text(env, "MASTER_ADDR") if size > 1 else "",
@@ -262,7 +261,7 @@ _UNMANAGED = ("docker", "local", "ssh")  # Slurm's or Kubeflow's variables aroun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeWorld:
+class NodeTopology:
     """One node's place among the nodes. Every node has the same number of ranks."""
 
     node: int
@@ -297,16 +296,18 @@ class NodeWorld:
         )
 
 
-def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeWorld:
+def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeTopology:
     """What the environment says, held against the plan. A BadInput names what is contradictory or malformed."""
     hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
     seat = own(env, hostname)
     if seat is None and plan.kind not in _UNMANAGED:
         seat = foreign(env, plan.nodes)
     if seat is None:
-        seat = Seat(node=0, nodes=1, master_addr=LOOPBACK, source="nothing: a plain process", said_by="the environment")
+        seat = NodeInfo(
+            node=0, nodes=1, master_addr=LOOPBACK, source="nothing: a plain process", said_by="the environment"
+        )
     _hold_against(seat, plan)
-    return NodeWorld(
+    return NodeTopology(
         node=seat.node,
         nodes=seat.nodes,
         processes=plan.processes or accelerators_here(env) or 1,
@@ -316,20 +317,22 @@ def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = Non
     )
 
 
-def ready(world: NodeWorld, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str) -> NodeWorld:
+def ready(
+    world: NodeTopology, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str
+) -> NodeTopology:
     """The world as it is at the start of the ranks: every node's address and TensorFlow ports, and our interface."""
     workers = tuple(f"{_bracketed(hosts[node])}:{port}" for node in sorted(ports) for port in ports[node])
     return replace(world, workers=workers, interface=rendezvous.interface_of(own_address))
 
 
-def alone(world: NodeWorld) -> NodeWorld:
+def alone(world: NodeTopology) -> NodeTopology:
     """`ready` for a world of one node: everything on loopback, on ports that are free now."""
     port, *others = rendezvous.free_ports(1 + world.processes)
     chosen = replace(world, master_port=world.master_port or port)
     return ready(chosen, hosts={0: LOOPBACK}, ports={0: others}, own_address=LOOPBACK)
 
 
-def rank_env(world: NodeWorld, local_rank: int) -> dict[str, str]:
+def rank_env(world: NodeTopology, local_rank: int) -> dict[str, str]:
     """The world as one rank reads it."""
     rank = world.ranks[local_rank]
     variables = {
@@ -375,7 +378,7 @@ def cpus_here() -> int:
         return usable
 
 
-def _hold_against(seat: Seat, plan: Plan) -> None:
+def _hold_against(seat: NodeInfo, plan: Plan) -> None:
     if seat.nodes == plan.nodes:
         return
     if seat.nodes == 1:
@@ -391,7 +394,7 @@ def _hold_against(seat: Seat, plan: Plan) -> None:
     )
 
 
-def _master_port(env: Mapping[str, str], seat: Seat) -> int:
+def _master_port(env: Mapping[str, str], seat: NodeInfo) -> int:
     if "HEADWAY_MASTER_PORT" in env:
         return whole(env, "HEADWAY_MASTER_PORT", 1, 65534)
     if seat.nodes == 1:

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import BadPlan
+from headway.core.errors import BadPlan, json_of
 from headway.core.plan import Plan
-from headway.core.safe_json import json_of
 from headway.rundir.layout import CODE_LISTING, RunFolder
 from headway.storage import Store, local_path
 from headway.storage.base import Entry
-from headway.supervisor.file_sync import EARLIER, WORKDIR, Mirror, Print, download, print_of
-from headway.supervisor.rank_env import Places
+from headway.supervisor.file_sync import EARLIER, WORKDIR, FileStat, Mirror, download, print_of
+from headway.supervisor.rank_env import Workdirs
 
 LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
             ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*",
@@ -70,9 +69,9 @@ class Workdir(Mirror):
         self._record_key = f"workdir/node-{node}.json"
         self._apart = {str(path) for path in apart}
         self._before: set[str] = set()  # what was there, beside the code, before any rank ran
-        self._plain: dict[str, Print] = {}  # files as they were before the script touched them
-        self._changed: dict[str, Print] = {}  # files of the code that are not as they came
-        self._recorded: dict[str, Print] = {}
+        self._plain: dict[str, FileStat] = {}  # files as they were before the script touched them
+        self._changed: dict[str, FileStat] = {}  # files of the code that are not as they came
+        self._recorded: dict[str, FileStat] = {}
         self._known: dict[str, dict[str, Any]] = {}  # what an earlier supervisor sent from this very folder
         self._used_before = False  # this very folder, by an earlier supervisor
         self._looked = self._settled = self._said_much = False
@@ -215,12 +214,12 @@ class Workdir(Mirror):
 
     # -- which files ----------------------------------------------------------------------------------------------
 
-    def _scan(self) -> Iterator[tuple[str, Print]]:
+    def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for name, now in super()._scan():
             if self._plain.get(name) != now and not self._as_it_came(name, now):
                 yield name, now
 
-    def _as_it_came(self, name: str, now: Print) -> bool:
+    def _as_it_came(self, name: str, now: FileStat) -> bool:
         came = (self._code or {}).get(name)
         if came is None or self._changed.get(name) == now:
             return False
@@ -245,7 +244,7 @@ class Workdir(Mirror):
             chosen.append(name)
         return chosen
 
-    def _file(self, path: Path) -> Print | None:
+    def _file(self, path: Path) -> FileStat | None:
         return None if _left_out(path.name) else super()._file(path)
 
     def _reserved(self, prefix: str, name: str) -> bool:
@@ -294,7 +293,7 @@ INDEX, UNSAVED = "workdir.json", "workdir-unsaved"
 
 
 def workdir_of(
-    plan: Plan, folder: RunFolder, places: Places, *, node: int, env: Mapping[str, str], say: Callable[[str], None]
+    plan: Plan, folder: RunFolder, places: Workdirs, *, node: int, env: Mapping[str, str], say: Callable[[str], None]
 ) -> Workdir | None:
     """The working folder to keep; None for a recipe, for a folder that nobody chose for this run, and for one that
     another node keeps."""
@@ -358,9 +357,9 @@ def _left_out(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)
 
 
-def _print_in(known: Mapping[str, Any]) -> Print | None:
+def _print_in(known: Mapping[str, Any]) -> FileStat | None:
     try:
-        return Print(int(known["size"]), int(known["modified_ns"]), int(known["inode"]))
+        return FileStat(int(known["size"]), int(known["modified_ns"]), int(known["inode"]))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -18,9 +18,8 @@ from headway.core.types import RUN_LABEL, Handle, LogLine, Receipt, Request, Sta
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import KEY, Lease, read
 from headway.rundir.logs import tail
-from headway.rundir.owner import Owner, owner
 from headway.rundir.status import evidence
-from headway.rundir.submission import now
+from headway.rundir.submission import Owner, now, owner
 from headway.storage import join, open_store
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Play:
+class FakeBehaviour:
     """What every rank of a run does. `{rank}` and `{world}` in a line are filled in."""
 
     lines: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class FakeTarget:
     """`plays` says what a plan's ranks do; without it a run stays pending until the test moves it: begin, say, end."""
 
     options: Options = Options()
-    plays: Callable[[Plan], Play] | None = None
+    plays: Callable[[Plan], FakeBehaviour] | None = None
     room: int | None = None  # how many workers fit; one more fails half-way through a submit
     problems: list[Problem] = field(default_factory=list)
     workers: dict[str, list[str]] = field(default_factory=dict)  # url -> what exists here
@@ -163,7 +162,7 @@ class FakeTarget:
             raise TargetError("there is no room for another worker", fix="take one down")
         self.workers.setdefault(url, []).append(name)
 
-    def _play(self, url: str, play: Play) -> None:
+    def _play(self, url: str, play: FakeBehaviour) -> None:
         world = len(self._attempts[url].logs)
         for rank in range(world):
             for line in play.lines:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import BadInput, HeadwayError
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
 
 
 # What a pipeline's steps do, in Python rather than in a shell: identity, training, comment, summary.
@@ -63,7 +63,7 @@ def comment(path: str, env: Mapping[str, str]) -> str:
     return "commented"
 
 
-def summary(hold: Launched) -> str:
+def summary(hold: RunHandle) -> str:
     """How a run went, in Markdown: state, cost, scores; and why, where it failed."""
     from headway.diagnose.diagnosis import why
     from headway.rundir.accounting import spent_s, spent_usd
@@ -87,7 +87,7 @@ def summary(hold: Launched) -> str:
     return "\n".join(lines)
 
 
-def _scores(hold: Launched) -> dict[str, float]:
+def _scores(hold: RunHandle) -> dict[str, float]:
     """Of the report, or else of the last validation."""
     try:
         report: dict[str, Any] = hold.folder.read_json("report.json") or {}

@@ -14,7 +14,7 @@ _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class InfraSpec:
     """What is to be written down. Names are checked, because they end up inside quotes."""
 
     project: str
@@ -59,7 +59,7 @@ class Wanted:
         return self.bucket or f"{self.project}-{self.name}"
 
 
-def terraform(wanted: Wanted) -> str:
+def terraform(wanted: InfraSpec) -> str:
     """The whole file, formatted as `terraform fmt` would."""
     parts = [_head(wanted), _apis(wanted), _bucket(wanted), _registry(wanted), _accounts(wanted)]
     if wanted.cluster:
@@ -72,7 +72,7 @@ def terraform(wanted: Wanted) -> str:
     return "\n".join([*parts, _outputs(wanted)])
 
 
-def _head(w: Wanted) -> str:
+def _head(w: InfraSpec) -> str:
     return f'''\
 # Printed by `headway infra gcp`. Nothing has been applied:
 #   terraform init && terraform plan && terraform apply
@@ -98,7 +98,7 @@ data "google_project" "this" {{
 '''
 
 
-def _apis(w: Wanted) -> str:
+def _apis(w: InfraSpec) -> str:
     names = ["aiplatform", "artifactregistry", "iam", "secretmanager", "storage"]
     names += ["container"] if w.cluster else []
     names += ["billingbudgets"] if w.billing_account else []
@@ -114,7 +114,7 @@ resource "google_project_service" "api" {{
 """
 
 
-def _bucket(w: Wanted) -> str:
+def _bucket(w: InfraSpec) -> str:
     return f'''\
 # Runs, checkpoints and models. In the region of the machines: traffic between regions is billed.
 resource "google_storage_bucket" "runs" {{
@@ -166,7 +166,7 @@ resource "google_storage_bucket" "runs" {{
 '''
 
 
-def _registry(w: Wanted) -> str:
+def _registry(w: InfraSpec) -> str:
     return f'''\
 resource "google_artifact_registry_repository" "images" {{
   location      = "{w.region}"
@@ -194,7 +194,7 @@ resource "google_artifact_registry_repository" "images" {{
 '''
 
 
-def _accounts(w: Wanted) -> str:
+def _accounts(w: InfraSpec) -> str:
     return f'''\
 # Who the training is. It may use this bucket, read these images and write logs: no more.
 resource "google_service_account" "trainer" {{
@@ -223,7 +223,7 @@ resource "google_project_iam_member" "trainer_writes_logs" {{
 '''
 
 
-def _cluster(w: Wanted) -> str:
+def _cluster(w: InfraSpec) -> str:
     spot = "\n    spot         = true" if w.spot else ""
     return f'''\
 resource "google_service_account" "nodes" {{
@@ -324,7 +324,7 @@ resource "google_container_node_pool" "gpu" {{
 '''
 
 
-def _identity(w: Wanted) -> str:
+def _identity(w: InfraSpec) -> str:
     return f"""\
 # Pods of this Kubernetes account are the trainer. In the cluster:
 #   kubectl create serviceaccount {w.name} -n {w.namespace}
@@ -363,7 +363,7 @@ resource "google_secret_manager_secret_iam_member" "trainer_reads_{label}" {{
 '''
 
 
-def _budget(w: Wanted) -> str:
+def _budget(w: InfraSpec) -> str:
     return f'''\
 # A message, not a limit: what ends a run is its own budget.
 resource "google_billing_budget" "this" {{
@@ -391,7 +391,7 @@ resource "google_billing_budget" "this" {{
 '''
 
 
-def _workbench(w: Wanted) -> str:
+def _workbench(w: InfraSpec) -> str:
     return f'''\
 resource "google_workbench_instance" "this" {{
   name     = "{w.name}"
@@ -414,7 +414,7 @@ resource "google_workbench_instance" "this" {{
 '''
 
 
-def _outputs(w: Wanted) -> str:
+def _outputs(w: InfraSpec) -> str:
     service = "google_service_account.trainer.email"
     return f"""\
 output "job_file" {{
@@ -429,7 +429,7 @@ output "job_file" {{
 """
 
 
-def _gke(w: Wanted) -> str:
+def _gke(w: InfraSpec) -> str:
     if not w.cluster:
         return ""
     options = f"project: {w.project}, cluster: {w.name}, location: {w.zone}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.storage import open_store
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import flatten
 
 # What two runs of one job were found to have in common, as plain values. No torch.
@@ -84,13 +84,13 @@ def _differing(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]
 
 def steps_of(url: str) -> list[int]:
     """The steps of a run's checkpoints, oldest first."""
-    return [kept.step for kept in Archive(open_store(url)).recorded()]
+    return [kept.step for kept in CheckpointReader(open_store(url)).recorded()]
 
 
 def compare(one: str, other: str) -> Compared:
     """All checkpoints that both runs have; the last in full."""
     steps = sorted(set(steps_of(one)) & set(steps_of(other)))
-    ours, theirs = Archive(open_store(one)), Archive(open_store(other))
+    ours, theirs = CheckpointReader(open_store(one)), CheckpointReader(open_store(other))
     first: Difference | None = None
     found: list[Difference] = []
     tensors = 0

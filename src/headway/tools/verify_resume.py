@@ -23,7 +23,7 @@ from headway.spec.model import Budget, Export, Notify
 from headway.tools.verify_checks import Compared, Histories, Suspect, compare_histories, suspects
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
     from headway.planning import Plan
     from headway.spec import Job
 
@@ -88,7 +88,7 @@ def _of(suspects: Sequence[Suspect], *kinds: str) -> tuple[Suspect, ...]:
     return tuple(suspect for suspect in suspects if suspect.kind in kinds)
 
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_limit
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
 FEWEST = 4  # steps: one to be checkpointed, one to die in, one to resume with, and one more
 LAST_LINES = 8  # of a job that fails by itself
 
@@ -224,7 +224,7 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
 
 
 @contextmanager
-def _taken_down(hold: Launched) -> Iterator[None]:
+def _taken_down(hold: RunHandle) -> Iterator[None]:
     try:
         yield
     except BaseException:  # Ctrl-C too: the run would go on by itself

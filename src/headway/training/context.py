@@ -15,10 +15,10 @@ from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage.base import Store
 from headway.training import determinism
 from headway.training import rank_info as identities
-from headway.training.control_channel import Outside, Pipe, Silent, say
-from headway.training.distributed.process_group import Gang
+from headway.training.control_channel import ControlChannel, ControlPipe, NoControlChannel, say
+from headway.training.distributed.process_group import ProcessGroup
 from headway.training.preemption import Stopping
-from headway.training.rank_info import Identity
+from headway.training.rank_info import RankInfo
 
 
 class Session:
@@ -27,7 +27,7 @@ class Session:
     def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
         world = identities.world_of(os.environ)
         self.device = determinism.choose_device(world)
-        self.gang = Gang(world, self.device)
+        self.gang = ProcessGroup(world, self.device)
         self._lease: LeaseKeeper | None = None
         if "HEADWAY_ATTEMPT" in os.environ:
             self.identity = identities.supervised(os.environ)
@@ -35,7 +35,7 @@ class Session:
             self.gang.meet()
             self.identity = self._by_hand(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
         self.store: Store = self.identity.store
-        self.outside: Outside = self._outside()
+        self.outside: ControlChannel = self._outside()
         self.stopping = Stopping(self.identity.grace_s, self.identity.deadline_s, say=self.say)
         self.stopping.watch()
         self.gang.meet()
@@ -68,15 +68,15 @@ class Session:
         if not failed:
             self.gang.part()
 
-    def _outside(self) -> Outside:
+    def _outside(self) -> ControlChannel:
         if self.identity.control_fd is not None:
-            return Pipe(self.identity.control_fd)
-        return self._lease if self._lease is not None else Silent()
+            return ControlPipe(self.identity.control_fd)
+        return self._lease if self._lease is not None else NoControlChannel()
 
-    def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> Identity:
+    def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
         """Rank 0 finds or makes the folder and takes the lease; the others are told which it is."""
         world = self.gang.world
-        mine: Identity | None = None
+        mine: RankInfo | None = None
         trouble = ""
         if world.rank == 0:
             try:

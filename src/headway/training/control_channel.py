@@ -9,7 +9,7 @@ import threading
 from typing import Any, Protocol
 
 
-class Outside(Protocol):
+class ControlChannel(Protocol):
     def event(self, kind: str, **details: Any) -> None:
         """Something happened that the run's history should keep."""
 
@@ -17,7 +17,7 @@ class Outside(Protocol):
         """Where we are: the newest replaces all before it."""
 
 
-class Pipe:
+class ControlPipe:
     """To the supervisor. One write a line, so lines never mix; a supervisor that is gone is not our failure."""
 
     def __init__(self, fd: int) -> None:
@@ -42,7 +42,7 @@ class Pipe:
                 self._fd = None
 
 
-class Silent:
+class NoControlChannel:
     """For ranks that nobody listens to."""
 
     def event(self, kind: str, **details: Any) -> None: ...

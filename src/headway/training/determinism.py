@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from headway._version import __version__
-from headway.training.rank_info import World
+from headway.training.rank_info import RankTopology
 
 # What exactness depends on outside the program: device, threads, versions. Set here, recorded, compared on resume.
 
 
-def choose_device(world: World) -> torch.device:
+def choose_device(world: RankTopology) -> torch.device:
     """This rank's accelerator, or the CPU."""
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
@@ -44,7 +44,7 @@ def settle(*, exact: bool) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def environment(world: World, device: torch.device) -> dict[str, Any]:
+def environment(world: RankTopology, device: torch.device) -> dict[str, Any]:
     """What bit-identical results were obtained with."""
     facts = {
         "headway": __version__,
@@ -89,7 +89,7 @@ def mix(*words: int) -> int:
     return state
 
 
-class Dice:
+class RngSeeder:
     """Seeds every default generator of this process from a position."""
 
     def __init__(self, seed: int, rank: int = 0, *, cuda: bool = False) -> None:

@@ -17,7 +17,7 @@ PARTS = "HEADWAY_PARTS"  # from the supervisor: into how many parts earlier atte
 MOST = 256  # parts: whoever needs more has another trouble
 
 
-class Cuts:
+class MicroBatching:
     """Into how many micro-batches each rank's batch is cut, and whether more may become of them."""
 
     def __init__(self, config: Mapping[str, Any], env: Mapping[str, str]) -> None:

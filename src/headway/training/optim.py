@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from headway.core.errors import BadInput, RunFailed
 from headway.training.accumulation import Accumulation, parameters_of
-from headway.training.distributed.grad_sync import Agreed, GradientSync
+from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 
 # A running average of the weights, which often scores better than they do. Costs one pass over them a step.
 
@@ -196,7 +196,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Wishes:
+class StepFlags:
     """What this rank would like the others to know."""
 
     stop: bool = False
@@ -213,7 +213,7 @@ class Outcome:
     stepped: bool
     finite: bool = True
     norm: Tensor | None = None
-    agreed: Agreed | None = None
+    agreed: ReducedFlags | None = None
 
 
 _STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
@@ -250,7 +250,7 @@ class Flag:
         return bool(self._value.item())
 
 
-class Alone:
+class LocalStepper:
     """One rank: no flat copy, no collective."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -262,7 +262,7 @@ class Alone:
         """Called between steps when other parameters may learn than before."""
         self._gradients.refresh()
 
-    def step(self, request: Request, wishes: Wishes) -> Outcome:
+    def step(self, request: Request, wishes: StepFlags) -> Outcome:
         loss, weight, gradients = request.loss, request.weight, self._gradients
         found = badness(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
         if request.last and not gradients.open:
@@ -290,7 +290,7 @@ class Alone:
         return _STEPPED if norm is None else Outcome(stepped=True, norm=norm)
 
 
-class Together:
+class DistributedStepper:
     """Several ranks: gradients in fixed buckets, agreement in their tail."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -312,7 +312,7 @@ class Together:
             norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
             self._sync = GradientSync(parameters, norms)
 
-    def step(self, request: Request, wishes: Wishes) -> Outcome:
+    def step(self, request: Request, wishes: StepFlags) -> Outcome:
         sync = self._layout_for(request.optimizers)
         part = self._gradients.resume(request.optimizers)
         loss = request.loss if request.counts else request.loss * 0

@@ -13,7 +13,7 @@ DEFAULT_S, SPOT_S = 600.0, 120.0
 
 
 @dataclass(slots=True)
-class Position:
+class TrainState:
     """`step` counts optimizer steps, `batch` the global batches of this epoch, `stage` the calls of run.epochs."""
 
     stage: int = 0
@@ -48,7 +48,7 @@ class Scores:
         return False
 
 
-class Rhythm:
+class CheckpointSchedule:
     """When the job's checkpoint section asks for one."""
 
     def __init__(self, rule: Checkpoint, *, spot: bool = False, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ GRACE_S = 30.0  # by hand: nobody kills us after a Ctrl-C, but nobody should wai
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RankTopology:
     """This rank among all ranks."""
 
     rank: int = 0
@@ -30,12 +30,12 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class RankInfo:
     """One rank of one attempt of one run."""
 
     name: str
     job: Job
-    world: World
+    world: RankTopology
     store: Store
     attempt: int  # 0: not known yet, to be taken with the lease
     grace_s: float = GRACE_S
@@ -45,12 +45,12 @@ class Identity:
     older: tuple[str, ...] = field(default=())  # unfinished folders of the same script, worth a word
 
 
-def world_of(env: Mapping[str, str]) -> World:
+def world_of(env: Mapping[str, str]) -> RankTopology:
     if "RANK" not in env:
-        return World()
+        return RankTopology()
     try:
         rank, size = int(env["RANK"]), int(env.get("WORLD_SIZE", "1"))
-        return World(rank, size, int(env.get("LOCAL_RANK", rank)))
+        return RankTopology(rank, size, int(env.get("LOCAL_RANK", rank)))
     except ValueError:
         raise BadInput(
             f"RANK={env['RANK']!r} and WORLD_SIZE={env.get('WORLD_SIZE')!r} are not numbers",
@@ -58,13 +58,13 @@ def world_of(env: Mapping[str, str]) -> World:
         ) from None
 
 
-def supervised(env: Mapping[str, str]) -> Identity:
-    """From the variables of docs/architecture.md."""
+def supervised(env: Mapping[str, str]) -> RankInfo:
+    """From the variables of docs/run-folder.md."""
     store = open_store(env["HEADWAY_RUN_URL"])
     path = env.get("HEADWAY_PLAN")
     plan = Plan.from_json(Path(path).read_bytes(), where=path) if path else RunFolder(store).plan()
     deadline, fd = env.get("HEADWAY_DEADLINE_S"), env.get("HEADWAY_CONTROL_FD")
-    return Identity(
+    return RankInfo(
         name=env.get("HEADWAY_RUN") or RunFolder(store).name,
         job=undump(plan.job),
         world=world_of(env),
@@ -77,7 +77,7 @@ def supervised(env: Mapping[str, str]) -> Identity:
     )
 
 
-def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> Identity:
+def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> RankInfo:
     """For rank 0 of a script without a supervisor: the folder it names, or a new one under ./runs."""
     name = _slug(Path(script).stem)
     job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
@@ -85,15 +85,15 @@ def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: in
         store = open_store(url)
         if not _claim(store, job):
             job = undump(RunFolder(store).plan().job)
-        return Identity(name=RunFolder(store).name, job=job, world=world_of(os.environ), store=store, attempt=0)
+        return RankInfo(name=RunFolder(store).name, job=job, world=world_of(os.environ), store=store, attempt=0)
     older = tuple(str(path) for path in _folders(name) if not _finished(path))[-1:]
     number = 1 + max((_number(path) for path in _folders(name)), default=0)
     while not _claim(store := open_store(f"runs/{name}-{number}"), job):
         number += 1
-    return Identity(name=f"{name}-{number}", job=job, world=world_of(os.environ), store=store, attempt=0, older=older)
+    return RankInfo(name=f"{name}-{number}", job=job, world=world_of(os.environ), store=store, attempt=0, older=older)
 
 
-def with_attempt(identity: Identity, attempt: int) -> Identity:
+def with_attempt(identity: RankInfo, attempt: int) -> RankInfo:
     return replace(identity, attempt=attempt)
 
 

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headway.core.errors import NotThere, StoreError
-from headway.training.control_channel import Outside, say
+from headway.training.control_channel import ControlChannel, say
 
 Result = TypeVar("Result")
 FIRST_S, LONGEST_S = 0.2, 30.0
 
 
-class Impatient(Exception):
+class GiveUp(Exception):
     """Not worth trying any longer: something newer waits, or time is up."""
 
 
-class Patience:
+class RetryPolicy:
     """Calls again after every StoreError, with growing pauses, until `give_up` raises Impatient."""
 
     def __init__(
-        self, outside: Outside, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+        self, outside: ControlChannel, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._outside, self._give_up, self._sleep = outside, give_up, sleep
 

@@ -24,24 +24,33 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler
+from headway.data.loading.sampler import PaddingBatch
 from headway.spec.model import Cadence, Phase
 from headway.training import hooks, oom
 from headway.training.checkpoint.init_weights import initialise
-from headway.training.checkpoint.manager import Keeping
+from headway.training.checkpoint.manager import CheckpointManager
 from headway.training.context import Session
 from headway.training.data.dataset import Feed, batch_names
-from headway.training.data.sampler import Supply
-from headway.training.determinism import EVALUATION, MODEL, SETUP, Dice
+from headway.training.data.sampler import BatchSource
+from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
 from headway.training.export import Bundle
-from headway.training.metrics.logger import Journal
-from headway.training.optim import Alone, Average, NanGuard, Optimizers, Precision, Request, Together, Wishes
+from headway.training.metrics.logger import MetricsLogger
+from headway.training.optim import (
+    Average,
+    DistributedStepper,
+    LocalStepper,
+    NanGuard,
+    Optimizers,
+    Precision,
+    Request,
+    StepFlags,
+)
 from headway.training.profiling import profiling
 from headway.training.schedules import freeze, set_rate
-from headway.training.step_boundary import Boundary
+from headway.training.step_boundary import StepBoundary
 
 M = TypeVar("M", bound=nn.Module)
-_NO_WISHES = Wishes()
+_NO_WISHES = StepFlags()
 
 
 class Run:
@@ -53,16 +62,18 @@ class Run:
         self.name, self.job, self.world = identity.name, identity.job, identity.world
         self.config: Mapping[str, Any] = identity.job.config
         self.seed, self.device = identity.job.seed, session.device
-        self._cuts = oom.Cuts(self.config, os.environ)
+        self._cuts = oom.MicroBatching(self.config, os.environ)
         self.accumulate = self._cuts.parts
         self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
-        self._dice = Dice(self.seed, self.world.rank, cuda=self.device.type == "cuda")
-        self._supply = Supply(self.world, self.device, self._dice)
-        self._journal = Journal(session)
+        self._dice = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
+        self._supply = BatchSource(self.world, self.device, self._dice)
+        self._journal = MetricsLogger(session)
         self._modules: list[nn.Module] = []
-        self._keeping = Keeping(session, self._journal.flush, self._modules)
-        self._stepper: Alone | Together = Alone(self._modules) if self.world.size == 1 else Together(self._modules)
-        self._boundary = Boundary(session, self._keeping, self._journal)
+        self._keeping = CheckpointManager(session, self._journal.flush, self._modules)
+        self._stepper: LocalStepper | DistributedStepper = (
+            LocalStepper(self._modules) if self.world.size == 1 else DistributedStepper(self._modules)
+        )
+        self._boundary = StepBoundary(session, self._keeping, self._journal)
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
@@ -79,7 +90,7 @@ class Run:
         self._averages: list[Average] = []
         self._phase: Phase | None = None
         self._restored = False
-        Dice(self.seed).roll(SETUP)  # the same on every rank: models are born equal
+        RngSeeder(self.seed).roll(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._close)
         hooks.tell(self._failed)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
@@ -198,7 +209,7 @@ class Run:
         position, boundary, supply = self._keeping.position, self._boundary, self._supply
         self._steps = self._expected()
         for batch in supply.training(feed, position, self.accumulate):
-            counts = self._counts = type(batch) is not Filler
+            counts = self._counts = type(batch) is not PaddingBatch
             self._weight = 1.0 if counts else 0.0
             boundary.inside, boundary.agreed = True, None
             self._part = self._micro

@@ -3,34 +3,89 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import BadInput, HeadwayError
 from headway.training import export
-from headway.training.checkpoint.manager import Keeping
+from headway.training.checkpoint.manager import CheckpointManager
 from headway.training.context import Session
 from headway.training.control_channel import say
-from headway.training.distributed.grad_sync import Agreed
+from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.export import Bundle
-from headway.training.metrics.logger import Journal
-from headway.training.optim import Wishes
+from headway.training.metrics.logger import MetricsLogger
+from headway.training.optim import StepFlags
 from headway.training.preemption import RESERVE_S, Stop
-from headway.training.step_limit import Stretch, stretch
+
+# A short stretch of training, and a planned death in it: how `headway verify-resume` tries a job. Only it does.
+#
+# HEADWAY_STEP_LIMIT=N ends the run after step N with a checkpoint. HEADWAY_DIE_AFTER_STEP=K has every rank of the
+# first attempt kill itself at a random moment of the step after K, once what was checkpointed until then is
+# committed.
+
+
+LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
+
+
+class StepLimit:
+    """Asked after every step."""
+
+    def __init__(self, limit: int | None, die_after: int | None) -> None:
+        self._limit, self._die_after = limit, die_after
+        self._before = time.monotonic()
+        self._death: threading.Timer | None = None
+
+    def before_checkpoint(self, step: int) -> None:
+        """The step to die in is over: late, but nothing of it is kept."""
+        if self._death is not None and self._die_after is not None and step > self._die_after:
+            _die()
+
+    def after_step(self, step: int, commit: Callable[[], object]) -> bool:
+        """Whether this was the last one."""
+        now = time.monotonic()
+        seconds, self._before = now - self._before, now
+        if self._die_after is not None and step >= self._die_after and self._death is None:
+            commit()
+            # The system's own randomness: the run's is none of our business.
+            self._death = threading.Timer(random.SystemRandom().random() * seconds, _die)
+            self._death.start()
+        return self._limit is not None and step >= self._limit
+
+
+def stretch(env: Mapping[str, str], attempt: int) -> StepLimit | None:
+    """What the environment asks for; None, which costs nothing, where it asks for nothing."""
+    limit, die_after = _count(env, LIMIT), _count(env, DEATH) if attempt <= 1 else None
+    return None if limit is None and die_after is None else StepLimit(limit, die_after)
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    if text and (not text.isdigit() or int(text) < 1):
+        raise BadInput(f"{name}={text} is not a number of steps", where=name)
+    return int(text) if text else None
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
 EXPORT_S = 30.0  # for an export, where none of an earlier run was measured (HEADWAY_EXPORT_S)
 RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and the export
 
 
-class Boundary:
+class StepBoundary:
     """Decides what happens between steps, during evaluations and at the end."""
 
-    def __init__(self, session: Session, keeping: Keeping, journal: Journal) -> None:
+    def __init__(self, session: Session, keeping: CheckpointManager, journal: MetricsLogger) -> None:
         self._session, self._keeping, self._journal = session, keeping, journal
         self._stopping, self._gang = session.stopping, session.gang
         self.inside = False  # in the loop's body: the state is between two steps
-        self.agreed: Agreed | None = None  # of the step in this body
+        self.agreed: ReducedFlags | None = None  # of the step in this body
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
         self._stretch = stretch(os.environ, session.identity.attempt)
@@ -40,11 +95,11 @@ class Boundary:
 
     # With several ranks: what this one would like, and what all do
 
-    def wishes(self) -> Wishes:
+    def wishes(self) -> StepFlags:
         first = self._session.first
         names, metrics = self._journal.riders
         step = self._keeping.position.step + 1
-        return Wishes(
+        return StepFlags(
             stop=self._stopping.asked,
             budget=first and self._over_budget(),
             save=first and self._keeping.due(step),
@@ -199,7 +254,7 @@ class Boundary:
         self._keeping.require_finite()
         export.export(bundle, self._session, say)
 
-    def _end_of_stretch(self, short: Stretch) -> None:
+    def _end_of_stretch(self, short: StepLimit) -> None:
         """Where only a few steps were asked for: end after them, with a checkpoint."""
         keeping = self._keeping
         if not short.after_step(keeping.position.step, keeping.saver.drain):

@@ -12,19 +12,19 @@ from headway.recipes.captioning.beam_search import caption, sample
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, vocabulary
 from headway.recipes.captioning.model import DECODERS, Captioner
-from headway.recipes.captioning.train import Critic, better_than_others
+from headway.recipes.captioning.train import SelfCriticalLoss, better_than_others
 from headway.recipes.captioning.vocabulary import PAD, START, UNKNOWN
 from headway.spec.model import Data
 from tests.recipes.folders import TINY
 
 
-def made(**settings: Any) -> tuple[Captioner, TrainingFeed, Critic]:
+def made(**settings: Any) -> tuple[Captioner, TrainingFeed, SelfCriticalLoss]:
     cfg = Config(**{**TINY, "train_pictures": 8, "batch": 4, "word_dropout": 0.0, **settings})
     pictures = load(cfg, Data(), "train")
     words = vocabulary(cfg, pictures)
     torch.manual_seed(0)
     model = Captioner(cfg, words)
-    return model, TrainingFeed(cfg, Sources(pictures), words, seed=1), Critic(cfg, Sources(pictures))
+    return model, TrainingFeed(cfg, Sources(pictures), words, seed=1), SelfCriticalLoss(cfg, Sources(pictures))
 
 
 def test_a_caption_is_judged_against_its_pictures_others() -> None:

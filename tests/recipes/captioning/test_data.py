@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import HeadwayError
-from headway.data.loading.partition import Filler
+from headway.data.loading.sampler import PaddingBatch
 from headway.data.synthetic import scenes
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import (
@@ -81,7 +81,7 @@ def test_any_number_of_ranks_sees_the_same_batches(feed: TrainingFeed, parts: in
 
 
 def test_a_rank_without_pictures_gets_a_stand_in(feed: TrainingFeed) -> None:
-    assert isinstance(feed.batch(0, 0, 19, 20), Filler)
+    assert isinstance(feed.batch(0, 0, 19, 20), PaddingBatch)
 
 
 def test_an_epoch_shows_every_picture_once(feed: TrainingFeed) -> None:

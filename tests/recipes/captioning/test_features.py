@@ -13,7 +13,7 @@ from headway.recipes.captioning import data as module
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Drawn, Features, Pictures, features, load, seen, vocabulary
 from headway.recipes.captioning.evaluate import choose_search, evaluate
-from headway.recipes.captioning.model import Captioner, Published
+from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.spec.model import Cache, Data
 
 CFG = Config(encoder="resnet18", weights="none", picture=64)
@@ -22,9 +22,9 @@ COUNT = 10
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Published:
+def encoder() -> PretrainedEncoder:
     torch.manual_seed(0)
-    return Published(CFG)
+    return PretrainedEncoder(CFG)
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +39,24 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", 2)
 
 
-def made(encoder: Published, pictures: Pictures, folder: Path, *, mirrored: bool = False) -> Features:
+def made(encoder: PretrainedEncoder, pictures: Pictures, folder: Path, *, mirrored: bool = False) -> Features:
     return features(encoder, pictures, Cache(dir=str(folder)), mirrored=mirrored, device=CPU)
 
 
 def count_pictures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures the encoder is shown from now on."""
     shown: list[int] = []
-    forward = Published.forward
+    forward = PretrainedEncoder.forward
 
-    def counted(self: Published, pixels: torch.Tensor) -> torch.Tensor:
+    def counted(self: PretrainedEncoder, pixels: torch.Tensor) -> torch.Tensor:
         shown.append(len(pixels))
         return forward(self, pixels)
 
-    monkeypatch.setattr(Published, "forward", counted)
+    monkeypatch.setattr(PretrainedEncoder, "forward", counted)
     return shown
 
 
-def test_they_are_what_the_encoder_sees(encoder: Published, pictures: Pictures, tmp_path: Path) -> None:
+def test_they_are_what_the_encoder_sees(encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path) -> None:
     found = made(encoder, pictures, tmp_path, mirrored=True)
     rows, flip = np.array([7, 2, 2]), np.array([False, True, False])
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_they_are_what_the_encoder_sees(encoder: Published, pictures: Pictures, 
 
 
 def test_they_are_computed_once(
-    encoder: Published, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = made(encoder, pictures, tmp_path).read(np.arange(COUNT))
     shown = count_pictures(monkeypatch)
@@ -76,7 +76,7 @@ def test_they_are_computed_once(
 
 
 def test_many_who_ask_at_once_wait_for_one(
-    encoder: Published, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = count_pictures(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
@@ -88,7 +88,7 @@ def test_many_who_ask_at_once_wait_for_one(
 
 
 def test_a_killed_writer_is_gone_on_from(
-    encoder: Published, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = made(encoder, pictures, tmp_path / "whole").read(np.arange(COUNT))
     (path,) = (tmp_path / "whole" / "features").glob("*.f16")
@@ -104,17 +104,17 @@ def test_a_killed_writer_is_gone_on_from(
 
 
 def test_other_weights_other_pictures_and_mirrors_are_kept_apart(
-    encoder: Published, pictures: Pictures, tmp_path: Path
+    encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path
 ) -> None:
     made(encoder, pictures, tmp_path)
     made(encoder, pictures, tmp_path, mirrored=True)
-    made(Published(CFG), pictures, tmp_path)
+    made(PretrainedEncoder(CFG), pictures, tmp_path)
     other = Pictures(name="black", pixels=Drawn(np.zeros((COUNT, 64, 64, 3), np.uint8)), references=[("a",)] * COUNT)
     made(encoder, other, tmp_path)
     assert len(list((tmp_path / "features").glob("*.f16"))) == 4
 
 
-def test_the_number_of_threads_changes_nothing(encoder: Published, pictures: Pictures, tmp_path: Path) -> None:
+def test_the_number_of_threads_changes_nothing(encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     try:
         found = []
@@ -140,7 +140,9 @@ def test_an_evaluation_reads_what_training_kept(tmp_path: Path, monkeypatch: pyt
     assert sum(shown) == 8  # without a cache the encoder looks
 
 
-def test_an_encoder_that_learns_is_shown_the_pictures(encoder: Published, pictures: Pictures, tmp_path: Path) -> None:
+def test_an_encoder_that_learns_is_shown_the_pictures(
+    encoder: PretrainedEncoder, pictures: Pictures, tmp_path: Path
+) -> None:
     rows = np.arange(3)
     looked = seen(encoder, [pictures], Cache(dir=str(tmp_path)), learns=True).read(rows)
     assert torch.equal(looked, pictures.pixels.read(rows))

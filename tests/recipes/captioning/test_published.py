@@ -15,7 +15,7 @@ from headway.artifacts.checkpoint_model import open_trained
 from headway.artifacts.predict import predict
 from headway.backbones.weights import fingerprint
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.model import Published
+from headway.recipes.captioning.model import PretrainedEncoder
 from tests.recipes.folders import captioning_job, run_folder
 
 RESNET = {
@@ -33,7 +33,7 @@ RESNET = {
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file as torchvision publishes them, with its classifier."""
     torch.manual_seed(0)
-    net = Published(Config(encoder="resnet18", weights="none")).net
+    net = PretrainedEncoder(Config(encoder="resnet18", weights="none")).net
     path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
     torch.save({**net.state_dict(), "fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}, path)
     return str(path)
@@ -53,9 +53,9 @@ def frozen(tmp_path_factory: pytest.TempPathFactory, weights: str) -> Path:
     return trained(tmp_path_factory.mktemp("frozen"), weights=weights, mirror=True)
 
 
-def encoder_of(run: Path, checkpoint: str = "best") -> Published:
+def encoder_of(run: Path, checkpoint: str = "best") -> PretrainedEncoder:
     encoder = open_trained(str(run), checkpoint).model.encoder
-    assert isinstance(encoder, Published)
+    assert isinstance(encoder, PretrainedEncoder)
     return encoder
 
 
@@ -66,7 +66,7 @@ def test_a_frozen_encoder_is_exported_as_it_came_and_its_features_are_kept(
     kept = sorted(path.stat().st_size for path in (frozen.parent / "cache" / "headway" / "features").glob("*.f16"))
     grid = 4 * 512 * 2  # bytes: 2 by 2 cells
     assert kept == [4 * grid, 2 * 32 * grid]  # val, and train with its mirrors
-    published = Published(Config(encoder="resnet18", weights=weights))
+    published = PretrainedEncoder(Config(encoder="resnet18", weights=weights))
     assert fingerprint(encoder_of(frozen).net) == fingerprint(published.net)
     Path(weights).rename(Path(weights).with_suffix(".gone"))  # a bundle needs nothing but itself
     try:
@@ -91,7 +91,7 @@ def test_what_is_exported_is_what_was_scored_also_with_averaged_weights(frozen: 
 @pytest.mark.slow
 def test_an_encoder_learns_from_the_epoch_it_is_told_to_and_keeps_its_statistics(tmp_path: Path, weights: str) -> None:
     run = trained(tmp_path, weights=weights, finetune_from=1, average=0.0)
-    published, learnt = Published(Config(encoder="resnet18", weights=weights)).net, encoder_of(run, "last").net
+    published, learnt = PretrainedEncoder(Config(encoder="resnet18", weights=weights)).net, encoder_of(run, "last").net
     before, after = published.state_dict(), learnt.state_dict()
     assert not torch.equal(before["layer4.1.conv2.weight"], after["layer4.1.conv2.weight"])
     assert torch.equal(before["layer4.1.bn2.running_mean"], after["layer4.1.bn2.running_mean"])

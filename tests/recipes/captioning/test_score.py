@@ -12,7 +12,7 @@ from PIL import Image
 
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, Drawn, EvaluationFeed, Pictures, Sources, load, vocabulary
-from headway.recipes.captioning.evaluate import SEARCHES, Judge, choose_search, evaluate, say, together
+from headway.recipes.captioning.evaluate import SEARCHES, CaptionJudge, choose_search, evaluate, say, together
 from headway.spec.model import Data
 from tests.recipes.captioning.test_model import captioner
 from tests.recipes.folders import TINY
@@ -26,7 +26,7 @@ def test_pictures() -> Pictures:
 
 
 def scores(pictures: Pictures, said: list[str]) -> dict[str, float]:
-    return Judge(pictures).scores(said)
+    return CaptionJudge(pictures).scores(said)
 
 
 def test_saying_a_reference_of_each_picture_is_perfect(test_pictures: Pictures) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler
-from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.loading.sampler import PaddingBatch
+from headway.data.prepare.pipeline import PrepareOptions, prepare
 from headway.data.synthetic import cards
 from headway.recipes.grading.data import augmentation, load, prepared
 from headway.recipes.grading.model import Grader
@@ -24,7 +24,7 @@ from tests.recipes.grading.jobs import grading_config
 def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pairs")
     cards.write_pairs(folder / "cards", {"train": 20, "val": 6, "test": 6})
-    wishes = Wishes(fit="squash")
+    wishes = PrepareOptions(fit="squash")
     prepare(str(folder / "cards"), str(folder / "shards"), size=128, encoding="raw", workers=1, wishes=wishes)
     return str(folder / "shards")
 
@@ -47,7 +47,7 @@ def test_a_batch_is_the_same_whatever_the_number_of_ranks() -> None:
     parts = [feed.batch(3, 1, part, 3) for part in range(3)]
     assert torch.equal(torch.cat([part["row"] for part in parts]), whole["row"])
     assert torch.equal(torch.cat([part["draws"] for part in parts]), whole["draws"])
-    assert isinstance(feed.batch(3, 1, 17, 18), Filler)
+    assert isinstance(feed.batch(3, 1, 17, 18), PaddingBatch)
 
 
 def test_the_sampler_draws_rare_grades_more_often() -> None:
@@ -83,7 +83,7 @@ def test_what_is_known_of_some_cards_only_is_learnt_from_those(tmp_path: Path) -
         del entry["edge"], entry["center"]
     rows[1]["edge"] = {"front": 0.5}
     (tmp_path / "cards" / "splits.json").write_text(json.dumps(splits))
-    wishes = Wishes(fit="squash")
+    wishes = PrepareOptions(fit="squash")
     prepare(str(tmp_path / "cards"), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, wishes=wishes)
     graded = load(grading_config(), Data(train=(Source(source=str(tmp_path / "shards")),)), "train")
     batch = graded.feed(grading_config(), training=False, seed=0).batch(0, 0, 0, 1)

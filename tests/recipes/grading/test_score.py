@@ -10,7 +10,7 @@ import pytest
 
 from headway.artifacts.evaluate import SAMPLES, evaluate
 from headway.core.errors import BadInput
-from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.prepare.pipeline import PrepareOptions, prepare
 from headway.data.synthetic import cards
 from tests.recipes.grading.trained import trained_grader
 
@@ -71,7 +71,7 @@ def test_a_bundle_scores_as_its_run_and_nothing_is_written_into_it(run: Path) ->
 def test_prepared_data_and_a_splits_json_score_alike(run: Path, pairs: Path, tmp_path: Path) -> None:
     told = evaluate(str(run), data=str(pairs / "splits.json"))
     assert told["count"] == 24
-    wishes = Wishes(fit="squash")
+    wishes = PrepareOptions(fit="squash")
     prepare(str(pairs), str(tmp_path / "shards"), size=96, encoding="raw", workers=1, wishes=wishes)
     again = evaluate(str(run), data=str(tmp_path / "shards"))
     assert again["metrics"] == told["metrics"]

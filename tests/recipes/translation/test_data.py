@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler
-from headway.data.prepare.pipeline import Wishes, prepare
+from headway.data.loading.sampler import PaddingBatch
+from headway.data.prepare.pipeline import PrepareOptions, prepare
 from headway.recipes.translation.data import PHRASES, check_alike, load
 from headway.spec import Data, Source
 from tests.recipes.translation.tiny import settings, translator
@@ -28,7 +28,7 @@ def write_texts(folder: Path, words: str) -> Path:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     made = str(folder / "shards")
-    prepare(str(write_texts(folder / "raw", "sentence")), made, workers=1, wishes=Wishes(bpe_size=300))
+    prepare(str(write_texts(folder / "raw", "sentence")), made, workers=1, wishes=PrepareOptions(bpe_size=300))
     return made
 
 
@@ -60,7 +60,7 @@ def test_a_split_that_the_job_leaves_out_is_read_from_where_it_trains(prepared: 
 
 def test_sources_with_different_subwords_are_refused(prepared: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
-    prepare(str(write_texts(tmp_path / "raw", "phrase")), other, workers=1, wishes=Wishes(bpe_size=300))
+    prepare(str(write_texts(tmp_path / "raw", "phrase")), other, workers=1, wishes=PrepareOptions(bpe_size=300))
     data = Data(train=(Source(source=prepared), Source(source=other)))
     with pytest.raises(BadInput, match="different subwords"):
         load(settings(), data, "train")
@@ -84,7 +84,7 @@ def test_any_number_of_ranks_sees_the_same_batches_and_the_same_loss(ranks: int)
     for step in range(0, len(feed), 3):
         whole = feed.batch(2, step, 0, 1)
         parts = [feed.batch(2, step, rank, ranks) for rank in range(ranks)]
-        real = [part for part in parts if not isinstance(part, Filler)]
+        real = [part for part in parts if not isinstance(part, PaddingBatch)]
         assert torch.equal(torch.cat([part["row"] for part in real]), whole["row"])
         source, target = whole["source"] % 260 + 4, whole["target"] % 260
         loss, tokens = model(source, target)

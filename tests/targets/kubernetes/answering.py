@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
-from headway.targets.kubernetes.client import Client, Forbidden, Gone, Object
+from headway.targets.kubernetes.client import Client, Forbidden, NotFound, Object
 
-Answer = Object | type[Gone] | type[Forbidden]
+Answer = Object | type[NotFound] | type[Forbidden]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Answering(Client):
         if method == "DELETE":
             self.answers.pop(path, None)
             return {}
-        answer = self.answers.get(path, Gone)
+        answer = self.answers.get(path, NotFound)
         if isinstance(answer, type):
             raise answer(f"{method} {path}: {answer.__name__}")
         found: Object = answer
@@ -47,5 +47,5 @@ class Answering(Client):
     def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
         words = self.answers.get(path + ("?previous" if query and query.get("previous") else ""))
         if words is None:
-            raise Gone(f"GET {path}: not there")
+            raise NotFound(f"GET {path}: not there")
         return iter(list(words))

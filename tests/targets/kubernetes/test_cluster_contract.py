@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from headway.core.types import Target
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import TargetEntry
-from headway.targets.kubernetes.client import Client, Object, Refusal
+from headway.targets.kubernetes.client import ApiError, Client, Object
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
@@ -40,11 +40,11 @@ class Refusing(Client):
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> Object:
         if method == "POST" and self.word and path.endswith(self.word):
-            raise Refusal(f"{self.word} was refused")
+            raise ApiError(f"{self.word} was refused")
         return super().__call__(method, path, query=query, body=body)
 
 
-def supervisors(hold: Launched) -> list[int]:
+def supervisors(hold: RunHandle) -> list[int]:
     """Process 1 of the run's pods, by their numbers on the node, which is this machine."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -96,12 +96,12 @@ class TestStatefulSet(TargetContract):
 
         return made
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         self.cluster.kubectl("-n", NAMESPACE, "delete", "statefulset", hold.run, "--cascade=orphan")
         self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         """A pod whose set is gone is not made again, and a process that is stopped hears no SIGTERM."""
         self.cluster.kubectl("-n", NAMESPACE, "delete", "statefulset", hold.run, "--cascade=orphan")
         (supervisor,) = supervisors(hold)
@@ -110,7 +110,7 @@ class TestStatefulSet(TargetContract):
         self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", f"{hold.run}-0", "--force", "--grace-period=0")
         eventually(lambda: supervisors(hold) == [], "it is killed with its pod")
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         """The reaper's, which lasts longer than the fuse beside it."""
         jobs = self.cluster.items("job", f"headway.run={hold.run}", namespace=NAMESPACE)
         return max(float(job["spec"].get("activeDeadlineSeconds", 0.0)) for job in jobs)

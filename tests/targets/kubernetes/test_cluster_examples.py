@@ -12,7 +12,7 @@ import pytest
 from headway import cli
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import plan
 from headway.spec import Job
 from tests.data import layouts
@@ -39,7 +39,7 @@ def bucket(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         yield server
 
 
-def ran(cluster: Cluster, example: str, on: str, *changes: str) -> Launched:
+def ran(cluster: Cluster, example: str, on: str, *changes: str) -> RunHandle:
     """Planned from its file, launched, and followed to its end."""
     mounts = f"mounts=[{{path: {cluster.site}, at: {SITE}, read_only: true}}]" if cluster.site else "mounts=[]"
     env = f"env={{STORAGE_EMULATOR_HOST: '{os.environ['STORAGE_EMULATOR_HOST']}', OMP_NUM_THREADS: '1'}}"

@@ -12,7 +12,7 @@ from headway.planning import Plan
 from headway.rundir.layout import RECEIPT, RunFolder
 from headway.spec import TargetEntry
 from headway.storage import join, open_store
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
@@ -44,7 +44,7 @@ def plan_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         def made(engine: str) -> Plan:
             options = {"namespace": NAMESPACES[engine], "engine": engine}
             entry = {"bed": TargetEntry(kind="kubernetes", options=options)}
-            return plan_play(project, Play(lines=("hello",)), on="bed", outputs=outputs, targets=entry, **more)
+            return plan_play(project, FakeBehaviour(lines=("hello",)), on="bed", outputs=outputs, targets=entry, **more)
 
         yield made
         for engine, namespace in NAMESPACES.items():

@@ -8,8 +8,8 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
-from headway.launcher.migrate import Move
+from headway.launcher.lifecycle import RunHandle
+from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Image, Job, TargetEntry
 from tests.contract.counting import COUNT, count_to, counted, write_counting
@@ -26,7 +26,7 @@ STEPS = 12
 NAMESPACE = "moving"
 
 
-def stopped_at(step: int, hold: Launched) -> None:
+def stopped_at(step: int, hold: RunHandle) -> None:
     eventually(lambda: len(counted(hold)) == step, f"{hold.folder.plan().target} goes on", within_s=240)
     assert hold.stop("to move on").status.state is State.STOPPED
     assert hold.url not in {found.url for found in hold.target.found()}
@@ -52,12 +52,12 @@ def test_a_run_wanders_from_here_to_a_cluster_and_vertex_and_back_without_missin
         )
         hold = lifecycle.launch(plan(job), name="wanders", detach=True)
         stopped_at(3, hold)
-        hold = lifecycle.resume(hold.url, move=Move(on="bed", copy_to="gs://bucket/runs"))
+        hold = lifecycle.resume(hold.url, move=Migration(on="bed", copy_to="gs://bucket/runs"))
         assert hold.url == "gs://bucket/runs/wanders"
         stopped_at(6, hold)
-        hold = lifecycle.resume(hold.url, move=Move(on="vertex"))
+        hold = lifecycle.resume(hold.url, move=Migration(on="vertex"))
         stopped_at(9, hold)
-        hold = lifecycle.resume(hold.url, move=Move(on="local"))
+        hold = lifecycle.resume(hold.url, move=Migration(on="local"))
         assert hold.wait().status.state is State.FINISHED, [line.text for line in hold.logs()][-10:]
         assert counted(hold) == count_to(STEPS)
         starts = [start.get("target") for start in (hold.folder.read_json("intent.json") or {})["attempts"]]

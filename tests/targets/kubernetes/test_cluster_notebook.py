@@ -15,7 +15,7 @@ import httpx  # noqa: E402
 
 from headway.core.types import State  # noqa: E402
 from headway.launcher import lifecycle  # noqa: E402
-from headway.launcher.lifecycle import Launched  # noqa: E402
+from headway.launcher.lifecycle import RunHandle  # noqa: E402
 from headway.planning import plan  # noqa: E402
 from headway.spec import Job, TargetEntry  # noqa: E402
 from headway.targets.kubernetes.target import KubernetesTarget  # noqa: E402
@@ -35,7 +35,7 @@ SERVERS = "grep -la 'ServerApp[.]root_dir' /proc/[0-9]*/cmdline"
 @pytest.fixture
 def run(
     cluster: Cluster, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Launched, dict[str, str]]]:
+) -> Iterator[tuple[RunHandle, dict[str, str]]]:
     """A live one, and the environment of a person who looks at it."""
     monkeypatch.setenv("HEADWAY_HOME", env["HEADWAY_HOME"])
     (tmp_path / "project").mkdir()
@@ -65,7 +65,7 @@ def servers(cluster: Cluster) -> list[str]:
 
 
 def test_a_cell_runs_in_the_pod_and_jupyter_closes_with_its_caller_or_the_run(
-    cluster: Cluster, run: tuple[Launched, dict[str, str]]
+    cluster: Cluster, run: tuple[RunHandle, dict[str, str]]
 ) -> None:
     hold, env = run
     notebook = Notebook(env)

@@ -16,7 +16,7 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import plan
 from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Resources, TargetEntry
@@ -161,7 +161,7 @@ def _killed(job: Job, tmp_path: Path, moment: str) -> str:
 
 
 def test_a_deleted_set_is_a_stopped_run_that_resumes(cluster: Cluster, job_of: Callable[..., Job]) -> None:
-    hold: Launched = lifecycle.launch(plan(job_of(nodes=2, pause_s=0.3), on="bed"), name="gone", detach=True)
+    hold: RunHandle = lifecycle.launch(plan(job_of(nodes=2, pause_s=0.3), on="bed"), name="gone", detach=True)
     eventually(lambda: steps(hold) >= 3, "it trains", PATIENCE_S)
     cluster.kubectl("delete", "statefulset", "gone")
     eventually(lambda: hold.target.status(hold.handle).state.ended, "it is seen to have ended", PATIENCE_S)

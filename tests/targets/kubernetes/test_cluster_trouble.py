@@ -14,11 +14,11 @@ import yaml
 from headway.core.errors import BadInput
 from headway.core.types import State
 from headway.diagnose.diagnosis import why
-from headway.launcher.lifecycle import Launched, launch
+from headway.launcher.lifecycle import RunHandle, launch
 from headway.planning import Plan
 from headway.spec import Accelerator, Image, Resources, Secret, TargetEntry
-from headway.targets.fake import Play
-from headway.targets.kubernetes.client import Refusal
+from headway.targets.fake import FakeBehaviour
+from headway.targets.kubernetes.client import ApiError
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.contract.plays import plan_play, write_project
@@ -33,14 +33,14 @@ NAMESPACE = "trouble"
 
 
 @pytest.fixture
-def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., RunHandle]]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
     project = write_project(tmp_path / "project")
-    holds: list[Launched] = []
+    holds: list[RunHandle] = []
     with bucket(cluster, monkeypatch) as shared:
         ready(cluster, NAMESPACE)
 
-        def begin(play: Play = WAITS, *, options: dict[str, Any] | None = None, **more: Any) -> Launched:
+        def begin(play: FakeBehaviour = WAITS, *, options: dict[str, Any] | None = None, **more: Any) -> RunHandle:
             entry = TargetEntry(kind="kubernetes", options={"namespace": NAMESPACE, **(options or {})})
             asked = {**shared, **more, "secrets": {**shared["secrets"], **more.get("secrets", {})}}
             plan: Plan = plan_play(
@@ -54,7 +54,7 @@ def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             assert hold.down().left == ()
 
 
-def says(hold: Launched, *words: str) -> None:
+def says(hold: RunHandle, *words: str) -> None:
     """Its status comes to say all of these words, while it waits."""
 
     def said() -> bool:
@@ -65,16 +65,16 @@ def says(hold: Launched, *words: str) -> None:
     eventually(said, f"the status says {words}; it says {hold.target.status(hold.handle)}", 90.0)
 
 
-def test_a_node_that_is_nowhere_is_said_while_it_waits(start: Callable[..., Launched]) -> None:
+def test_a_node_that_is_nowhere_is_said_while_it_waits(start: Callable[..., RunHandle]) -> None:
     says(start(options={"node_selector": {"planet": "mars"}}), "node", "no node has these labels")
 
 
-def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., Launched]) -> None:
+def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., RunHandle]) -> None:
     too_many = Resources(accelerator=Accelerator(kind="T4", count=64), processes=1)
     says(start(resources=too_many), "Insufficient nvidia.com/gpu", "headway doctor")
 
 
-def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., Launched]) -> None:
+def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., RunHandle]) -> None:
     hold = start(image=Image(uri="127.0.0.1:1/no/such:image"))
     says(hold, "headway image --push")
     assert why(hold, hold.target.status(hold.handle)).name == "image-pull"
@@ -83,11 +83,11 @@ def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., Launched]) 
     assert any("no/such:image" in line for line in told), "the cluster remembers what pods it had"
 
 
-def test_a_missing_secret_is_said(start: Callable[..., Launched]) -> None:
+def test_a_missing_secret_is_said(start: Callable[..., RunHandle]) -> None:
     says(start(secrets={"TOKEN": Secret(ref="k8s://hub/token")}), "hub", "k8s://")
 
 
-def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., Launched]) -> None:
+def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., RunHandle]) -> None:
     cluster.kubectl("-n", NAMESPACE, "create", "quota", "none", "--hard=pods=0")
     try:
         says(start(), "exceeded quota", "kubectl describe resourcequota")
@@ -95,7 +95,7 @@ def test_a_quota_that_is_used_up_is_said(cluster: Cluster, start: Callable[..., 
         cluster.kubectl("-n", NAMESPACE, "delete", "quota", "none")
 
 
-def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(start: Callable[..., Launched]) -> None:
+def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(start: Callable[..., RunHandle]) -> None:
     hold = start(env={"PYTHONHOME": "/nowhere"})  # so that no Python can start
     eventually(lambda: hold.target.status(hold.handle).state is State.FAILED, "it is given up", 120.0)
     assert "never got as far as an attempt" in hold.target.status(hold.handle).reason
@@ -105,7 +105,7 @@ def test_a_pod_that_never_gets_as_far_as_an_attempt_fails_with_its_last_words(st
 
 
 def test_workers_are_called_by_a_reaper_that_runs_and_by_nobody_else(
-    cluster: Cluster, start: Callable[..., Launched]
+    cluster: Cluster, start: Callable[..., RunHandle]
 ) -> None:
     cluster.kubectl("taint", "node", "--all", "team=others:NoSchedule")
     try:
@@ -120,7 +120,7 @@ def test_workers_are_called_by_a_reaper_that_runs_and_by_nobody_else(
 
 
 def test_a_secret_of_the_cluster_reaches_the_script_as_a_variable_and_as_a_file(
-    cluster: Cluster, start: Callable[..., Launched], tmp_path: Path
+    cluster: Cluster, start: Callable[..., RunHandle], tmp_path: Path
 ) -> None:
     literals = (f"--from-literal=token={CANARY}", f"--from-literal=key.pem={CANARY}-key")
     cluster.kubectl("-n", NAMESPACE, "create", "secret", "generic", "hub", *literals)
@@ -138,7 +138,7 @@ def test_a_secret_of_the_cluster_reaches_the_script_as_a_variable_and_as_a_file(
 
 
 def test_pods_have_no_token_and_the_reapers_opens_one_door_only(
-    cluster: Cluster, start: Callable[..., Launched]
+    cluster: Cluster, start: Callable[..., RunHandle]
 ) -> None:
     hold = start()
     eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
@@ -160,7 +160,7 @@ def test_pods_have_no_token_and_the_reapers_opens_one_door_only(
     ]
 
 
-def test_a_worker_is_nobody_and_its_image_is_read_only(cluster: Cluster, start: Callable[..., Launched]) -> None:
+def test_a_worker_is_nobody_and_its_image_is_read_only(cluster: Cluster, start: Callable[..., RunHandle]) -> None:
     hold = start()
     eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it runs", 120.0)
     inside = ("-n", NAMESPACE, "exec", "r1-0", "--")
@@ -171,7 +171,7 @@ def test_a_worker_is_nobody_and_its_image_is_read_only(cluster: Cluster, start: 
 
 
 def test_a_run_of_the_same_name_from_another_folder_is_not_touched(
-    cluster: Cluster, start: Callable[..., Launched], tmp_path: Path
+    cluster: Cluster, start: Callable[..., RunHandle], tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
@@ -203,7 +203,7 @@ def test_credentials_that_the_cluster_does_not_know_are_answered_with_what_to_ty
     config["users"] = [{"name": each["name"], "user": {"token": "of-nobody"}} for each in config["users"]]
     (tmp_path / "config").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(Refusal, match="does not know who we are") as refused:
+    with pytest.raises(ApiError, match="does not know who we are") as refused:
         KubernetesTarget().found()
     assert refused.value.code == 401
     assert "gcloud auth login" in refused.value.problem.fix

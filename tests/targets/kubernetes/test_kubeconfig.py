@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.errors import BadInput, TargetError
 from headway.targets.kubernetes import kubeconfig
-from headway.targets.kubernetes.client import Client, Forbidden, Gone, Taken, Unreachable, refusal
+from headway.targets.kubernetes.client import AlreadyExists, Client, Forbidden, NotFound, Unreachable, refusal
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 
@@ -134,9 +134,9 @@ def test_what_a_cluster_refuses_is_told_apart() -> None:
     def answered(code: int, **status: str) -> Exception:
         return refusal(code, json.dumps({"kind": "Status", **status}).encode(), "POST /x", "here")
 
-    assert isinstance(answered(404, reason="NotFound", message="jobs x not found"), Gone)
-    assert isinstance(answered(409, reason="AlreadyExists", message="there"), Taken)
-    assert not isinstance(answered(409, reason="Conflict", message="changed"), Taken)
+    assert isinstance(answered(404, reason="NotFound", message="jobs x not found"), NotFound)
+    assert isinstance(answered(409, reason="AlreadyExists", message="there"), AlreadyExists)
+    assert not isinstance(answered(409, reason="Conflict", message="changed"), AlreadyExists)
     quota = answered(403, reason="Forbidden", message="exceeded quota: compute")
     assert isinstance(quota, Forbidden)
     assert "resourcequota" in str(quota)

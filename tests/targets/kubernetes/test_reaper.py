@@ -15,7 +15,7 @@ from headway.storage import open_store
 from headway.targets import registry
 from headway.targets.fake import FakeTarget
 from headway.targets.kubernetes import reaper
-from headway.targets.kubernetes.reaper import Watched, guard
+from headway.targets.kubernetes.reaper import ReaperConfig, guard
 from tests.contract.plays import FAKE, plan_play, write_project
 from tests.contract.suite import WAITS
 from tests.targets.kubernetes.answering import Answering
@@ -59,7 +59,7 @@ def watch(
         happens(api)
         return False
 
-    watched = Watched(url=url, namespace="ml", name="r1", workers=3, lifetime_s=lifetime_s, max_wait_s=max_wait_s)
+    watched = ReaperConfig(url=url, namespace="ml", name="r1", workers=3, lifetime_s=lifetime_s, max_wait_s=max_wait_s)
     return guard(watched, api, wait=wait, say=said.append), said, api
 
 
@@ -167,7 +167,7 @@ def test_a_reaper_whose_set_is_gone_goes_too_and_one_whose_client_died_waits_a_w
     _, url = run
     code, said, _ = watch(url, [lambda api: api.answers.clear()])
     assert (code, said[-1]) == (0, "statefulset/r1 is gone")
-    watched = Watched(url=url, namespace="ml", name="r1", workers=3, lifetime_s=None, max_wait_s=None)
+    watched = ReaperConfig(url=url, namespace="ml", name="r1", workers=3, lifetime_s=None, max_wait_s=None)
     looks = iter([False, True])
     assert guard(watched, Answering(), wait=lambda: next(looks), say=lambda text: None) == 143, "it may still come"
     monkeypatch.setattr(reaper, "BIRTH_S", -1.0)

@@ -14,7 +14,7 @@ from headway.rundir.layout import RunFolder
 from headway.spec import Budget
 from headway.storage import open_store
 from headway.targets.kubernetes import lifecycle
-from headway.targets.kubernetes.client import Client, Gone, Object
+from headway.targets.kubernetes.client import Client, NotFound, Object
 from headway.targets.kubernetes.options import Options
 from tests.targets.kubernetes.plans import plan_of
 
@@ -33,7 +33,7 @@ class Yes(Client):
             self.made.append(body)
             return {**body, "metadata": {**body["metadata"], "uid": f"uid-{next(self._numbers)}"}}
         if method == "GET" and query is None:
-            raise Gone(f"{path} is not there")
+            raise NotFound(f"{path} is not there")
         return {"items": []}
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headway.packaging.engine import Gone
+from headway.packaging.engine import NotFound
 from headway.targets.vertex import client, lifecycle, target
 from tests.servers import vertex_messages
 from tests.servers.gcs import GcsServer
@@ -62,7 +62,7 @@ class Registry:
         assert words[1:3] == ["image", "inspect"], words
         name = words[-1]
         if name not in self.built:
-            raise Gone(f"no such image: {name}")
+            raise NotFound(f"no such image: {name}")
         return json.dumps([{"RepoDigests": [f"{name.rpartition(':')[0]}@sha256:{len(self.built):064x}"]}])
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Image
 from headway.spec.serialize import from_plain
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
 from tests.contract.plays import plan_play, write_project
@@ -31,13 +31,13 @@ class Lab:
         self.cloud, self.server = cloud, cloud.vertex
         self.project = write_project(folder / "project")
         self.server.images |= {PREBUILT: There(fresh=True), IMAGE: There(fresh=True)}
-        self.holds: list[Launched] = []
+        self.holds: list[RunHandle] = []
 
     def close(self) -> None:
         for hold in self.holds:
             hold.target.down(hold.handle)
 
-    def plan(self, play: Play, **more: Any) -> Plan:
+    def plan(self, play: FakeBehaviour, **more: Any) -> Plan:
         options = {"grace": 10.0, **more.pop("options", {})}
         said = {
             "on": "vertex",
@@ -52,26 +52,26 @@ class Lab:
         options = from_plain(plan.options, Options)
         return VertexTarget(options, engine=Registry(vertex=self.server, folder=self.cloud.folder))
 
-    def start(self, play: Play, *, run: str | None = None, **more: Any) -> Launched:
+    def start(self, play: FakeBehaviour, *, run: str | None = None, **more: Any) -> RunHandle:
         plan = self.plan(play, **more)
         hold = lifecycle.launch(plan, name=run, detach=True, target=self.target(plan))
         self.holds.append(hold)
         return hold
 
-    def machines(self, hold: Launched) -> Machines:
+    def machines(self, hold: RunHandle) -> Machines:
         return self.server.machines[str(hold.handle.details["job"])]
 
-    def texts(self, hold: Launched, rank: int | None = 0) -> list[str]:
+    def texts(self, hold: RunHandle, rank: int | None = 0) -> list[str]:
         return [line.text for line in hold.logs(rank=rank)]
 
-    def prints(self, hold: Launched, times: int = 1, rank: int = 0) -> Launched:
+    def prints(self, hold: RunHandle, times: int = 1, rank: int = 0) -> RunHandle:
         eventually(lambda: len(self.texts(hold, rank)) >= times, f"{hold.run} prints {times} times")
         return hold
 
-    def ends(self, hold: Launched) -> State:
+    def ends(self, hold: RunHandle) -> State:
         eventually(lambda: hold.target.status(hold.handle).state.ended, "its end is seen")
         return hold.outcome().status.state
 
 
-def attempts(hold: Launched) -> int:
+def attempts(hold: RunHandle) -> int:
     return [event["kind"] for event in hold.folder.events()].count("attempt")

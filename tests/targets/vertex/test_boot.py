@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.types import State
 from headway.spec import Image, Secret
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.targets.vertex.jobs import ready_image
 from tests.targets.vertex.lab import Lab
 
@@ -40,7 +40,7 @@ def test_code_requirements_setup_and_secrets_are_there(lab: Lab, mode: str) -> N
     requires_a_wheel(lab)
     image = Image() if mode == "package" else ready_image()
     hold = lab.start(
-        Play(),
+        FakeBehaviour(),
         options={"mode": mode},
         requirements="requirements.txt",
         setup=("export LOADED=cuda", "cd /"),
@@ -62,7 +62,7 @@ def test_code_requirements_setup_and_secrets_are_there(lab: Lab, mode: str) -> N
 def test_code_that_the_machines_cannot_read_is_named_in_their_last_words(lab: Lab) -> None:
     lab.server.restarts, lab.server.retries = 0, 0
     lab.server.full.add("us-east1")
-    hold = lab.start(Play(), image=ready_image())
+    hold = lab.start(FakeBehaviour(), image=ready_image())
     bucket = lab.cloud.gcs.objects.buckets["bucket"]
     bucket.pop(next(key for key in lab.cloud.stored() if key.endswith(".tar.gz")))
     lab.server.full.clear()

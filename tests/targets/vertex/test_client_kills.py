@@ -10,7 +10,7 @@ import pytest
 from headway.planning import Plan
 from headway.rundir.layout import RECEIPT, RunFolder
 from headway.storage import join, open_store
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.client_kills import kill_at_each_request, nothing_stays
 from tests.contract.suite import eventually
 from tests.servers.vertex_machines import Image as There
@@ -23,7 +23,7 @@ patiently = partial(eventually, within_s=500.0)  # dozens of jobs share this mac
 
 def test_a_killed_client_leaves_jobs_that_end_by_themselves(lab: Lab, tmp_path: Path) -> None:
     lab.server.images[IMAGE] = There()
-    plan = lab.plan(Play(lines=("hello",)), image=ready_image())
+    plan = lab.plan(FakeBehaviour(lines=("hello",)), image=ready_image())
     names = kill_at_each_request(plan, tmp_path, "k")
     assert len(names) > 20
     nothing_stays(lab.target(plan), plan, names, patiently)
@@ -36,7 +36,7 @@ def test_a_killed_client_leaves_jobs_that_end_by_themselves(lab: Lab, tmp_path: 
 
 
 def test_a_watcher_killed_after_the_end_leaves_jobs_that_succeed(lab: Lab, tmp_path: Path) -> None:
-    plan = pushed(lab, Play(lines=("hello",)))
+    plan = pushed(lab, FakeBehaviour(lines=("hello",)))
     names = kill_at_each_request(plan, tmp_path, "e", since="end", every=3)
     assert len(names) > 7
     receipts = {name for name in names if folder(name).read_json(RECEIPT)}
@@ -48,7 +48,7 @@ def test_a_watcher_killed_after_the_end_leaves_jobs_that_succeed(lab: Lab, tmp_p
 
 def test_a_killed_watcher_leaves_jobs_that_end_without_its_cancel(lab: Lab, tmp_path: Path) -> None:
     """A failed job is started again and again by Vertex AI, until that gives up or somebody has seen the failure."""
-    plan = pushed(lab, Play(lines=("hello",), exit_code=7))
+    plan = pushed(lab, FakeBehaviour(lines=("hello",), exit_code=7))
     names = kill_at_each_request(plan, tmp_path, "w", since="watch", every=5)  # of looks that are alike
     receipts = {name for name in names if folder(name).read_json(RECEIPT)}
     nothing_stays(lab.target(plan), plan, names, patiently)
@@ -58,7 +58,7 @@ def test_a_killed_watcher_leaves_jobs_that_end_without_its_cancel(lab: Lab, tmp_
     assert states(names) == {"failed"}
 
 
-def pushed(lab: Lab, play: Play) -> Plan:
+def pushed(lab: Lab, play: FakeBehaviour) -> Plan:
     """A plan whose image is in the registry, by a first run: its machines then have nothing to install."""
     lab.server.retries = 1
     lab.start(play).wait()

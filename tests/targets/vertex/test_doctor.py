@@ -11,7 +11,7 @@ from headway import cli
 from headway.core.errors import BadJob
 from headway.spec import Image, Notify
 from headway.spec.serialize import undump
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from tests.contract.suite import WAITS
 from tests.servers.vertex_machines import Image as There
 from tests.targets.vertex.jobs import ready_image
@@ -60,7 +60,7 @@ def test_what_is_missing_is_said_with_the_command(
 def test_a_launch_that_google_would_refuse_claims_no_name(lab: Lab) -> None:
     lab.server.forbidden = "aiplatform.customJobs.list"
     with pytest.raises(BadJob, match=r"roles/aiplatform\.user"):
-        lab.start(Play(), image=ready_image())
+        lab.start(FakeBehaviour(), image=ready_image())
     lab.server.forbidden = ""
     assert not [name for name in lab.cloud.stored() if "plan.json" in name]
 
@@ -84,7 +84,7 @@ def test_an_image_that_the_registry_has_not_is_said_before_anything_is_launched(
 
 def test_a_registry_that_may_not_be_read_keeps_nobody_from_launching(lab: Lab) -> None:
     lab.server.images_forbidden = True
-    plan = lab.plan(Play(), image=Image(uri="us-docker.pkg.dev/my-project/headway/nowhere:v1"))
+    plan = lab.plan(FakeBehaviour(), image=Image(uri="us-docker.pkg.dev/my-project/headway/nowhere:v1"))
     assert lab.target(plan).online(undump(plan.job)) == []
 
 
@@ -102,4 +102,4 @@ def test_links_lead_to_the_console_and_to_the_logs(lab: Lab, tmp_path: Path) -> 
 
 def test_a_webhook_of_this_shell_is_refused_with_the_command_that_stores_it(lab: Lab) -> None:
     with pytest.raises(BadJob, match=r"then notify: \{webhook: gcp-sm://webhook\}"):
-        lab.plan(Play(), notify=Notify(webhook="env:SLACK_URL"))
+        lab.plan(FakeBehaviour(), notify=Notify(webhook="env:SLACK_URL"))

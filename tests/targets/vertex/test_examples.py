@@ -19,7 +19,7 @@ import pytest
 from headway import cli
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan, plan
 from headway.spec import Job
 from headway.targets.ssh.target import SshTarget
@@ -111,7 +111,7 @@ def zipped(tmp_path: Path) -> Iterator[str]:
         yield f"{server.url}/leaves.zip"
 
 
-def launched(lab: Lab, name: str, *changes: str) -> Launched:
+def launched(lab: Lab, name: str, *changes: str) -> RunHandle:
     sets = ["outputs=gs://bucket/runs", *changes]
     made = plan(Job.load(EXAMPLES / f"{name}.yaml", set=sets), on="vertex")
     hold = lifecycle.launch(made, detach=True, target=lab.target(made))
@@ -119,7 +119,7 @@ def launched(lab: Lab, name: str, *changes: str) -> Launched:
     return hold
 
 
-def finished(lab: Lab, hold: Launched) -> None:
+def finished(lab: Lab, hold: RunHandle) -> None:
     outcome = hold.wait()
     said = "\n".join(entry["jsonPayload"]["message"] for entry in lab.server.entries)
     assert outcome.status.state is State.FINISHED, said

@@ -12,7 +12,7 @@ from headway.core.plan import Limits
 from headway.core.types import State
 from headway.launcher import lifecycle
 from headway.spec import Accelerator, Budget, Resources
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex import lifecycle as vertex_lifecycle
 from tests.contract.suite import WAITS, eventually
 from tests.targets.test_slurm import CHAIN
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_machines_of_two_pools_find_each_other_by_cluster_spec(lab: Lab) -> None:
-    hold = lab.start(Play(lines=("rank {rank} of {world}, {AIP_MODEL_DIR}",)), nodes=3)
+    hold = lab.start(FakeBehaviour(lines=("rank {rank} of {world}, {AIP_MODEL_DIR}",)), nodes=3)
     assert hold.wait().status.state is State.FINISHED
     (job,) = lab.server.jobs.values()
     assert [pool["replicaCount"] for pool in job["jobSpec"]["workerPoolSpecs"]] == ["1", "2"]
@@ -35,10 +35,10 @@ def test_machines_of_two_pools_find_each_other_by_cluster_spec(lab: Lab) -> None
 
 def test_a_preempted_run_goes_on_from_its_last_checkpoint_as_if_nothing_had_happened(lab: Lab) -> None:
     (lab.project / "play.py").write_text(CHAIN)
-    straight = lab.start(Play())
+    straight = lab.start(FakeBehaviour())
     assert straight.wait().status.state is State.FINISHED
     resources = Resources(spot=True, processes=1)
-    hold = lab.start(Play(), resources=resources, env={"STOP_AT": "5"}, budget=Budget(hours=1))
+    hold = lab.start(FakeBehaviour(), resources=resources, env={"STOP_AT": "5"}, budget=Budget(hours=1))
     lab.prints(hold, 5)
     assert hold.target.status(hold.handle).state is State.RUNNING
     lab.machines(hold).preempt("workerpool0-0")
@@ -78,7 +78,7 @@ def test_a_primary_machine_that_is_gone_is_an_attempt_more(lab: Lab) -> None:
 
 
 def test_vertexs_own_retries_do_not_train_again_what_has_failed(lab: Lab) -> None:
-    hold = lab.start(Play(lines=("once",), exit_code=7))
+    hold = lab.start(FakeBehaviour(lines=("once",), exit_code=7))
     eventually(lambda: lab.machines(hold).starts >= 3, "Vertex AI starts it again and again")
     assert hold.target.status(hold.handle).state is State.FAILED
     assert attempts(hold) == 1
@@ -129,7 +129,7 @@ def test_stopping_what_still_waits_in_the_queue_takes_it_out_at_once(lab: Lab) -
 
 def test_a_job_that_fails_before_the_supervisor_says_why_in_its_machines_own_words(lab: Lab) -> None:
     lab.server.restarts, lab.server.retries = 0, 0
-    hold = lab.start(Play(), image=ready_image(), setup=("echo the module is gone >&2; exit 3",))
+    hold = lab.start(FakeBehaviour(), image=ready_image(), setup=("echo the module is gone >&2; exit 3",))
     followed = [line.text for line in hold.logs(follow=True)]
     assert any("Waiting for job to be provisioned" in text for text in followed)
     assert any("the module is gone" in text for text in followed)
@@ -142,7 +142,7 @@ def test_a_job_that_fails_before_the_supervisor_says_why_in_its_machines_own_wor
 
 def test_what_cloud_logging_does_not_let_us_read_is_said_and_stops_nothing(lab: Lab) -> None:
     lab.server.log_forbidden = True
-    hold = lab.start(Play(lines=("hello",)))
+    hold = lab.start(FakeBehaviour(lines=("hello",)))
     followed = [line.text for line in hold.logs(follow=True)]
     assert sum("Cloud Logging cannot be read" in text for text in followed) == 1
     assert any("roles/logging.viewer" in text for text in followed)
@@ -185,7 +185,7 @@ def test_a_state_that_a_later_vertex_invents_is_of_a_job_that_lives(lab: Lab) ->
 
 def test_a_secret_named_at_launch_is_refused_before_anything_is_made(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    plan = lab.plan(Play())
+    plan = lab.plan(FakeBehaviour())
     with pytest.raises(BadInput, match="gcloud secrets create wandb-api-key"):
         lifecycle.launch(plan, detach=True, target=lab.target(plan), secrets=["WANDB_API_KEY"])
     assert lab.server.jobs == {}
@@ -193,13 +193,13 @@ def test_a_secret_named_at_launch_is_refused_before_anything_is_made(lab: Lab, m
 
 def test_limits_say_which_second_limit_stands_behind_the_budget(lab: Lab) -> None:
     resources = Resources(accelerator=Accelerator(kind="T4"), processes=1)
-    plan = lab.plan(Play(), budget=Budget(hours=8), resources=resources)
+    plan = lab.plan(FakeBehaviour(), budget=Budget(hours=8), resources=resources)
     second = "Vertex AI's own timeout of 8.169 h, each submission"
     assert plan.limits == Limits(budget_s=28800.0, max_wait_s=None, grace_s=10.0, second=second)
 
 
 def test_the_job_of_a_finished_run_is_left_to_succeed(lab: Lab) -> None:
-    hold = lab.start(Play(lines=("hello",)))
+    hold = lab.start(FakeBehaviour(lines=("hello",)))
     assert hold.wait().status.state is State.FINISHED
     assert lab.server.jobs[hold.handle.details["job"]]["state"] == "JOB_STATE_SUCCEEDED"
     assert not any(request.path.endswith(":cancel") for request in lab.server.requests)

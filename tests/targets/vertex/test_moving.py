@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.types import State
 from headway.launcher import lifecycle
-from headway.launcher.migrate import Move
+from headway.launcher.migrate import Migration
 from headway.planning import plan
 from headway.spec import Job
 from tests.contract.counting import COUNT, count_to, counted, write_counting
@@ -37,12 +37,12 @@ def test_from_here_to_vertex_and_back(cloud: Cloud, tmp_path: Path, copied: bool
     eventually(lambda: len(counted(hold)) >= 2, "it counts here")
     assert hold.stop().status.state is State.STOPPED
     here = len(counted(hold))
-    there = lifecycle.resume(hold.url, move=Move(on="vertex", copy_to="gs://bucket/runs" if copied else None))
+    there = lifecycle.resume(hold.url, move=Migration(on="vertex", copy_to="gs://bucket/runs" if copied else None))
     assert there.url == "gs://bucket/runs/wanders"
     eventually(lambda: len(counted(there)) >= here + 2, "it counts there")
     assert there.stop().status.state is State.STOPPED
     assert there.target.found() == []
     assert len(counted(there)) < 17
-    back = lifecycle.resume(there.url, move=Move(on="local"))
+    back = lifecycle.resume(there.url, move=Migration(on="local"))
     assert back.wait().status.state is State.FINISHED
     assert counted(back) == count_to(16)

@@ -13,8 +13,8 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle, State
 from headway.launcher import lifecycle
 from headway.spec import Accelerator, Image, Resources
-from headway.targets.fake import Play
-from headway.targets.vertex.client import Client, NoRoom, Refused, Unreachable
+from headway.targets.fake import FakeBehaviour
+from headway.targets.vertex.client import ApiError, Client, OutOfCapacity, Unreachable
 from headway.targets.vertex.lifecycle import live
 from tests.contract.suite import WAITS
 from tests.servers.loopback import Fault
@@ -27,15 +27,15 @@ FALLBACK = [{"region": "us-central1"}, {"machine": "g2-standard-8", "region": "e
 T4 = Resources(accelerator=Accelerator(kind="T4"), machine="n1-standard-8", processes=1)
 
 
-def refusal(lab: Lab, kind: type[TargetError] = Refused, **more: Any) -> str:
+def refusal(lab: Lab, kind: type[TargetError] = ApiError, **more: Any) -> str:
     with pytest.raises(kind) as error:
-        lab.start(Play(), **more)
+        lab.start(FakeBehaviour(), **more)
     assert lab.server.live() == []
     assert not [key for key in lab.cloud.stored() if "/code/" not in key], "no run is left behind"
     return str(error.value)
 
 
-def place(lab: Lab, hold: lifecycle.Launched) -> tuple[str, str]:
+def place(lab: Lab, hold: lifecycle.RunHandle) -> tuple[str, str]:
     name = str(hold.handle.details["job"])
     machine = lab.server.jobs[name]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["machineType"]
     return name.split("/")[3], machine
@@ -43,7 +43,7 @@ def place(lab: Lab, hold: lifecycle.Launched) -> tuple[str, str]:
 
 def test_no_quota_is_answered_with_where_to_ask_for_more(lab: Lab) -> None:
     lab.server.exhausted.add("us-east1")
-    said = refusal(lab, NoRoom)
+    said = refusal(lab, OutOfCapacity)
     assert "CustomModelTrainingT4GPUsPerProjectPerRegion" in said
     assert "https://console.cloud.google.com/iam-admin/quotas?project=my-project" in said
     assert "fallback" in said
@@ -74,7 +74,7 @@ def test_a_machine_that_a_region_does_not_have_is_looked_for_in_the_next(lab: La
 def test_a_queue_that_does_not_move_is_left_for_the_next_place(lab: Lab) -> None:
     lab.server.full.update(("us-east1", "us-central1"))
     options = {"fallback": [{"region": "us-central1"}, {"region": "europe-west4"}], "switch_after": 0.3}
-    hold = lab.start(Play(lines=("hello",)), options=options)
+    hold = lab.start(FakeBehaviour(lines=("hello",)), options=options)
     assert place(lab, hold)[0] == "europe-west4"
     assert hold.wait().status.state is State.FINISHED
     assert lab.server.live() == [], "what waited elsewhere was cancelled"
@@ -82,7 +82,7 @@ def test_a_queue_that_does_not_move_is_left_for_the_next_place(lab: Lab) -> None
 
 def test_when_no_place_has_room_all_of_them_are_named(lab: Lab) -> None:
     lab.server.exhausted.update(("us-east1", "us-central1", "europe-west4"))
-    said = refusal(lab, NoRoom, resources=T4, options={"fallback": FALLBACK})
+    said = refusal(lab, OutOfCapacity, resources=T4, options={"fallback": FALLBACK})
     for words in ("n1-standard-8 with T4:1 in us-east1", "in us-central1", "g2-standard-8 with L4:1 in europe-west4"):
         assert words in said
 
@@ -96,26 +96,26 @@ def test_an_image_that_is_not_there_is_answered_with_the_command_that_pushes_it(
 
 
 def test_a_missing_role_is_answered_with_the_command_that_grants_it(lab: Lab) -> None:
-    plan = lab.plan(Play(), image=ready_image())
+    plan = lab.plan(FakeBehaviour(), image=ready_image())
     lab.server.forbidden = "aiplatform.customJobs.create"
-    with pytest.raises(Refused, match=r"roles/aiplatform\.user"):
+    with pytest.raises(ApiError, match=r"roles/aiplatform\.user"):
         lab.target(plan).submit(plan, "r")
     lab.server.forbidden = "iam.serviceAccounts.actAs"
-    with pytest.raises(Refused, match=r"roles/iam\.serviceAccountUser"):
+    with pytest.raises(ApiError, match=r"roles/iam\.serviceAccountUser"):
         lab.target(plan).submit(plan, "r")
     lab.server.forbidden = ""
 
 
 def test_credentials_that_google_does_not_know_are_answered_with_the_login(lab: Lab) -> None:
-    plan = lab.plan(Play(), image=ready_image())
+    plan = lab.plan(FakeBehaviour(), image=ready_image())
     lab.server.tokens = set()
-    with pytest.raises(Refused, match="gcloud auth application-default login"):
+    with pytest.raises(ApiError, match="gcloud auth application-default login"):
         lab.target(plan).submit(plan, "r")
     lab.server.tokens = lab.cloud.gcs.tokens
 
 
 def test_no_credentials_at_all_are_answered_with_the_login(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = lab.plan(Play(), image=ready_image())
+    plan = lab.plan(FakeBehaviour(), image=ready_image())
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json")
     with pytest.raises(TargetError, match="gcloud auth application-default login"):
         lab.target(plan).submit(plan, "r")

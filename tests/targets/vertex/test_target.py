@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from headway.core.types import State, Target
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
-from headway.rundir.names import LONGEST
+from headway.rundir.index import LONGEST
 from headway.spec import Image, Secret
-from headway.targets.fake import Play
+from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget
 from tests.contract.plays import plan_play, write_project
@@ -52,19 +52,19 @@ class TestVertex(TargetContract):
     def plan_of(self, tmp_path: Path, outputs: str, cloud: Cloud) -> Callable[..., Plan]:
         project = write_project(tmp_path / "project")
 
-        def made(play: Play, **more: Any) -> Plan:
+        def made(play: FakeBehaviour, **more: Any) -> Plan:
             said = {"targets": entry(grace=10.0), "image": Image(repository=REPOSITORY), "outputs": outputs, **more}
             return plan_play(project, play, **{"on": self.kind, **said})
 
         return made
 
-    def half_gone(self, hold: Launched) -> None:
+    def half_gone(self, hold: RunHandle) -> None:
         server = self.server
         (name,) = server.live()
         server.machines[name].crash("workerpool0-0")
 
     @contextmanager
-    def lost_host(self, hold: Launched) -> Iterator[None]:
+    def lost_host(self, hold: RunHandle) -> Iterator[None]:
         """What crashes Vertex AI starts again a few times: here it has done so already, and the job fails."""
         machines = self.server.machines[str(hold.handle.details["job"])]
         machines.exhaust()
@@ -73,7 +73,7 @@ class TestVertex(TargetContract):
         yield
         machines.crash(replica.task)
 
-    def own_limit_s(self, hold: Launched) -> float | None:
+    def own_limit_s(self, hold: RunHandle) -> float | None:
         timeout = self.server.jobs[str(hold.handle.details["job"])]["jobSpec"]["scheduling"]["timeout"]
         return float(timeout.removesuffix("s"))
 
@@ -91,30 +91,30 @@ class TestVertex(TargetContract):
         assert lost.times == refused.times == 0
         assert len(self.server.jobs) == 1
 
-    def preempt(self, hold: Launched) -> None:
+    def preempt(self, hold: RunHandle) -> None:
         """Vertex AI starts what it has taken away by itself: to see the run stopped, the job is cancelled."""
         self.server.machines[str(hold.handle.details["job"])].cancel()
 
     # What is not the same here: folders are in a bucket, secrets in Google's store.
 
     def test_names_at_their_limits_and_any_script_of_the_world(
-        self, start: Callable[..., Launched], tmp_path: Path
+        self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         text = "größer 模型 обучение 🚂 \u202e"
-        hold = start(Play(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs="gs://bucket/läufe 跑")
+        hold = start(FakeBehaviour(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs="gs://bucket/läufe 跑")
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == [text]
 
     def test_a_secret_reaches_the_script_and_is_written_nowhere(
         self,
-        start: Callable[..., Launched],
+        start: Callable[..., RunHandle],
         plan_of: Callable[..., Plan],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         cloud = self.cloud_here
         cloud.secrets.secrets["my-project", "wandb-key"] = [b"an old one", CANARY.encode()]
-        play = Play(lines=("the key is {TOKEN}", "and that is that"))
+        play = FakeBehaviour(lines=("the key is {TOKEN}", "and that is that"))
         hold = start(play, secrets={"TOKEN": Secret(ref="gcp-sm://wandb-key")})
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == ["the key is ***", "and that is that"]
@@ -126,7 +126,7 @@ class TestVertex(TargetContract):
             assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
 
     def test_a_secret_is_in_no_request_and_no_process_listing_while_the_run_lives(
-        self, start: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+        self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.cloud_here.secrets.secrets["my-project", "key"] = [CANARY.encode()]
         secrets = {"TOKEN": Secret(ref="gcp-sm://key"), "KEY": Secret(ref="gcp-sm://my-project/key/1", as_="file")}

@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError
 from headway.targets.kubernetes import client
-from headway.targets.kubernetes.client import Client, Gone, Object, Taken
+from headway.targets.kubernetes.client import AlreadyExists, Client, NotFound, Object
 from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from tests.contract.suite import eventually
 from tests.targets.kubernetes import schemas
@@ -266,14 +266,14 @@ def _service(api: Client, job: Object, name: str, selector: dict[str, str]) -> N
 def _create(api: Client, body: Object) -> None:
     try:
         client.create(api, body)
-    except Taken:
+    except AlreadyExists:
         pass
 
 
 def _items(api: Client, kind: str) -> list[Object]:
     try:
         found: list[Object] = api("GET", client.path(kind, NAMESPACE)).get("items") or []
-    except Gone:
+    except NotFound:
         return []
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.launcher.lifecycle import Launched
+from headway.launcher.lifecycle import RunHandle
 
 SCRIPT = """
 import hashlib, os, time
@@ -31,10 +31,10 @@ print("digest", hashlib.sha256(state).hexdigest())
 """
 
 
-def digest(hold: Launched) -> str:
+def digest(hold: RunHandle) -> str:
     (line,) = [line.text for line in hold.logs(rank=0) if line.text.startswith("digest ")]
     return line
 
 
-def steps(hold: Launched) -> int:
+def steps(hold: RunHandle) -> int:
     return sum(line.text.startswith("step ") for line in hold.logs(rank=0))

@@ -22,14 +22,14 @@ from headway.rundir import submission
 from headway.storage import local_path
 
 if TYPE_CHECKING:
-    from headway.launcher.lifecycle import Launched
+    from headway.launcher.lifecycle import RunHandle
 
 
 # How a run's machine is reached: for each kind of target, the command whose streams are those of a Python there.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ExecTarget:
     """Where Jupyter is to run. `words` are complete but for what that Python shall do."""
 
     where: str  # in a message
@@ -46,7 +46,7 @@ class Place:
         return [*self.words[:-1], f"{self.words[-1]} {shlex.join(more)}"]
 
 
-def place(launched: Launched) -> Place:
+def place(launched: RunHandle) -> ExecTarget:
     """BadInput for a target whose machines take no visitors."""
     known = submission.read(launched.folder)
     found = _PLACES.get(str(known["kind"]))
@@ -56,13 +56,13 @@ def place(launched: Launched) -> Place:
     return found(launched)
 
 
-def _local(launched: Launched) -> Place:
+def _local(launched: RunHandle) -> ExecTarget:
     target: Any = launched.target
     python = target.options.python or sys.executable
-    return Place(where="this machine", words=(python,), url=launched.url, python=python, here=True)
+    return ExecTarget(where="this machine", words=(python,), url=launched.url, python=python, here=True)
 
 
-def _ssh(launched: Launched) -> Place:
+def _ssh(launched: RunHandle) -> ExecTarget:
     from headway.targets.ssh import connection
     from headway.targets.ssh.hosts import machines_of
     from headway.targets.ssh.options import layout
@@ -77,7 +77,7 @@ def _ssh(launched: Launched) -> Place:
     python = options.python or "python3"
     engine = f"{options.engine} exec --interactive headway-{handle.run}-0 " if options.engine else ""
     call = f"exec {engine}{shlex.quote(python)}"
-    return Place(
+    return ExecTarget(
         where=str(machines[0]),
         words=tuple(connection.words(machines[0], options, call)),
         url=there.folder,
@@ -87,7 +87,7 @@ def _ssh(launched: Launched) -> Place:
     )
 
 
-def _docker(launched: Launched) -> Place:
+def _docker(launched: RunHandle) -> ExecTarget:
     from headway.targets.docker import resources
 
     target: Any = launched.target
@@ -96,7 +96,7 @@ def _docker(launched: Launched) -> Place:
     if not live:
         raise _gone(launched, "container")
     inside = (options.command, "exec", "--interactive", live[0].name, options.python)
-    return Place(
+    return ExecTarget(
         where=f"container {live[0].name}",
         words=inside,
         url=launched.url,
@@ -105,7 +105,7 @@ def _docker(launched: Launched) -> Place:
     )
 
 
-def _kubernetes(launched: Launched) -> Place:
+def _kubernetes(launched: RunHandle) -> ExecTarget:
     from shutil import which
 
     from headway.targets.kubernetes import status
@@ -119,7 +119,7 @@ def _kubernetes(launched: Launched) -> Place:
         raise _gone(launched, "pod")
     context = ("--context", options.context) if options.context else ()
     inside = ("exec", "--stdin", "--quiet", live[0].name, "--", options.python)
-    return Place(
+    return ExecTarget(
         where=f"pod {live[0].name}",
         words=("kubectl", *context, "--namespace", options.namespace, *inside),
         url=launched.url,
@@ -132,12 +132,12 @@ def _in_an_image(_: str) -> str:
     return "add jupyterlab to the job's requirements, or to its image, and run it again"
 
 
-def _gone(launched: Launched, what: str) -> TargetError:
+def _gone(launched: RunHandle, what: str) -> TargetError:
     fix = f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own"
     return TargetError(f"no {what} of {launched.run} is running", fix=fix)
 
 
-_PLACES: dict[str, Callable[[Launched], Place]] = {
+_PLACES: dict[str, Callable[[RunHandle], ExecTarget]] = {
     "docker": _docker,
     "kubernetes": _kubernetes,
     "local": _local,
@@ -145,7 +145,7 @@ _PLACES: dict[str, Callable[[Launched], Place]] = {
 }
 
 
-def folder_there(found: Place) -> str:
+def folder_there(found: ExecTarget) -> str:
     """The folder to open: the run's, where it is one; in a bucket it is none, and its code will do."""
     path = local_path(found.url)
     return "" if path is None else str(path)
@@ -159,7 +159,7 @@ _GOODBYE_S: Final = 15.0  # for Jupyter to end its kernels
 class Session:
     """Use it in a `with`. Whatever ends this process, Jupyter ends soon after: it listens for us."""
 
-    def __init__(self, place: Place, *, port: int = 0) -> None:
+    def __init__(self, place: ExecTarget, *, port: int = 0) -> None:
         self.place = place
         self._port = port if place.here else 0
         self.over = threading.Event()  # Jupyter has ended, or the connection to it

@@ -37,7 +37,7 @@ class Tunnel:
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
         self._writing = threading.Lock()
-        self._held: dict[int, Carried] = {}
+        self._held: dict[int, TunnelConnection] = {}
         self.heard = time.monotonic()
 
     def send(self, number: int, kind: int, body: bytes = b"") -> None:
@@ -47,7 +47,7 @@ class Tunnel:
 
     def carry(self, number: int, connection: socket.socket) -> None:
         """Both ways, until both sides have closed."""
-        self._held[number] = Carried(self, number, connection)
+        self._held[number] = TunnelConnection(self, number, connection)
 
     def forget(self, number: int) -> None:
         self._held.pop(number, None)
@@ -72,7 +72,7 @@ class Tunnel:
                 self._held[number].given.put(body)  # of a CLOSE: nothing, which is the end
 
 
-class Carried:
+class TunnelConnection:
     """One connection. A thread each way, so that one that is slow holds up no other."""
 
     def __init__(self, tunnel: Tunnel, number: int, connection: socket.socket) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headway.core.errors import BadInput, NotThere
-from headway.core.safe_json import json_of
+from headway.core.errors import BadInput, NotThere, json_of
 from headway.storage import Store, join, open_store
 
 NAME = "manifest.json"

@@ -10,7 +10,7 @@ from headway.core.errors import BadInput, Problem, StoreError
 from headway.data.dataset.cache import Progress, ShardCache
 from headway.data.dataset.manifest import Manifest, ShardFile, read_manifest
 from headway.data.dataset.rows import Rows
-from headway.data.loading.loader import Weighted
+from headway.data.loading.loader import WeightedSource
 from headway.spec.model import Cache, Data, Source
 from headway.storage import local_path, open_store
 
@@ -75,12 +75,12 @@ _OVER_A_NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "beeg
 
 def open_sources(
     sources: Sequence[Source], split: str, *, cache: Cache | None = None, progress: Progress | None = None
-) -> list[Weighted]:
+) -> list[WeightedSource]:
     """The rows of each source, with its weight. `split` is the one to read where a source does not say."""
     return [_opened(source, split, cache, progress) for source in sources]
 
 
-def _opened(source: Source, split: str, cache: Cache | None, progress: Progress | None) -> Weighted:
+def _opened(source: Source, split: str, cache: Cache | None, progress: Progress | None) -> WeightedSource:
     if source.weight < 0:
         raise BadInput(f"the weight of {source.source} is {source.weight}", fix="choose 0 or more")
     rows = open_rows(
@@ -91,7 +91,7 @@ def _opened(source: Source, split: str, cache: Cache | None, progress: Progress 
         cache=cache,
         progress=progress,
     )
-    return Weighted(rows, source.weight)
+    return WeightedSource(rows, source.weight)
 
 
 def open_rows(

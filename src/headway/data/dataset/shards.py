@@ -48,13 +48,13 @@ def _arrow_type(column: Column) -> pa.DataType:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ShardInfo:
     body: memoryview
     rows: int
     sha256: str
 
 
-def shard_bytes(columns: Sequence[Column], values: Mapping[str, Any]) -> Written:
+def shard_bytes(columns: Sequence[Column], values: Mapping[str, Any]) -> ShardInfo:
     """One shard's file. Raw pictures are given as one uint8 array of rows × bytes; everything else as a list."""
     schema = schema_of(columns)
     arrays = [_array(column, field.type, values[column.name]) for column, field in zip(columns, schema, strict=True)]
@@ -64,7 +64,7 @@ def shard_bytes(columns: Sequence[Column], values: Mapping[str, Any]) -> Written
     buffer = pa.allocate_buffer(measure.size())
     _write(pa.FixedSizeBufferWriter(buffer), batch)
     body = memoryview(buffer)
-    return Written(body, batch.num_rows, hashlib.sha256(body).hexdigest())
+    return ShardInfo(body, batch.num_rows, hashlib.sha256(body).hexdigest())
 
 
 def _array(column: Column, kind: pa.DataType, values: Any) -> pa.Array:

@@ -27,7 +27,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class KnownDataset:
     parts: tuple[Part, ...]
     format: str
     terms: str  # what one agrees to by using it
@@ -40,7 +40,7 @@ _FLICKR = "https://github.com/jbrownlee/Datasets/releases/download/Flickr8k"
 _COCO_TERMS = "annotations CC BY 4.0; pictures under their Flickr licences (cocodataset.org/#termsofuse)"
 
 KNOWN = {
-    "coco2014": Known(
+    "coco2014": KnownDataset(
         parts=(
             Part(f"{_COCO}/annotations/annotations_trainval2014.zip", "0a379cfc70b0e71301e0f377548639bd"),
             Part(f"{_COCO}/zips/val2014.zip", "a3d79f5ed8d289b7a7554ce06a5782b3"),
@@ -50,7 +50,7 @@ KNOWN = {
         year="2014",
         terms=_COCO_TERMS,
     ),
-    "coco2017": Known(
+    "coco2017": KnownDataset(
         parts=(
             Part(f"{_COCO}/annotations/annotations_trainval2017.zip", "f4bbac642086de4f52a3fdda2de5fa2c"),
             Part(f"{_COCO}/zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80"),
@@ -60,7 +60,7 @@ KNOWN = {
         year="2017",
         terms=_COCO_TERMS,
     ),
-    "flickr8k": Known(
+    "flickr8k": KnownDataset(
         parts=(
             Part(f"{_FLICKR}/Flickr8k_text.zip", "bf6c1abcb8e4a833b7f922104de18627"),
             Part(f"{_FLICKR}/Flickr8k_Dataset.zip", "f18a1e2920de5bd84dae7cf08ec78978"),
@@ -68,7 +68,7 @@ KNOWN = {
         format="flickr8k",
         terms="non-commercial research and education only",
     ),
-    "vizwiz": Known(
+    "vizwiz": KnownDataset(
         parts=(
             Part(f"{_VIZWIZ}/caption/annotations.zip"),
             Part(f"{_VIZWIZ}/images/val.zip"),
@@ -80,7 +80,7 @@ KNOWN = {
 }
 
 
-def known(name: str) -> Known:
+def known(name: str) -> KnownDataset:
     if name not in KNOWN:
         raise BadInput(
             f"no data set is known as {name!r}", fix=f"choose one of {', '.join(KNOWN)}, or give its address"
@@ -94,7 +94,7 @@ _DONE = "unpacked.json"
 @dataclass(frozen=True, slots=True)
 class Resolved:
     url: str
-    known: Known | None = None
+    known: KnownDataset | None = None
 
 
 def resolve(source: str, *, login: Login | None = None, progress: Progress | None = None) -> Resolved:

@@ -21,9 +21,8 @@ from headway.core.errors import BadInput
 from headway.data.dataset.manifest import Column
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import Shard
-from headway.data.loading.partition import Filler, share
-from headway.data.loading.prefetch import Ahead, Buffers, Key, pinned, pool
-from headway.data.loading.sampler import Order, Pool, balanced, uniforms
+from headway.data.loading.prefetch import Buffers, Key, Prefetcher, pinned, pool
+from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, balanced, share, uniforms
 from headway.data.loading.transforms import check_crop, put_jpeg, put_raw
 from headway.data.prepare.executor import usable_cores
 
@@ -37,20 +36,20 @@ _SLICE = 16  # pictures: fewer are not worth handing to another thread
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
+class WeightedSource:
     """A source, and how often it is drawn from, relative to the other sources."""
 
     rows: Rows
     weight: float = 1.0
 
 
-class Joined:
+class ConcatDataset:
     """Several sources as one: rows are numbered through."""
 
-    def __init__(self, sources: Sequence[Weighted | Rows]) -> None:
+    def __init__(self, sources: Sequence[WeightedSource | Rows]) -> None:
         if not sources:
             raise BadInput("no data is named", fix="name at least one source")
-        self.sources = [source if isinstance(source, Weighted) else Weighted(source) for source in sources]
+        self.sources = [source if isinstance(source, WeightedSource) else WeightedSource(source) for source in sources]
         self.starts = np.cumsum([0, *(len(source.rows) for source in self.sources)])
         first = self.sources[0].rows
         for other in (source.rows for source in self.sources[1:]):
@@ -79,13 +78,13 @@ class Joined:
                 found[at] = place
         return found
 
-    def pools(self, balance: float | None) -> list[Pool]:
+    def pools(self, balance: float | None) -> list[SampleGroup]:
         """One for each source by its weight; with `balance`, one for each of its classes."""
-        found: list[Pool] = []
+        found: list[SampleGroup] = []
         for source, start in zip(self.sources, self.starts[:-1].tolist(), strict=True):
             mine = range(start, start + len(source.rows))
             if balance is None:
-                found.append(Pool(mine, source.weight))
+                found.append(SampleGroup(mine, source.weight))
             else:
                 labels = source.rows.integers("label")
                 found += balanced(np.arange(mine.start, mine.stop), labels, power=balance, share=source.weight)
@@ -110,7 +109,7 @@ class PictureFeed:
 
     def __init__(
         self,
-        sources: Sequence[Weighted | Rows],
+        sources: Sequence[WeightedSource | Rows],
         batch_size: int,
         *,
         training: bool,
@@ -127,12 +126,12 @@ class PictureFeed:
     ) -> None:
         if batch_size < 1:
             raise BadInput(f"the batch size is {batch_size}", fix="choose 1 or more")
-        self.data, self.seed, self.batch_size = Joined(sources), seed, batch_size
+        self.data, self.seed, self.batch_size = ConcatDataset(sources), seed, batch_size
         self._training, self._mirror, self._augment = training, mirror and training, augment if training else None
         self._columns = _chosen(self.data.sources[0].rows, columns)
         self._crop = _crop_sizes(self._columns, crop)
-        self._order = Order(
-            self.data.pools(balance) if training else [Pool(range(len(self.data)), 1.0)],
+        self._order = SampleOrder(
+            self.data.pools(balance) if training else [SampleGroup(range(len(self.data)), 1.0)],
             len(self.data),
             shuffle=training,
         )
@@ -140,7 +139,7 @@ class PictureFeed:
         self._buffers = Buffers()
         self._threads = threads or usable_cores()
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead = Ahead(self._begin, len(self), ahead)
+        self._ahead = Prefetcher(self._begin, len(self), ahead)
         self._block: tuple[tuple[int, int, int], Places] | None = None
 
     def __len__(self) -> int:
@@ -275,7 +274,7 @@ class _Filling:
         self._room = {}  # the batch alone owns its memory now
         if not self._empty:
             return batch
-        return Filler(batch)
+        return PaddingBatch(batch)
 
     def _end(self, batch: Any) -> None:
         try:

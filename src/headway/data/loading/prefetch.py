@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 Key = tuple[int, int, int, int]  # epoch, step, part, parts
 
 
-class Ahead:
+class Prefetcher:
     """Learns from what was asked which batch comes next, and begins it. `steps` is the length of an epoch."""
 
     def __init__(self, begin: Callable[[Key], Future[Any]], steps: int, depth: int) -> None:

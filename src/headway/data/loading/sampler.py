@@ -16,6 +16,23 @@ from numpy.typing import NDArray
 
 from headway.core.errors import BadInput
 
+# Split a global batch over ranks: which items each rank gets, and a padding batch for a rank that gets none.
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingBatch:
+    """A stand-in for an empty part: it runs through the model so that ranks keep step, and counts as nothing."""
+
+    batch: Any
+
+
+def share(size: int, part: int, parts: int) -> tuple[int, int]:
+    """[start, stop) of one part: parts differ by at most one, and together are everything."""
+    small, extra = divmod(size, parts)
+    start = part * small + min(part, extra)
+    return start, start + small + (part < extra)
+
+
 # Order and randomness as pure functions of (seed, epoch, index): nothing to save or replay. Needs numpy alone.
 #
 # A shuffled epoch is a keyed bijection of 0 … n-1 (a Feistel network with cycle walking) that is evaluated only at
@@ -102,17 +119,17 @@ _WALKS = 0x5EED0001  # keeps a pool's walk apart from the shuffle of the places
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SampleGroup:
     """Rows that are drawn from alike: their numbers, or all from one number to another. Shares are relative."""
 
     rows: Integers | range
     share: float
 
 
-class Order:
+class SampleOrder:
     """`length` places an epoch, filled from pools. Pure: the same places hold the same rows whenever they are asked."""
 
-    def __init__(self, pools: Sequence[Pool], length: int, *, shuffle: bool = True) -> None:
+    def __init__(self, pools: Sequence[SampleGroup], length: int, *, shuffle: bool = True) -> None:
         usable = [pool for pool in pools if len(pool.rows) and pool.share > 0]
         if not usable or length < 1:
             raise BadInput("there are no rows to draw from", fix="check the splits, filters and weights of the data")
@@ -163,7 +180,7 @@ def quotas(shares: Sequence[float], length: int) -> Integers:
     return np.asarray(given, dtype=np.int64)
 
 
-def balanced(rows: Integers, labels: NDArray[np.int64], *, power: float = 0.5, share: float = 1.0) -> list[Pool]:
+def balanced(rows: Integers, labels: NDArray[np.int64], *, power: float = 0.5, share: float = 1.0) -> list[SampleGroup]:
     """A pool for each class, so that a row is drawn with P ∝ 1 / (rows of its class) ^ power.
 
     0 draws rows alike, 1 draws classes alike. Together the pools have `share`.
@@ -171,4 +188,4 @@ def balanced(rows: Integers, labels: NDArray[np.int64], *, power: float = 0.5, s
     classes, counts = np.unique(labels, return_counts=True)
     weights = counts.astype(np.float64) ** (1.0 - power)
     weights *= share / weights.sum()
-    return [Pool(rows[labels == label], float(weight)) for label, weight in zip(classes, weights, strict=True)]
+    return [SampleGroup(rows[labels == label], float(weight)) for label, weight in zip(classes, weights, strict=True)]

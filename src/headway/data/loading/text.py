@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from headway.core.errors import BadInput
 from headway.data.dataset.rows import Rows
-from headway.data.loading.loader import Joined, Weighted
-from headway.data.loading.partition import Filler, share
-from headway.data.loading.sampler import Order, Pool, permute, quotas
+from headway.data.loading.loader import ConcatDataset, WeightedSource
+from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, permute, quotas, share
 from headway.data.tokenizers import END, PAD, START
 
 _BUCKETS = 16  # at most: more would pad less, and leave more batches that are not full
@@ -35,14 +34,14 @@ class SentenceFeed:
 
     def __init__(
         self,
-        sources: Sequence[Weighted | Rows],
+        sources: Sequence[WeightedSource | Rows],
         tokens: int,
         *,
         training: bool,
         max_length: int = 100,
         seed: int | None = None,
     ) -> None:
-        self.data, self.seed = Joined(sources), seed
+        self.data, self.seed = ConcatDataset(sources), seed
         self._tokens, self._training, self._max = tokens, training, max_length
         if tokens < max_length + 2:
             raise BadInput(f"{tokens} tokens do not hold a sentence of {max_length}", fix="raise tokens, or max_length")
@@ -64,7 +63,7 @@ class SentenceFeed:
             raise BadInput(f"every sentence is longer than {self._max} tokens", fix="raise max_length")
         cuts = np.unique(np.quantile(lengths[usable], np.linspace(0, 1, _BUCKETS + 1)[1:], method="higher"))
         bucket_of = np.searchsorted(cuts, lengths)
-        self._orders: list[Order] = []
+        self._orders: list[SampleOrder] = []
         self._sizes: list[int] = []
         batches = []
         for number, longest in enumerate(cuts.tolist()):
@@ -76,10 +75,10 @@ class SentenceFeed:
             batches.append(-(-len(order) // size))
         self._starts = np.cumsum([0, *batches])
 
-    def _order(self, rows: NDArray[np.int64], usable: NDArray[np.int64]) -> Order:
+    def _order(self, rows: NDArray[np.int64], usable: NDArray[np.int64]) -> SampleOrder:
         """The bucket's share of every source: as many places as its weight gives it there."""
         if not self._training or len(self.data.sources) == 1:
-            return Order([Pool(rows, 1.0)], len(rows), shuffle=self._training)
+            return SampleOrder([SampleGroup(rows, 1.0)], len(rows), shuffle=self._training)
         whole = quotas([source.weight for source in self.data.sources], len(usable))
         pools, places = [], 0.0
         for number, wanted in enumerate(whole.tolist()):
@@ -87,9 +86,9 @@ class SentenceFeed:
             mine = rows[(rows >= first) & (rows < last)]
             in_all = int(((usable >= first) & (usable < last)).sum())
             share = wanted * len(mine) / max(1, in_all)
-            pools.append(Pool(mine, share))
+            pools.append(SampleGroup(mine, share))
             places += share
-        return Order(pools, max(1, round(places)), shuffle=True)
+        return SampleOrder(pools, max(1, round(places)), shuffle=True)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -121,7 +120,7 @@ class SentenceFeed:
         rows = self.indices(epoch, step, part, parts)
         if rows:
             return self._made(rows)
-        return Filler(self._made(self.indices(epoch, step)[:1]))
+        return PaddingBatch(self._made(self.indices(epoch, step)[:1]))
 
     def _made(self, rows: list[int]) -> dict[str, Any]:
         import torch

@@ -25,13 +25,13 @@ import numpy as np
 from headway.core.errors import BadInput, DiskFull, NotThere
 from headway.data.dataset.manifest import NAME, Manifest, OtherFile, ShardFile, read_manifest
 from headway.data.download.http import Login
-from headway.data.download.resolve import Known, resolve
+from headway.data.download.resolve import KnownDataset, resolve
 from headway.data.prepare.executor import run, usable_cores
 from headway.data.prepare.images import FITS, MAX_PIXELS, Fit
 from headway.data.prepare.quality import Threshold, TooMuchBad, alike, check, same
-from headway.data.prepare.shard_task import Chunk, Receipt, Settings, make_shard, receipt_key
-from headway.data.prepare.split import DEFAULT, Orders, drop_leaks, split_rows
-from headway.data.prepare.staging import Staging, made_with, scratch_for
+from headway.data.prepare.shard_task import Chunk, Settings, ShardReport, make_shard, receipt_key
+from headway.data.prepare.split import DEFAULT, ChunkPlan, drop_leaks, split_rows
+from headway.data.prepare.staging import RowStore, made_with, scratch_for
 from headway.data.readers.base import Reader
 from headway.data.readers.detect import reader_for
 from headway.data.readers.files import Tree
@@ -49,12 +49,12 @@ _RANK = {"test": 2, "val": 1}  # a picture in two splits is kept in the one that
 class Ledger:
     """What is known of the shards so far. Rows' details go to the staging file; only the shards are kept here."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: RowStore) -> None:
         self._staging = staging
         self._shards: dict[str, tuple[str, ShardFile | None]] = {}
         self.rows = 0
 
-    def enter(self, receipt: Receipt) -> None:
+    def enter(self, receipt: ShardReport) -> None:
         """A chunk that is made a second time replaces what the first said."""
         if receipt.chunk in self._shards:
             self._staging.forget(receipt.chunk)
@@ -72,10 +72,10 @@ class Ledger:
         return {split: tuple(shards) for split, shards in found.items()}
 
 
-class Twins:
+class DuplicateReport:
     """Pictures that occur more than once: the same file anywhere, or the same look in two splits."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: RowStore) -> None:
         self._staging = staging
         columns = array("q"), array("q"), array("q"), array("q"), array("q")
         codes: dict[str, int] = {}
@@ -110,7 +110,9 @@ class Twins:
         return dict(found)
 
 
-def finish(dest: Store, manifest: Manifest, ledger: Ledger, staging: Staging, twins: Twins, scratch: Path) -> Manifest:
+def finish(
+    dest: Store, manifest: Manifest, ledger: Ledger, staging: RowStore, twins: DuplicateReport, scratch: Path
+) -> Manifest:
     """Write everything beside the shards, the manifest last; then remove what only the preparation needed."""
     files = [
         _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch),
@@ -129,12 +131,12 @@ def finish(dest: Store, manifest: Manifest, ledger: Ledger, staging: Staging, tw
     return done
 
 
-def send_report(dest: Store, staging: Staging, scratch: Path) -> None:
+def send_report(dest: Store, staging: RowStore, scratch: Path) -> None:
     """What was dropped so far, for someone who has to find out why it was so much."""
     _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch)
 
 
-def _words(staging: Staging) -> bytes:
+def _words(staging: RowStore) -> bytes:
     total: Counter[str] = Counter()
     for counted in staging.words():
         total.update(counted)
@@ -179,7 +181,7 @@ Encoding = Literal["jpeg", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class PrepareOptions:
     """How rows become shards, where the defaults are not wanted."""
 
     format: str | None = None  # which reader; by default seen from the files
@@ -226,7 +228,7 @@ def prepare(
     workers: int | None = None,
     dask: str | None = None,
     max_bad: str | float = "1%",
-    wishes: Wishes | None = None,
+    wishes: PrepareOptions | None = None,
     overwrite: bool = False,
     login: Login | None = None,
     progress: Progress | None = None,
@@ -236,7 +238,7 @@ def prepare(
     Finished chunks of a broken-off start are kept, a finished data set is left as it is. More than `max_bad` bad rows
     stop it. `workers` processes of this machine do it, or those of the Dask scheduler at `dask`.
     """
-    wishes, report = wishes or Wishes(), progress or _silent
+    wishes, report = wishes or PrepareOptions(), progress or _silent
     _check(size, encoding, workers, wishes)
     limit = Threshold.parse(max_bad)
     found = resolve(source, login=login, progress=lambda name, *sizes: report(f"fetching {name}", *sizes))
@@ -245,10 +247,10 @@ def prepare(
         tree = Tree(found.url, scratch)
         wishes = _as_known(wishes, found.known, source)
         reader = reader_for(tree, wishes.format, year=wishes.year, languages=wishes.languages)
-        staging = Staging(scratch / "rows.sqlite")
+        staging = RowStore(scratch / "rows.sqlite")
         job = _Job(tree, reader, staging, open_store(to), scratch, wishes, limit, report)
         job.read()
-        orders = Orders(staging, job.settings(size, encoding), tree, to)
+        orders = ChunkPlan(staging, job.settings(size, encoding), tree, to)
         before = job.existing(orders, overwrite)
         if before is not None:
             chunks = len(orders.proofs)
@@ -263,10 +265,10 @@ class _Job:
         self,
         tree: Tree,
         reader: Reader,
-        staging: Staging,
+        staging: RowStore,
         dest: Store,
         scratch: Path,
-        wishes: Wishes,
+        wishes: PrepareOptions,
         limit: Threshold,
         progress: Progress,
     ) -> None:
@@ -310,7 +312,7 @@ class _Job:
             made_with=made_with(),
         )
 
-    def existing(self, orders: Orders, overwrite: bool) -> Manifest | None:
+    def existing(self, orders: ChunkPlan, overwrite: bool) -> Manifest | None:
         """The data set that is there already, if it is this one. Another one is not touched unless asked."""
         try:
             there = read_manifest(self._dest.url, self._dest)
@@ -326,11 +328,11 @@ class _Job:
         self._dest.delete(NAME)  # from here on there is no data set, until the new one is whole
         return None
 
-    def make(self, orders: Orders, workers: int, dask: str | None) -> Summary:
+    def make(self, orders: ChunkPlan, workers: int, dask: str | None) -> Summary:
         ledger = Ledger(self._staging)
         self._work(orders, orders.chunks(), ledger, workers, dask)
         self._progress("looking for duplicates", 0, 0)
-        twins = Twins(self._staging)
+        twins = DuplicateReport(self._staging)
         doomed = twins.doomed() if self._wishes.duplicates == "drop" else {}
         if doomed:
             self._work(orders, orders.chunks(doomed), ledger, workers, dask)
@@ -356,7 +358,7 @@ class _Job:
             twins={"exact": len(twins.exact), "near": len(twins.near)},
         )
 
-    def _work(self, orders: Orders, chunks: Iterator[Chunk], ledger: Ledger, workers: int, dask: str | None) -> None:
+    def _work(self, orders: ChunkPlan, chunks: Iterator[Chunk], ledger: Ledger, workers: int, dask: str | None) -> None:
         finished = self._finished()
 
         def wanted() -> Iterator[str]:
@@ -371,10 +373,10 @@ class _Job:
 
         workers = min(workers, len(orders.proofs))
         for text in run(make_shard, wanted(), workers=workers, dask=dask, scratch=self._scratch):
-            self._enter(ledger, Receipt.from_json(text))
+            self._enter(ledger, ShardReport.from_json(text))
             self._too_bad()
 
-    def _enter(self, ledger: Ledger, receipt: Receipt) -> None:
+    def _enter(self, ledger: Ledger, receipt: ShardReport) -> None:
         ledger.enter(receipt)
         self._progress("preparing", ledger.rows, self._staging.count())
 
@@ -383,10 +385,10 @@ class _Job:
         listed = self._dest.list("receipts/")
         return {os.path.basename(entry.key).removesuffix(".json"): entry.size for entry in listed}
 
-    def _receipt(self, chunk: str, proof: str) -> Receipt | None:
+    def _receipt(self, chunk: str, proof: str) -> ShardReport | None:
         """Of a chunk that an earlier start finished with the same rows and settings, if its shard is there whole."""
         try:
-            receipt = Receipt.from_json(self._dest.read(receipt_key(chunk)))
+            receipt = ShardReport.from_json(self._dest.read(receipt_key(chunk)))
             if receipt.proof != proof:
                 return None
             if receipt.shard is not None and self._dest.stat(receipt.shard.key).size != receipt.shard.bytes:
@@ -426,10 +428,10 @@ class _Job:
 
         return BpeTokenizer.train(sentences(), size=self._wishes.bpe_size).to_json()
 
-    def _proof(self, orders: Orders) -> str:
+    def _proof(self, orders: ChunkPlan) -> str:
         return f"{orders.proof}-{self._wishes.duplicates}"
 
-    def _said(self, orders: Orders) -> dict[str, Any]:
+    def _said(self, orders: ChunkPlan) -> dict[str, Any]:
         """What was asked for, for people and for the next start."""
         settings: dict[str, Any] = json.loads(orders.settings.to_json())
         for said_elsewhere in ("classes", "tokenizer", "made_with", "task"):
@@ -449,7 +451,7 @@ def _check_apart(source: str, to: str) -> None:
         raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
 
 
-def _as_known(wishes: Wishes, entry: Known | None, source: str) -> Wishes:
+def _as_known(wishes: PrepareOptions, entry: KnownDataset | None, source: str) -> PrepareOptions:
     """A known data set brings its format; any has a name."""
     name = wishes.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
     if entry is None:
@@ -467,7 +469,7 @@ def _classes(labels: list[str], task: str) -> tuple[str, ...]:
     return tuple(str(grade) for grade in range(grades[0], grades[-1] + 1))
 
 
-def _check(size: int | None, encoding: str, workers: int | None, wishes: Wishes) -> None:
+def _check(size: int | None, encoding: str, workers: int | None, wishes: PrepareOptions) -> None:
     if size is not None and not 8 <= size <= 4096:
         raise BadInput(f"pictures of {size} pixels make no sense here", fix="choose --size between 8 and 4096")
     if encoding not in ("jpeg", "raw"):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import BadInput
-from headway.data.prepare.staging import Staging
+from headway.data.prepare.staging import RowStore
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -111,7 +111,7 @@ class TooMuchBad(BadInput):
     """More rows are damaged than allowed."""
 
 
-def check(limit: Threshold, staging: Staging, total: int, report: str) -> None:
+def check(limit: Threshold, staging: RowStore, total: int, report: str) -> None:
     """TooMuchBad, with the commonest reasons and an example of each, when the bad rows are more than allowed."""
     bad = staging.bad_rows()
     if bad <= limit.allows(total):

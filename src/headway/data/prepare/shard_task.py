@@ -21,7 +21,7 @@ from headway.core.errors import NotThere
 from headway.data.dataset.manifest import Column, ShardFile
 from headway.data.dataset.shards import shard_bytes
 from headway.data.prepare.images import MAX_PIXELS, BadPicture, Fit, Shape, decode, encode_jpeg, perceptual_hash
-from headway.data.prepare.staging import Dropped
+from headway.data.prepare.staging import ExcludedRow
 from headway.data.readers.base import Task
 from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
 from headway.data.tokenizers import load_tokenizer, split_words
@@ -109,7 +109,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt:
+class ShardReport:
     """What became of a chunk. `proof` stands for its rows and the settings: another proof, another shard."""
 
     chunk: str
@@ -118,7 +118,7 @@ class Receipt:
     proof: str
     rows: int  # that went in
     shard: ShardFile | None
-    dropped: list[Dropped]
+    dropped: list[ExcludedRow]
     hashes: list[tuple[str, int, int | None]]
     words: dict[str, int]
 
@@ -126,12 +126,12 @@ class Receipt:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Receipt:
+    def from_json(cls, text: str | bytes) -> ShardReport:
         raw = json.loads(text)
         shard = raw.pop("shard")
         return cls(
             shard=ShardFile(**shard) if shard else None,
-            dropped=[Dropped(**line) for line in raw.pop("dropped")],
+            dropped=[ExcludedRow(**line) for line in raw.pop("dropped")],
             hashes=[(row, exact, near) for row, exact, near in raw.pop("hashes")],
             **raw,
         )
@@ -157,7 +157,7 @@ def make_shard(order: str) -> str:
         key = f"shards/{chunk.name}.arrow"
         dest.write(key, written.body)
         shard = ShardFile(key=key, rows=written.rows, bytes=written.body.nbytes, sha256=written.sha256)
-    receipt = Receipt(
+    receipt = ShardReport(
         chunk=chunk.name,
         split=chunk.split,
         number=chunk.number,
@@ -201,7 +201,7 @@ class _Maker:
                 if column.kind == "picture":
                     self.values[column.name] = np.empty((len(chunk.rows), column.raw_bytes), np.uint8)
         self.rows = 0
-        self.dropped: list[Dropped] = []
+        self.dropped: list[ExcludedRow] = []
         self.hashes: list[tuple[str, int, int | None]] = []
         self.words: Counter[str] = Counter()
 
@@ -295,5 +295,5 @@ class _Maker:
         return made
 
     def _drop(self, row: dict[str, Any], reason: str, detail: str = "", *, fault: bool) -> None:
-        line = Dropped(row=row["id"], split=self._chunk.split, reason=reason, detail=detail, fault=fault)
+        line = ExcludedRow(row=row["id"], split=self._chunk.split, reason=reason, detail=detail, fault=fault)
         self.dropped.append(line)

@@ -12,17 +12,17 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.data.prepare.shard_task import Chunk, Settings, proof_of
-from headway.data.prepare.staging import Staging
+from headway.data.prepare.staging import RowStore
 from headway.data.readers.files import Tree
 
 _PIECES = 16  # of a small split: enough to keep a machine's cores busy to the end
 _LEAST = 16  # rows that are worth a file
 
 
-class Orders:
+class ChunkPlan:
     """What there is to do. Rows are read from the staging file each time: nothing is kept but the proofs."""
 
-    def __init__(self, staging: Staging, settings: Settings, tree: Tree, dest: str) -> None:
+    def __init__(self, staging: RowStore, settings: Settings, tree: Tree, dest: str) -> None:
         self._staging, self._tree, self._dest = staging, tree, dest
         self.settings = settings
         self._text = settings.to_json()
@@ -79,7 +79,7 @@ def _stamp(path: str) -> list[int]:
 DEFAULT = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
-def split_rows(staging: Staging, fractions: Mapping[str, float], seed: int) -> int:
+def split_rows(staging: RowStore, fractions: Mapping[str, float], seed: int) -> int:
     """Give every row without a split one; returns how many rows that were.
 
     Depends on the rows' groups, labels and ids alone: not on their order, nor on the rows of other classes.
@@ -91,7 +91,7 @@ def split_rows(staging: Staging, fractions: Mapping[str, float], seed: int) -> i
     return before
 
 
-def drop_leaks(staging: Staging) -> int:
+def drop_leaks(staging: RowStore) -> int:
     """Rows of a group that a split further on (train < val < test) has too are dropped, and reported as faults."""
     leaks = list(staging.leaking())
     for row, group, other in leaks:
@@ -99,7 +99,7 @@ def drop_leaks(staging: Staging) -> int:
     return len(leaks)
 
 
-def _dealt(staging: Staging, fractions: Mapping[str, float], key: str) -> Iterator[tuple[str, str]]:
+def _dealt(staging: RowStore, fractions: Mapping[str, float], key: str) -> Iterator[tuple[str, str]]:
     """(group, split): class by class, the largest groups first, each to the split that lacks most."""
     for _, groups in groupby(staging.groups(key), key=itemgetter(0)):
         lacking: dict[str, float] = {}

@@ -81,7 +81,7 @@ _BATCH = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dropped:
+class ExcludedRow:
     """One line of the report."""
 
     row: str
@@ -94,7 +94,7 @@ class Dropped:
 Hashes = tuple[str, int, int | None]  # row, of the picture's bytes, of what it looks like
 
 
-class Staging:
+class RowStore:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         # Tokenizers reads texts on a thread of its own, while this one waits: never two at a time.
@@ -109,7 +109,7 @@ class Staging:
         """Everything a reader finds. Afterwards captions know their rows, and those without one are reported."""
         rows: list[Row] = []
         captions: list[Caption] = []
-        bad: list[Dropped] = []
+        bad: list[ExcludedRow] = []
         for thing in found:
             if isinstance(thing, Row):
                 rows.append(thing)
@@ -123,12 +123,12 @@ class Staging:
         self._db.execute("create index by_row on captions (row)")
         self._report_orphans()
 
-    def _flush(self, rows: list[Row], captions: list[Caption], bad: list[Dropped]) -> None:
+    def _flush(self, rows: list[Row], captions: list[Caption], bad: list[ExcludedRow]) -> None:
         for row in rows:
             self._add(row)
         usable = [(c.row, c.text, c.flag) for c in captions if is_unicode(c.text)]
         broken = [
-            Dropped(row=c.row, reason="not UTF-8", detail=ascii(c.text)[:80], fault=True)
+            ExcludedRow(row=c.row, reason="not UTF-8", detail=ascii(c.text)[:80], fault=True)
             for c in captions
             if not is_unicode(c.text)
         ]
@@ -145,13 +145,13 @@ class Staging:
         body = json.dumps(known, sort_keys=True)
         values = (row.id, row.name or row.id, row.split, row.group, row.label, body)
         if not all(is_unicode(value) for value in values):
-            self.drop([Dropped(row=ascii(row.id), reason="not UTF-8", split=row.split, fault=True)])
+            self.drop([ExcludedRow(row=ascii(row.id), reason="not UTF-8", split=row.split, fault=True)])
             return
         try:
             self._db.execute("insert into rows (id, name, split, grp, label, body) values (?, ?, ?, ?, ?, ?)", values)
         except sqlite3.IntegrityError:
             if not row.again:
-                self.drop([Dropped(row=row.id, reason="id used twice", split=row.split, fault=True)])
+                self.drop([ExcludedRow(row=row.id, reason="id used twice", split=row.split, fault=True)])
 
     def _report_orphans(self) -> None:
         """Captions whose row is unknown. Where the row itself was dropped, that is reported already."""
@@ -161,7 +161,7 @@ class Staging:
             " where row not in (select id from rows) and row not in (select row from dropped) order by seq"
         )
 
-    def drop(self, lines: Iterable[Dropped], chunk: str = "") -> None:
+    def drop(self, lines: Iterable[ExcludedRow], chunk: str = "") -> None:
         self._db.executemany(
             "insert into dropped (chunk, row, split, reason, detail, fault) values (?, ?, ?, ?, ?, ?)",
             [(chunk, d.row, d.split, d.reason, d.detail, int(d.fault)) for d in lines],
@@ -171,7 +171,7 @@ class Staging:
         """Rows that will not be prepared, with the reason."""
         for row in ids:
             split, name = self._db.execute("select split, name from rows where id = ?", (row,)).fetchone()
-            self.drop([Dropped(row=name, split=split, reason=reason, detail=detail, fault=fault)])
+            self.drop([ExcludedRow(row=name, split=split, reason=reason, detail=detail, fault=fault)])
         self._db.executemany("delete from rows where id = ?", [(row,) for row in ids])
 
     def count(self, split: str | None = None) -> int:
@@ -283,15 +283,15 @@ class Staging:
     def reasons(self) -> dict[str, int]:
         return dict(self._db.execute("select reason, count(*) from dropped group by reason order by 2 desc, 1"))
 
-    def dropped(self) -> Iterator[Dropped]:
+    def dropped(self) -> Iterator[ExcludedRow]:
         reading = "select row, split, reason, detail, fault from dropped order by split, reason, row, seq"
         for row, split, reason, detail, fault in self._db.execute(reading):
-            yield Dropped(row=row, split=split, reason=reason, detail=detail, fault=bool(fault))
+            yield ExcludedRow(row=row, split=split, reason=reason, detail=detail, fault=bool(fault))
 
 
-def _dropped(bad: Bad) -> Dropped:
+def _dropped(bad: Bad) -> ExcludedRow:
     row, detail = (value if is_unicode(value) else ascii(value) for value in (bad.row, bad.detail))
-    return Dropped(row=row, reason=bad.reason, detail=detail, fault=bad.fault)
+    return ExcludedRow(row=row, reason=bad.reason, detail=detail, fault=bad.fault)
 
 
 def _shuffled(key: str, text: str) -> bytes:

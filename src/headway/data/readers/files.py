@@ -139,7 +139,7 @@ _DOCUMENTS_AT_MOST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SourceSummary:
     """What lies in a source, in outline."""
 
     folders: frozenset[str]  # that hold pictures
@@ -165,7 +165,7 @@ class Tree:
                 yield entry.key
 
     @cached_property
-    def survey(self) -> Survey:
+    def survey(self) -> SourceSummary:
         folders: set[str] = set()
         documents: list[str] = []
         pictures = 0
@@ -175,7 +175,7 @@ class Tree:
                 pictures += 1
             elif len(documents) < _DOCUMENTS_AT_MOST:
                 documents.append(key)
-        return Survey(frozenset(folders), tuple(documents), pictures)
+        return SourceSummary(frozenset(folders), tuple(documents), pictures)
 
     def document(self, key: str) -> Path:
         """A file to open and read: the file itself, or a copy fetched to the work folder."""

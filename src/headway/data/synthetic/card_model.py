@@ -36,7 +36,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class CardSide:
     """One side of a card."""
 
     across: float  # how far the print is off-centre: (left border − right border) / (both), -1 … 1
@@ -61,8 +61,8 @@ class Card:
 
     split: str
     index: int
-    front: Face
-    back: Face
+    front: CardSide
+    back: CardSide
 
 
 CRITERIA: Final = ("centring", "corners", "edges", "surface")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.loading.sampler import uniforms
-from headway.data.synthetic.card_model import SIDE, Card, Face, Mark
+from headway.data.synthetic.card_model import SIDE, Card, CardSide, Mark
 
 Plane = NDArray[np.float32]  # one number a pixel
 Pixels = NDArray[np.uint8]
@@ -35,7 +35,7 @@ def draw(card: Card) -> tuple[Pixels, Pixels]:
     return _drawn(card, card.front, _FRONT), _drawn(card, card.back, _BACK)
 
 
-def _drawn(card: Card, face: Face, which: int) -> Pixels:
+def _drawn(card: Card, face: CardSide, which: int) -> Pixels:
     split = ("test", "train", "val").index(card.split)
     chance = uniforms(split, 0, np.array([card.index]), _NUMBERS, stream=which)[0].astype(np.float32)
     u, v, pixel = _seen(chance[:8])
@@ -77,7 +77,7 @@ def _mixed(under: Plane, over: Plane, share: Plane) -> Plane:
     return mixed
 
 
-def _panel(u: Plane, v: Plane, face: Face, pixel: np.float32) -> tuple[Plane, Plane, Plane]:
+def _panel(u: Plane, v: Plane, face: CardSide, pixel: np.float32) -> tuple[Plane, Plane, Plane]:
     """The printed area: its cover, and the place in it (0 … 1)."""
     half = BORDER / 2
     left, top = np.float32(half * (1 + face.across)), np.float32(half * (1 + face.down))
@@ -87,7 +87,7 @@ def _panel(u: Plane, v: Plane, face: Face, pixel: np.float32) -> tuple[Plane, Pl
     return _cover(inside, pixel), px, py
 
 
-def _front(u: Plane, v: Plane, face: Face, chance: Plane, pixel: np.float32) -> Plane:
+def _front(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
     """A picture of discs before a gradient, with a bar for the name."""
     border = _ink(_BORDERS[int(chance[0] * len(_BORDERS))])
     cover, px, py = _panel(u, v, face, pixel)
@@ -104,7 +104,7 @@ def _front(u: Plane, v: Plane, face: Face, chance: Plane, pixel: np.float32) -> 
     return _mixed(border, art, cover)
 
 
-def _back(u: Plane, v: Plane, face: Face, chance: Plane, pixel: np.float32) -> Plane:
+def _back(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
     """The same design on every card; only its ink varies a little."""
     ink = _ink(np.float32(0.9) + np.float32(0.2) * chance[:3])
     border = _ink(_BACK_BORDER) * ink
@@ -128,7 +128,7 @@ def _marked(printed: Plane, u: Plane, v: Plane, mark: Mark, pixel: np.float32) -
     return _mixed(printed, colour, _cover(near, pixel) * np.float32(mark.strength))
 
 
-def _white(u: Plane, v: Plane, face: Face, chance: Plane, pixel: np.float32) -> Plane:
+def _white(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
     """How much bare paper shows: along the edges in chips, and at the corners."""
     shown = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
     places = ((u, v), (v, u), (1 - u, v), (1 - v, u))  # distance from each edge, and the place along it
@@ -144,7 +144,7 @@ def _white(u: Plane, v: Plane, face: Face, chance: Plane, pixel: np.float32) -> 
     return shown
 
 
-def _present(u: Plane, v: Plane, face: Face, pixel: np.float32) -> Plane:
+def _present(u: Plane, v: Plane, face: CardSide, pixel: np.float32) -> Plane:
     """Where there is card at all: within its edges, and not in the outer half of a worn corner."""
     there = _cover(np.minimum(np.minimum(u, 1 - u), np.minimum(v, 1 - v)), pixel)
     for near, worn in zip(_corner_distances(u, v), face.corners, strict=True):

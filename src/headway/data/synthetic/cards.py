@@ -24,7 +24,7 @@ from headway.data.synthetic.card_model import (
     SIDE,
     STEP,
     Card,
-    Face,
+    CardSide,
     Four,
     Mark,
     grade_of,
@@ -60,8 +60,8 @@ def compose(split: str, index: int, shares: Sequence[float] = EVEN) -> Card:
     return Card(
         split=split,
         index=index,
-        front=Face(*front_off, front_worn, front_white, front_marks),
-        back=Face(*back_off, back_worn, back_white, back_marks),
+        front=CardSide(*front_off, front_worn, front_white, front_marks),
+        back=CardSide(*back_off, back_worn, back_white, back_marks),
     )
 
 
@@ -164,7 +164,7 @@ __all__ = [
     "SKEWED",
     "SPLITS",
     "Card",
-    "Face",
+    "CardSide",
     "Mark",
     "compose",
     "draw",

@@ -32,7 +32,7 @@ HELD_OUT_COUNTS: Final = frozenset({("two", "orange"), ("three", "green")})
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class SceneObject:
     """One shape in a picture. Its cell of the 3 by 3 grid is what captions speak of; x and y vary within it."""
 
     shape: str
@@ -61,7 +61,7 @@ class Scene:
 
     split: str
     index: int
-    things: tuple[Thing, ...]
+    things: tuple[SceneObject, ...]
     group: int
     background: Background
 

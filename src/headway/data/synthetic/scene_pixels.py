@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headway.data.synthetic.scene_model import SIDE, UNIT, Background, Scene, Thing
+from headway.data.synthetic.scene_model import SIDE, UNIT, Background, Scene, SceneObject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def draw(scene: Scene) -> NDArray[np.uint8]:
     return picture.astype(np.uint8)
 
 
-def _paint(picture: Samples, thing: Thing) -> None:
+def _paint(picture: Samples, thing: SceneObject) -> None:
     """Blend the thing in by how much of each pixel it covers. Only the pixels it can reach are touched."""
     left, right = _reach(thing.x, thing.radius)
     top, bottom = _reach(thing.y, thing.radius)
@@ -54,7 +54,7 @@ def _centres(first: int, stop: int) -> Samples:
     return np.arange(first * UNIT + step // 2, stop * UNIT, step, dtype=np.int32)
 
 
-def _turned(thing: Thing, dx: Samples, dy: Samples) -> tuple[Samples, Samples]:
+def _turned(thing: SceneObject, dx: Samples, dy: Samples) -> tuple[Samples, Samples]:
     cos, sin = _ROTATIONS[thing.tilt]
     x = (dx[None, :] * cos + dy[:, None] * sin) // _ONE
     y = (dy[:, None] * cos - dx[None, :] * sin) // _ONE

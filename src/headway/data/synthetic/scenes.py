@@ -27,7 +27,7 @@ from headway.data.synthetic.scene_model import (
     UNIT,
     Background,
     Scene,
-    Thing,
+    SceneObject,
 )
 from headway.data.synthetic.scene_pixels import draw
 
@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 _WORD: Final = (1 << 64) - 1
 
 
-class Draws:
+class CounterRng:
     """A stream of choices that depends on its key alone (splitmix64): the n-th one needs nothing but n."""
 
     def __init__(self, *key: int) -> None:
@@ -82,7 +82,7 @@ class Draws:
 
 def compose(split: str, index: int) -> Scene:
     """Scene `index` of a split. Odd ones of `test` have a held-out combination, all others have none."""
-    draws = Draws(GENERATION, SPLITS.index(split), index)
+    draws = CounterRng(GENERATION, SPLITS.index(split), index)
     wanted = is_held_out(split, index)
     while True:
         scene = _attempt(split, index, draws)
@@ -94,25 +94,25 @@ def is_held_out(split: str, index: int) -> bool:
     return split == "test" and index % 2 == 1
 
 
-def _attempt(split: str, index: int, draws: Draws) -> Scene:
+def _attempt(split: str, index: int, draws: CounterRng) -> Scene:
     arrange = draws.pick((_one_object, _several_objects, _pair, _two_and_one))
     things, group = arrange(draws)
     return Scene(split, index, tuple(things), group, _background(draws))
 
 
-def _one_object(draws: Draws) -> tuple[list[Thing], int]:
+def _one_object(draws: CounterRng) -> tuple[list[SceneObject], int]:
     row, column = draws.below(3), draws.below(3)
     return [_thing(draws, *_looks(draws), row, column)], 1
 
 
-def _several_objects(draws: Draws) -> tuple[list[Thing], int]:
+def _several_objects(draws: CounterRng) -> tuple[list[SceneObject], int]:
     """Two or three of the same kind, anywhere."""
     shape, colour, size = _looks(draws)
     cells = draws.sample(range(9), draws.between(2, 3))
     return [_thing(draws, shape, colour, size, *divmod(cell, 3)) for cell in cells], len(cells)
 
 
-def _pair(draws: Draws) -> tuple[list[Thing], int]:
+def _pair(draws: CounterRng) -> tuple[list[SceneObject], int]:
     """Two different things, side by side or one above the other."""
     first, second = draws.sample(range(3), 2)
     shared = draws.below(3)
@@ -120,7 +120,7 @@ def _pair(draws: Draws) -> tuple[list[Thing], int]:
     return _unlike(draws, list(cells), group=1), 1
 
 
-def _two_and_one(draws: Draws) -> tuple[list[Thing], int]:
+def _two_and_one(draws: CounterRng) -> tuple[list[SceneObject], int]:
     """Two of a kind in one row with another thing right above or below them, or in one column with it beside them."""
     first, second = draws.sample(range(3), 2)
     along = draws.sample(range(3), 2)
@@ -131,7 +131,7 @@ def _two_and_one(draws: Draws) -> tuple[list[Thing], int]:
     return _unlike(draws, cells, group=2), 2
 
 
-def _unlike(draws: Draws, cells: list[tuple[int, int]], *, group: int) -> list[Thing]:
+def _unlike(draws: CounterRng, cells: list[tuple[int, int]], *, group: int) -> list[SceneObject]:
     """The first `group` cells hold one kind of thing, the last another that differs from it in colour and shape."""
     shapes, colours = draws.sample(SHAPES, 2), draws.sample(COLOURS, 2)
     sizes = [draws.pick(SIZES), draws.pick(SIZES)]
@@ -141,26 +141,26 @@ def _unlike(draws: Draws, cells: list[tuple[int, int]], *, group: int) -> list[T
     ]
 
 
-def _looks(draws: Draws) -> tuple[str, str, str]:
+def _looks(draws: CounterRng) -> tuple[str, str, str]:
     return draws.pick(SHAPES), draws.pick(COLOURS), draws.pick(SIZES)
 
 
-def _thing(draws: Draws, shape: str, colour: str, size: str, row: int, column: int) -> Thing:
+def _thing(draws: CounterRng, shape: str, colour: str, size: str, row: int, column: int) -> SceneObject:
     radius = draws.between(*_RADII[size])
     room = _CELL // 2 - radius  # it may move within its cell, so that no two of them touch
     x = column * _CELL + _CELL // 2 + draws.between(-room, room)
     y = row * _CELL + _CELL // 2 + draws.between(-room, room)
     rgb = _shifted(draws, _RGB[colour], 14)
-    return Thing(shape, colour, size, row, column, x, y, radius, draws.below(_TILTS), rgb)
+    return SceneObject(shape, colour, size, row, column, x, y, radius, draws.below(_TILTS), rgb)
 
 
-def _background(draws: Draws) -> Background:
+def _background(draws: CounterRng) -> Background:
     level = draws.between(196, 236)
     corner = _shifted(draws, (level, level, level), 12)
     return Background(corner, _shifted(draws, (0, 0, 0), 18), _shifted(draws, (0, 0, 0), 18), draws.word())
 
 
-def _shifted(draws: Draws, rgb: tuple[int, int, int], by: int) -> tuple[int, int, int]:
+def _shifted(draws: CounterRng, rgb: tuple[int, int, int], by: int) -> tuple[int, int, int]:
     red, green, blue = (min(255, max(-255, value + draws.between(-by, by))) for value in rgb)
     return red, green, blue
 
@@ -194,11 +194,11 @@ def captions(scene: Scene) -> tuple[str, ...]:
 
 def references(scene: Scene) -> tuple[str, ...]:
     """Five different ones of them, the same five for the same scene every time."""
-    draws = Draws(GENERATION, 7, SPLITS.index(scene.split), scene.index)
+    draws = CounterRng(GENERATION, 7, SPLITS.index(scene.split), scene.index)
     return tuple(draws.sample(captions(scene), REFERENCES))
 
 
-def _one_phrase(thing: Thing) -> tuple[str, ...]:
+def _one_phrase(thing: SceneObject) -> tuple[str, ...]:
     what = f"{thing.size} {thing.colour} {thing.shape}"
     where = _place(thing)
     return (
@@ -211,7 +211,7 @@ def _one_phrase(thing: Thing) -> tuple[str, ...]:
     )
 
 
-def _several_phrase(thing: Thing, count: int) -> tuple[str, ...]:
+def _several_phrase(thing: SceneObject, count: int) -> tuple[str, ...]:
     what, number = f"{thing.size} {thing.colour} {thing.shape}{_plural(thing)}", COUNTS[count - 1]
     return (
         f"{number} {what}",
@@ -254,7 +254,7 @@ def _relation(scene: Scene) -> str:
     return "left of" if group[0].column < other.column else "right of"
 
 
-def _place(thing: Thing) -> str:
+def _place(thing: SceneObject) -> str:
     row, column = ROWS[thing.row], COLUMNS[thing.column]
     if row == column == "middle":
         return "in the middle"
@@ -269,7 +269,7 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-def _plural(thing: Thing) -> str:
+def _plural(thing: SceneObject) -> str:
     return "es" if thing.shape == "cross" else "s"
 
 
@@ -280,7 +280,7 @@ __all__ = [
     "SIDE",
     "SPLITS",
     "Scene",
-    "Thing",
+    "SceneObject",
     "captions",
     "compose",
     "draw",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import Known
+from headway.diagnose.match import FailureRule
 
 KNOWN = (
-    Known(
+    FailureRule(
         name="credentials-expired",
         pattern=r"Reauthentication (?:is needed|failed)|RefreshError|invalid_grant|Token has been expired or revoked"
         r"|ExpiredToken|credentials have expired|token (?:is|has) expired|RequestExpired",
         cause="the credentials have expired",
         fix="gcloud auth login && gcloud auth application-default login   (AWS: aws sso login)",
     ),
-    Known(
+    FailureRule(
         name="no-credentials",
         pattern=r"default credentials were not found|DefaultCredentialsError|Unable to locate credentials"
         r"|NoCredentialsError"
@@ -21,7 +21,7 @@ KNOWN = (
         fix="gcloud auth application-default login   (AWS: aws configure; on GKE: service_account with Workload"
         " Identity)",
     ),
-    Known(
+    FailureRule(
         name="act-as",
         pattern=r"(?:iam\.serviceAccounts\.actAs"
         r"|do not have permission to act as service.?account:? ?(?P<account>[\w.@-]*))",
@@ -30,14 +30,14 @@ KNOWN = (
         ' get account)"'
         " --role=roles/iam.serviceAccountUser",
     ),
-    Known(
+    FailureRule(
         name="vertex-permission",
         pattern=r"Permission '?(?P<permission>aiplatform\.[\w.]+)'? denied",
         cause="you may not use Vertex AI in this project ({permission})",
         fix='gcloud projects add-iam-policy-binding {project} --member=user:"$(gcloud config get account)"'
         " --role=roles/aiplatform.user",
     ),
-    Known(
+    FailureRule(
         name="image-permission",
         pattern=r"Permission \"?artifactregistry\.\w+\.\w+\"? denied|denied: Permission .*artifactregistry"
         r"|does not have permission to access the image",
@@ -45,7 +45,7 @@ KNOWN = (
         fix="gcloud artifacts repositories add-iam-policy-binding {repository} --location={region}"
         " --member=serviceAccount:{service_account} --role=roles/artifactregistry.reader",
     ),
-    Known(
+    FailureRule(
         name="secret-permission",
         pattern=r"secretmanager\.versions\.access|may not read the secret (?P<secret>\S+)"
         r"|AccessDenied.*secretsmanager",
@@ -53,7 +53,7 @@ KNOWN = (
         fix="gcloud secrets add-iam-policy-binding {secret} --member=serviceAccount:{service_account}"
         " --role=roles/secretmanager.secretAccessor",
     ),
-    Known(
+    FailureRule(
         name="bucket-permission",
         pattern=r"(?P<who>[\w.@-]*) ?does not have (?P<permission>storage\.[\w.]+) access"
         r"|storage\.objects\.\w+ (?:permission|access)"
@@ -62,7 +62,7 @@ KNOWN = (
         fix="gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{service_account}"
         " --role=roles/storage.objectUser",
     ),
-    Known(
+    FailureRule(
         name="api-disabled",
         pattern=r"(?P<api>[\w-]+\.googleapis\.com)[^ ]* has not been used in project (?P<project>\S+) before or"
         r" it is disabled"
@@ -70,13 +70,13 @@ KNOWN = (
         cause="a Google API is not switched on in this project",
         fix="gcloud services enable {api} --project={project}",
     ),
-    Known(
+    FailureRule(
         name="billing-disabled",
         pattern=r"BILLING_DISABLED|requires billing to be enabled|billing account .* is (?:disabled|closed)",
         cause="the project has no billing account",
         fix="gcloud billing projects link {project} --billing-account=…",
     ),
-    Known(
+    FailureRule(
         name="quota",
         pattern=r"quota metrics exceed quota limits:? ?(?P<metric>[\w./]*)|QUOTA_EXCEEDED"
         r"|Quota '(?P<name>\w+)' exceeded"
@@ -86,7 +86,7 @@ KNOWN = (
         " resources.accelerator=…,"
         " another region, spot)",
     ),
-    Known(
+    FailureRule(
         name="stock-out",
         pattern=r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill the request"
         r"|STOCKOUT"
@@ -96,7 +96,7 @@ KNOWN = (
         cause="the cloud has no such machine left there at the moment",
         fix="headway prices {accelerator} shows other regions; or another accelerator, or max_wait: 6h to wait for one",
     ),
-    Known(
+    FailureRule(
         name="preempted",
         pattern=r"(?:instance|VM|node|job|worker) was preempted|\bPREEMPTED\b|spot (?:instance|VM).*(?:reclaimed"
         r"|terminated)"
@@ -104,7 +104,7 @@ KNOWN = (
         cause="the spot machine was taken away",
         fix="headway resume {run}   ({again}; --set resources.spot=false pays in full instead)",
     ),
-    Known(
+    FailureRule(
         name="machine-not-offered",
         pattern=r"Machine type \"?(?P<machine>[\w-]+)\"? is not supported|accelerator type .* (?:is not supported"
         r"|not found)"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import Known
+from headway.diagnose.match import FailureRule
 
 KNOWN = (
-    Known(
+    FailureRule(
         name="image-not-found",
         pattern=r"manifest (?:for (?P<image>\S+) )?(?:unknown|not found)|MANIFEST_UNKNOWN"
         r"|repository does not exist or may require"
@@ -14,7 +14,7 @@ KNOWN = (
         cause="the image is not in the registry",
         fix="headway image --push   (and see image.repository or image.uri in the job file)",
     ),
-    Known(
+    FailureRule(
         name="image-pull-denied",
         pattern=r"(?:Failed to pull image|pulling image).*(?:401 Unauthorized|403 Forbidden|authorization failed"
         r"|unauthorized)"
@@ -23,13 +23,13 @@ KNOWN = (
         fix="pull_secrets: in the target (kubectl create secret docker-registry …), or gcloud auth configure-docker"
         " {region}-docker.pkg.dev where you push",
     ),
-    Known(
+    FailureRule(
         name="image-pull",
         pattern=r"ImagePullBackOff|ErrImagePull|InvalidImageName|Back-off pulling image \"?(?P<image>[^\"\s]*)",
         cause="the node cannot pull the image",
         fix="kubectl describe pod -n {namespace} -l headway.run={run}   (the events say why); headway image --push",
     ),
-    Known(
+    FailureRule(
         name="kubernetes-forbidden",
         pattern=r"User \"(?P<user>[^\"]+)\" cannot (?P<verb>\w+) resource \"(?P<resource>[\w/]+)\""
         r" in API group \"(?P<group>[\w.]*)\" in the namespace \"(?P<namespace>[^\"]+)\"",
@@ -38,34 +38,34 @@ KNOWN = (
         " rolebinding headway"
         " --role=headway --user={user} -n {namespace}",
     ),
-    Known(
+    FailureRule(
         name="kubernetes-unauthorized",
         pattern=r"You must be logged in to the server|error: You must be logged in|gke-gcloud-auth-plugin not found"
         r"|exec: executable \S+ (?:not found|failed)|the server has asked for the client to provide credentials",
         cause="the cluster does not know you",
         fix="gcloud container clusters get-credentials {cluster} --location {location} --project {project}",
     ),
-    Known(
+    FailureRule(
         name="cluster-unreachable",
         pattern=r"connection to the server \S+ was refused|Unable to connect to the server"
         r"|couldn't get current server API group list",
         cause="the cluster's API cannot be reached",
         fix="kubectl cluster-info; then gcloud container clusters get-credentials {cluster} --location {location}",
     ),
-    Known(
+    FailureRule(
         name="namespace-missing",
         pattern=r"namespaces? \"(?P<namespace>[^\"]+)\" not found",
         cause="the namespace {namespace} does not exist",
         fix="kubectl create namespace {namespace}",
     ),
-    Known(
+    FailureRule(
         name="operator-missing",
         pattern=r"no matches for kind \"(?P<kind>PyTorchJob|TrainJob|ClusterTrainingRuntime)\""
         r"|the server could not find the requested resource.*(?:pytorchjobs|trainjobs)",
         cause="Kubeflow's operator is not installed in the cluster",
         fix="headway doctor --on {target}   (prints the kubectl apply), or engine: statefulset, which needs none",
     ),
-    Known(
+    FailureRule(
         name="service-account-missing",
         pattern=r"serviceaccounts? \"(?P<account>[^\"]+)\" not found"
         r"|error looking up service account \S+/(?P<name>[\w-]+)",
@@ -73,7 +73,7 @@ KNOWN = (
         fix="kubectl create serviceaccount {service_account} -n {namespace}   (headway infra gcp prints the"
         " whole set-up)",
     ),
-    Known(
+    FailureRule(
         name="no-node-fits",
         pattern=r"\d+/\d+ nodes are available.*(?:Insufficient|didn't match|had untolerated taint)"
         r"|didn't trigger scale-up"
@@ -81,7 +81,7 @@ KNOWN = (
         cause="no node has room for it, and none can be added",
         fix="kubectl get nodes -L cloud.google.com/gke-accelerator; a pool for it: headway infra gcp; or ask for less",
     ),
-    Known(
+    FailureRule(
         name="volume-not-mounted",
         pattern=r"persistentvolumeclaim \"(?P<claim>[^\"]+)\" not found|Unable to attach or mount volumes"
         r"|FailedMount|mount\.nfs"
@@ -90,13 +90,13 @@ KNOWN = (
         fix="kubectl get pvc -n {namespace}; for NFS: the export and the nodes' network; for a path: that it"
         " exists there",
     ),
-    Known(
+    FailureRule(
         name="crash-loop",
         pattern=r"CrashLoopBackOff|Back-off restarting failed container",
         cause="the container ends again and again right after its start",
         fix="headway logs {run}; nothing there: kubectl logs -n {namespace} -l headway.run={run} --previous",
     ),
-    Known(
+    FailureRule(
         name="command-not-found",
         pattern=r"executable file not found in \$PATH|exec: \"(?P<command>[^\"]+)\".*no such file"
         r"|OCI runtime create failed.*no such file"
@@ -104,57 +104,57 @@ KNOWN = (
         cause="the image has no such program: most often no python3",
         fix="headway image --build makes one that has; or `python` in the target names the interpreter",
     ),
-    Known(
+    FailureRule(
         name="headway-not-in-image",
         pattern=r"No module named '?headway",
         cause="the image has no Headway, so nothing can start the run",
         fix="headway image --push   (builds one with it)",
     ),
-    Known(
+    FailureRule(
         name="admission-refused",
         pattern=r"admission webhook \"(?P<webhook>[^\"]+)\" denied the request|violates PodSecurity"
         r"|is forbidden: violates",
         cause="the cluster's own rules refuse such pods",
         fix="the message says which rule; ask who runs the cluster, or another namespace",
     ),
-    Known(
+    FailureRule(
         name="docker-not-running",
         pattern=r"Cannot connect to the Docker daemon|Is the docker daemon running|error during connect.*docker",
         cause="Docker is not running here, or not for you",
         fix="sudo systemctl start docker; sudo usermod -aG docker $USER, then log in again",
     ),
-    Known(
+    FailureRule(
         name="docker-permission",
         pattern=r"permission denied while trying to connect to the Docker daemon socket",
         cause="you may not use Docker on this machine",
         fix="sudo usermod -aG docker $USER, then log in again",
     ),
-    Known(
+    FailureRule(
         name="slurm-partition",
         pattern=r"invalid partition specified: ?(?P<partition>\S*)|Requested node configuration is not available"
         r"|Invalid generic resource \(gres\) specification",
         cause="the Slurm cluster has no such partition, node or accelerator",
         fix="sinfo -o '%P %G %c %m'; then partition and gres in the target",
     ),
-    Known(
+    FailureRule(
         name="slurm-account",
         pattern=r"Invalid account or account/partition combination|Invalid qos specification",
         cause="you may not use this account, or not on that partition",
         fix="sacctmgr show assoc user=$USER format=account,partition,qos; then account and qos in the target",
     ),
-    Known(
+    FailureRule(
         name="slurm-time-limit",
         pattern=r"DUE TO TIME LIMIT|JobState=TIMEOUT|\bTIMEOUT\b.*slurm",
         cause="Slurm ended it at its time limit",
         fix="headway resume {run}   ({again}), or raise `time` of the target",
     ),
-    Known(
+    FailureRule(
         name="slurm-node-failed",
         pattern=r"DUE TO NODE FAILURE|NODE_FAIL",
         cause="a node of the cluster failed",
         fix="headway resume {run}   ({again})",
     ),
-    Known(
+    FailureRule(
         name="ssh-refused",
         pattern=r"ssh: connect to host \S+ port \d+: (?:Connection refused|Connection timed out|No route to host)"
         r"|Host key verification failed|Permission denied \(publickey",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import Known
+from headway.diagnose.match import FailureRule
 
 KNOWN = (
-    Known(
+    FailureRule(
         name="driver-too-old",
         pattern=r"NVIDIA driver on your system is too old"
         r"|CUDA driver version is insufficient for CUDA runtime version"
@@ -14,7 +14,7 @@ KNOWN = (
         cause="the NVIDIA driver is older than the CUDA that torch was built for",
         fix="a newer driver on the machine, or an older torch: pip install torch --index-url …/whl/cu118",
     ),
-    Known(
+    FailureRule(
         name="no-kernel-image",
         pattern=r"no kernel image is available for execution on the device"
         r"|is not compatible with the current PyTorch installation",
@@ -22,7 +22,7 @@ KNOWN = (
         fix="another torch (its release notes list architectures), or another accelerator: --set"
         " resources.accelerator=L4:1",
     ),
-    Known(
+    FailureRule(
         name="no-gpu",
         pattern=r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device is detected"
         r"|could not select device driver .* with capabilities: \[\[gpu\]\]"
@@ -32,20 +32,20 @@ KNOWN = (
         fix="nvidia-smi on the machine; in containers the NVIDIA toolkit; on GKE nodes the driver's daemonset"
         " (headway doctor)",
     ),
-    Known(
+    FailureRule(
         name="gpu-fell-off",
         pattern=r"GPU is lost|fallen off the bus|\bXid\b.*\b(?:48|63|64|74|79|94|95)\b|uncorrectable ECC error"
         r"|unspecified launch failure",
         cause="the accelerator itself failed",
         fix="headway resume {run}   (on another machine: {again})",
     ),
-    Known(
+    FailureRule(
         name="illegal-memory-access",
         pattern=r"illegal memory access was encountered|CUDA error: misaligned address",
         cause="a kernel on the accelerator read where it may not: a bug in an extension, or an index out of range",
         fix="headway run --env CUDA_LAUNCH_BLOCKING=1   (shows the line)",
     ),
-    Known(
+    FailureRule(
         name="device-side-assert",
         pattern=r"device-side assert triggered|Assertion `t >= 0 && t < n_classes` failed"
         r"|Assertion `srcIndex < srcSelectDimSize` failed|index out of range in self",
@@ -53,20 +53,20 @@ KNOWN = (
         fix="compare the number of classes or words with the data's; headway run --env CUDA_LAUNCH_BLOCKING=1"
         " shows the line",
     ),
-    Known(
+    FailureRule(
         name="cudnn-mismatch",
         pattern=r"CUDNN_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH)"
         r"|cuDNN version incompatibility",
         cause="cuDNN does not fit: another version is found first, or memory was full when it started",
         fix="unset LD_LIBRARY_PATH; if that is not it, --set config.accumulate=2",
     ),
-    Known(
+    FailureRule(
         name="missing-library",
         pattern=r"(?P<library>lib[\w.+-]+\.so[\d.]*): cannot open shared object file",
         cause="the system library {library} is not installed where it trains",
         fix="apt-get install it in the image (setup: in the job file, or image.base)",
     ),
-    Known(
+    FailureRule(
         name="wrong-architecture",
         pattern=r"exec format error|does not match the (?:detected|specified).*platform"
         r"|no matching manifest for linux/\w+"
@@ -74,13 +74,13 @@ KNOWN = (
         cause="the image or program is for another processor architecture",
         fix="headway image --build   (with platform: linux/amd64 in the target; Apple's are arm64)",
     ),
-    Known(
+    FailureRule(
         name="illegal-instruction",
         pattern=r"SIGILL|Illegal instruction|requires (?:AVX|AVX2|AVX512)",
         cause="the program uses instructions that this processor does not have",
         fix="another machine (--set resources.machine=n2-standard-8), or a build of the package for older processors",
     ),
-    Known(
+    FailureRule(
         name="glibc-too-old",
         pattern=r"version `GLIBC(?:XX)?_[\d.]+' not found",
         cause="the system is older than what the package was built for",

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import Known
+from headway.diagnose.match import FailureRule
 
 _LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if need be)"
 
 KNOWN = (
-    Known(
+    FailureRule(
         name="cuda-out-of-memory",
         pattern=r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"
         r"|CUBLAS_STATUS_ALLOC_FAILED",
         cause="the accelerator's memory is full",
         fix=_LESS,
     ),
-    Known(
+    FailureRule(
         name="shared-memory",
         pattern=r"bus error|SIGBUS|unable to (?:open|mmap|write).*shared memory|insufficient shared memory \(shm\)",
         cause="shared memory, through which data loaders hand over batches, is full",
         fix="raise `shm` of the target (docker, kubernetes), or --set config.workers=0",
     ),
-    Known(
+    FailureRule(
         name="evicted-for-memory",
         pattern=r"node was low on resource: memory|MemoryPressure",
         cause="the node ran out of memory and put the pod out",
         fix="ask for what it needs: --set resources.memory=30GB",
     ),
-    Known(
+    FailureRule(
         name="evicted-for-disk",
         pattern=r"node was low on resource: ephemeral-storage|DiskPressure|exceeds its local storage limit"
         r"|ephemeral local storage usage exceeds",
         cause="the node's disk was full, and the pod was put out",
         fix="ask for what it needs: --set resources.disk=100GB, and lower cache.size",
     ),
-    Known(
+    FailureRule(
         name="evicted",
         pattern=r"\bEvicted\b|pod was evicted|TaintManagerEviction",
         cause="the cluster put the pod out, to make room or to drain the node",
         fix="headway resume {run}   ({again})",
     ),
-    Known(
+    FailureRule(
         name="host-out-of-memory",
         pattern=r"OOMKilled|Out of memory: Killed process|oom-kill|oom_kill|DefaultCPUAllocator: (?:can't|not enough)"
         r"|Cannot allocate memory|\bMemoryError\b|was killed \(SIGKILL\)|exited with 137|exit code:? ?137"
@@ -47,19 +47,19 @@ KNOWN = (
         cause="the machine's memory is full, and the kernel killed the process (exit 137)",
         fix="--set resources.memory=60GB, or --set config.workers=0 config.accumulate=2",
     ),
-    Known(
+    FailureRule(
         name="disk-quota",
         pattern=r"Disk quota exceeded|EDQUOT",
         cause="your quota on that disk is used up",
         fix="quota -s; then name another place: --set outputs=…",
     ),
-    Known(
+    FailureRule(
         name="disk-full",
         pattern=r"No space left on device|ENOSPC|no space left",
         cause="the disk is full",
         fix="df -h; then --set resources.disk=200GB, fewer checkpoints (checkpoint.keep_last), or a smaller cache.size",
     ),
-    Known(
+    FailureRule(
         name="too-many-files",
         pattern=r"Too many open files|EMFILE|received 0 items of ancdata",
         cause="the process may not open more files",

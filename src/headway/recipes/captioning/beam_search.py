@@ -19,7 +19,7 @@ from headway.recipes.captioning.vocabulary import END, PAD, START, UNKNOWN
 # one view mistakes for something else is said only where the others do not object.
 
 
-class Together(NamedTuple):
+class BatchedDecoder(NamedTuple):
     """The state of each view."""
 
     states: tuple[State, ...]
@@ -29,27 +29,27 @@ class Together(NamedTuple):
         """Of the first view, which is the picture as it is."""
         return self.states[0].looks
 
-    def of(self, rows: Tensor) -> Together:
-        return Together(tuple(state.of(rows) for state in self.states))
+    def of(self, rows: Tensor) -> BatchedDecoder:
+        return BatchedDecoder(tuple(state.of(rows) for state in self.states))
 
 
-class ByAllViews:
+class TTADecoder:
     """A decoder that is asked as one is that knows of one view alone."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def start(self, grids: Tensor, rows: int) -> Together:
-        return Together(tuple(self._decoder.start(grid, rows=rows) for grid in grids.unbind(dim=1)))
+    def start(self, grids: Tensor, rows: int) -> BatchedDecoder:
+        return BatchedDecoder(tuple(self._decoder.start(grid, rows=rows) for grid in grids.unbind(dim=1)))
 
-    def __call__(self, words: Tensor, state: Together) -> tuple[Tensor, Together]:
+    def __call__(self, words: Tensor, state: BatchedDecoder) -> tuple[Tensor, BatchedDecoder]:
         scores, after = zip(*(self._decoder(words, of_view) for of_view in state.states), strict=True)
-        return torch.stack([view.log_softmax(dim=2) for view in scores]).mean(dim=0), Together(after)
+        return torch.stack([view.log_softmax(dim=2) for view in scores]).mean(dim=0), BatchedDecoder(after)
 
 
 def asked(decoder: Decoder, grid: Tensor) -> Any:
     """Who to ask about `grid` (pictures, cells, channels), or (pictures, views, cells, channels)."""
-    return decoder if grid.dim() == 3 else ByAllViews(decoder)
+    return decoder if grid.dim() == 3 else TTADecoder(decoder)
 
 
 def views(cfg: Config, pictures: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ Choose = Callable[[Tensor], Tensor]  # from log-probabilities (rows, words) to a
 _NEVER = (PAD, START, UNKNOWN)  # what no caption says
 
 
-class Said(NamedTuple):
+class DecodedCaptions(NamedTuple):
     """Captions, one a picture (or, sampled, several: row r is of picture r // samples)."""
 
     words: Tensor  # (rows, max_length), filled up with PAD after END
@@ -82,7 +82,7 @@ def caption(
 @torch.inference_mode()
 def describe(
     model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
-) -> Said:
+) -> DecodedCaptions:
     """The same, with how sure the model is and where it looked.
 
     Of pictures, or the grids of a frozen encoder; of several views each, where they have a dimension of their own.
@@ -102,7 +102,7 @@ def sample(
     samples: int = 1,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-) -> Said:
+) -> DecodedCaptions:
     """`samples` captions of each picture, drawn by their probability; a low temperature draws the surest more often."""
 
     def drawn(gains: Tensor) -> Tensor:
@@ -118,7 +118,9 @@ def _surest(gains: Tensor) -> Tensor:
     return gains.argmax(dim=1)
 
 
-def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1) -> Said:
+def _one_by_one(
+    model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1
+) -> DecodedCaptions:
     """Word after word, each chosen from the scores of the next."""
     rows, decoder = len(grid) * rows_each, asked(model.decoder, grid)
     state = decoder.start(grid, rows=rows)
@@ -138,10 +140,10 @@ def _one_by_one(model: Captioner, grid: Tensor, max_length: int, choose: Choose,
         going = going & (word != END)
         if not going.any():
             break
-    return Said(said, total, _stacked(looks, max_length))
+    return DecodedCaptions(said, total, _stacked(looks, max_length))
 
 
-def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> Said:
+def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> DecodedCaptions:
     """Keep the `beam` best captions of each picture, ended or not, by log-probability / words ^ length_penalty."""
     pictures, device, decoder = len(grid), grid.device, asked(model.decoder, grid)
     state = decoder.start(grid, rows=pictures * beam)
@@ -174,7 +176,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
         if bool(((word == END) | (word == PAD)).all()):
             break
     found = _stacked(looks, max_length)
-    return Said(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
+    return DecodedCaptions(said[:, 0], total[:, 0], None if found is None else found[::beam], said, total)
 
 
 def sayable(scores: Tensor) -> Tensor:

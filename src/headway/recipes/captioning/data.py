@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from headway.backbones.weights import fingerprint
 from headway.core.errors import BadInput, DiskFull
-from headway.data.loading.partition import Filler, share
-from headway.data.loading.sampler import Order, Pool, uniforms
+from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, share, uniforms
 from headway.data.synthetic import scenes
 from headway.recipes.captioning.config import Config
-from headway.recipes.captioning.model import Published
+from headway.recipes.captioning.model import PretrainedEncoder
 from headway.recipes.captioning.vocabulary import Vocabulary
 from headway.spec.model import Cache, Data, Source
 
@@ -239,9 +238,9 @@ class Sources:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[SampleGroup]:
         bounds = zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), self.pictures, strict=True)
-        return [Pool(range(start, stop), source.weight) for start, stop, source in bounds]
+        return [SampleGroup(range(start, stop), source.weight) for start, stop, source in bounds]
 
     def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
         if len(self._views) == 1:
@@ -269,7 +268,7 @@ class TrainingFeed:
         self.workers, self.seed, self.sources = cfg.workers, seed, sources
         self._mirror, self._each = cfg.mirror, cfg.captions
         self._batch = min(cfg.batch, len(sources))
-        self._order = Order(sources.pools(), len(sources))
+        self._order = SampleOrder(sources.pools(), len(sources))
         self._said, self._counts = _numbered(sources.pictures, words, cfg.max_length)
         seen = [(pictures.fingerprint, pictures.weight) for pictures in sources.pictures]
         asked = (seen, words.words, seed, self._batch, cfg.captions, cfg.max_length, cfg.mirror, cfg.side)
@@ -283,11 +282,11 @@ class TrainingFeed:
         """Whole batches: another order in every epoch leaves out others."""
         return len(self._order) // self._batch
 
-    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | Filler:
+    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | PaddingBatch:
         start, stop = share(self._batch, part, parts)
         positions = step * self._batch + np.arange(start, max(stop, start + 1))
         made = self._made(epoch, positions)
-        return made if stop > start else Filler(made)
+        return made if stop > start else PaddingBatch(made)
 
     def _made(self, epoch: int, positions: Numbers) -> Batch:
         """Each picture with `captions` of its references, chosen without repeating one before all had their turn."""
@@ -379,13 +378,15 @@ def seen(
 
     Without a cache it is the pictures.
     """
-    if cache is None or learns or not isinstance(encoder, Published):
+    if cache is None or learns or not isinstance(encoder, PretrainedEncoder):
         return Sources(pictures)
     at = device or torch.device("cpu")
     return Sources(pictures, [features(encoder, part, cache, mirrored=mirrored, device=at) for part in pictures])
 
 
-def features(encoder: Published, pictures: Pictures, cache: Cache, *, mirrored: bool, device: torch.device) -> Features:
+def features(
+    encoder: PretrainedEncoder, pictures: Pictures, cache: Cache, *, mirrored: bool, device: torch.device
+) -> Features:
     """Those of all pictures, from the cache or computed now."""
     count, cells, channels = len(pictures), encoder.cells, encoder.channels
     key = (fingerprint(encoder.net), pictures.pixels.fingerprint, count, cells, channels, mirrored)
@@ -406,7 +407,7 @@ def _folder(cache: Cache) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway" / "features"
 
 
-def _write(path: Path, encoder: Published, pictures: Pictures, *, mirrored: bool, device: torch.device) -> None:
+def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirrored: bool, device: torch.device) -> None:
     """Append piece after piece to a file of another name. What an earlier process finished of it is kept."""
     count = len(pictures)
     size = encoder.cells * encoder.channels * np.dtype(_KIND).itemsize
@@ -436,7 +437,7 @@ def _write(path: Path, encoder: Published, pictures: Pictures, *, mirrored: bool
 
 
 def _seen(
-    encoder: Published, pictures: Pictures, rows: Numbers, flip: NDArray[np.bool_], device: torch.device
+    encoder: PretrainedEncoder, pictures: Pictures, rows: Numbers, flip: NDArray[np.bool_], device: torch.device
 ) -> NDArray[np.float16]:
     """Small batches side by side, each on one thread: these layers are too small to be shared between threads.
 

@@ -33,7 +33,7 @@ class State(Protocol):
         """The state of other rows of the same pictures: what a beam search does when it drops and doubles captions."""
 
 
-class Lesson(NamedTuple):
+class DecoderLossInputs(NamedTuple):
     """What there is to learn from a batch: scores of every word said, in any order, without padding."""
 
     scores: Tensor  # (words said, vocabulary)
@@ -56,12 +56,12 @@ class Decoder(nn.Module, ABC):
     def forward(self, words: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Scores of the word after each of `words` (rows, length), and the state after the last."""
 
-    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+    def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """From captions (pictures, captions each, length), padded at the end."""
         words = captions.flatten(0, 1)
         scores, _ = self(self._forgetful(words[:, :-1]), self.start(grid, rows=len(words)))
         said = words[:, 1:] != PAD
-        return Lesson(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
+        return DecoderLossInputs(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
 
     def _forgetful(self, words: Tensor) -> Tensor:
         """While learning, hide some of the words: guessing the next one from them must not be enough."""
@@ -71,7 +71,7 @@ class Decoder(nn.Module, ABC):
         return words.masked_fill(hide, UNKNOWN)
 
 
-class Memory(NamedTuple):
+class DecoderState(NamedTuple):
     """`view` is of a picture, `hidden` and `cell` are of a row."""
 
     view: tuple[Tensor, ...]
@@ -79,11 +79,13 @@ class Memory(NamedTuple):
     cell: Tensor
     looks: Tensor | None = None
 
-    def of(self, rows: Tensor) -> Memory:
-        return Memory(self.view, self.hidden[rows], self.cell[rows], None if self.looks is None else self.looks[rows])
+    def of(self, rows: Tensor) -> DecoderState:
+        return DecoderState(
+            self.view, self.hidden[rows], self.cell[rows], None if self.looks is None else self.looks[rows]
+        )
 
 
-class OneLstm(Decoder):
+class LstmBase(Decoder):
     """What the two have in common: an LSTM over words."""
 
     def __init__(self, cfg: Config, words: int, seen: int) -> None:
@@ -94,21 +96,21 @@ class OneLstm(Decoder):
         remember_at_first(self.lstm)
         self.dropout = Dropout(cfg.dropout)
 
-    def start(self, grid: Tensor, rows: int) -> Memory:
+    def start(self, grid: Tensor, rows: int) -> DecoderState:
         nothing = grid.new_zeros(rows, self.lstm.hidden_size)
-        return Memory(self.see(grid), nothing, nothing)
+        return DecoderState(self.see(grid), nothing, nothing)
 
     @abstractmethod
     def see(self, grid: Tensor) -> tuple[Tensor, ...]:
         """What of a picture is needed at every word, computed once."""
 
-    def _read(self, given: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def _read(self, given: Tensor, memory: DecoderState) -> tuple[Tensor, DecoderState]:
         state = (memory.hidden[None].contiguous(), memory.cell[None].contiguous())
         said, (hidden, cell) = self.lstm(given, state)
-        return said, Memory(memory.view, hidden[0], cell[0])
+        return said, DecoderState(memory.view, hidden[0], cell[0])
 
 
-class LstmDecoder(OneLstm):
+class LstmDecoder(LstmBase):
     """The whole picture as one vector, beside the word, at every step."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
@@ -121,11 +123,11 @@ class LstmDecoder(OneLstm):
         flat = grid.mean(dim=1) if self.pooled else grid.flatten(1)
         return (torch.relu(self.look(self.dropout(flat))),)
 
-    def forward(self, words: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+    def forward(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         said, after = self._read(self._given(words, state.view[0]), state)
         return self.score(self.dropout(said)), after
 
-    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+    def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """Rows are packed: what is shorter than the longest caption costs nothing."""
         words = captions.flatten(0, 1)
         lengths = (words[:, 1:] != PAD).sum(dim=1).cpu()
@@ -134,14 +136,14 @@ class LstmDecoder(OneLstm):
         whose = torch.arange(len(words), device=words.device)[:, None].expand_as(words[:, 1:])
         wanted = torch.stack([words[:, 1:], whose], dim=2)
         packed = pack_padded_sequence(wanted, lengths, batch_first=True, enforce_sorted=False).data
-        return Lesson(self.score(self.dropout(said.data)), packed[:, 0], packed[:, 1])
+        return DecoderLossInputs(self.score(self.dropout(said.data)), packed[:, 0], packed[:, 1])
 
     def _given(self, words: Tensor, picture: Tensor) -> Tensor:
         rows = picture.repeat_interleave(len(words) // len(picture), dim=0)[:, None].expand(-1, words.shape[1], -1)
         return torch.cat([self.dropout(self.embedding(words)), rows], dim=2)
 
 
-class GlimpseDecoder(OneLstm):
+class GlimpseDecoder(LstmBase):
     """The LSTM reads the words alone; at each it chooses where to look, and what is seen there adds to the scores.
 
     Language and sight meet in a sum and nowhere else, and language speaks through a few numbers (`syntax`): enough to
@@ -170,7 +172,7 @@ class GlimpseDecoder(OneLstm):
         places = torch.cat([grid + self.place, whole, nowhere], dim=1)
         return self._by_head(self.key(places)), self._by_head(self.value(places))
 
-    def forward(self, words: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+    def forward(self, words: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         said, after = self._read(self.embedding(words), state)
         keys, values = state.view
         rows, length, _ = said.shape
@@ -282,7 +284,7 @@ class _Late(torch.autograd.Function):
 # one before it; what can be done for all words at once, the picture's projections and the scores, is done once.
 
 
-class Attending(NamedTuple):
+class AttentionState(NamedTuple):
     """Of a picture: what is looked for and what is found, by cell. Of a row: each layer's numbers."""
 
     keys: Tensor  # (pictures, 1, cells, attention)
@@ -290,12 +292,12 @@ class Attending(NamedTuple):
     layers: tuple[tuple[Tensor, ...], ...]
     looks: Tensor | None = None
 
-    def of(self, rows: Tensor) -> Attending:
+    def of(self, rows: Tensor) -> AttentionState:
         layers = tuple(tuple(part[rows] for part in layer) for layer in self.layers)
-        return Attending(self.keys, self.values, layers, None if self.looks is None else self.looks[rows])
+        return AttentionState(self.keys, self.values, layers, None if self.looks is None else self.looks[rows])
 
 
-class Maps(NamedTuple):
+class DecoderWeights(NamedTuple):
     """What every word goes through: where to look and how much to let in, then layer by layer."""
 
     ask: Map  # from the top layer: what is looked for, and the gate
@@ -329,14 +331,14 @@ class AttentionDecoder(Decoder):
         self.score = word_scores(cfg, cfg.embedding, self.embedding)
         self.dropout = Dropout(cfg.dropout)
 
-    def start(self, grid: Tensor, rows: int) -> Attending:
+    def start(self, grid: Tensor, rows: int) -> AttentionState:
         values = self.dropout(self.look_norm(self.look(grid)))
         states = torch.tanh(self.first(values.mean(dim=1))).repeat_interleave(rows // len(grid), dim=0)
         parts = states.chunk(len(self.cells) * (2 if self.kind == "lstm" else 1), dim=1)
         by_layer = [parts[n :: len(self.cells)] for n in range(len(self.cells))]
-        return Attending(self.key(values)[:, None], values, tuple(by_layer))
+        return AttentionState(self.key(values)[:, None], values, tuple(by_layer))
 
-    def forward(self, words: Tensor, state: Attending) -> tuple[Tensor, Attending]:
+    def forward(self, words: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         scores, maps = [], self._maps(None)
         for word in words.unbind(dim=1):
             embedded = self.embedding(word)
@@ -344,7 +346,7 @@ class AttentionDecoder(Decoder):
             scores.append(self._scores(hidden, seen, embedded))
         return torch.stack(scores, dim=1), state
 
-    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+    def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """Each picture's captions are sorted by length, so that at a late word only the long ones are computed."""
         lengths = (captions[:, :, 1:] != PAD).sum(dim=2)
         order = lengths.argsort(dim=1, descending=True, stable=True)
@@ -373,7 +375,7 @@ class AttentionDecoder(Decoder):
                 guess = self._scores(hidden, seen, embedded).detach().argmax(dim=1).view(pictures, going)
         hidden, seen, embedded, targets, whose = (torch.cat(parts) for parts in zip(*kept, strict=True))
         extra = self.doubly * ((1 - covered) ** 2).sum() if self.doubly else None
-        return Lesson(self._scores(hidden, seen, embedded), targets, whose, extra)
+        return DecoderLossInputs(self._scores(hidden, seen, embedded), targets, whose, extra)
 
     def _word(self, said: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
         """What was said, or, as often as the schedule has it, what it guessed itself."""
@@ -382,7 +384,7 @@ class AttentionDecoder(Decoder):
         own = torch.rand(said.shape, device=said.device) < self.own_words
         return torch.where(own & (said != PAD), guess[:, :going].reshape(-1), said)
 
-    def _first(self, state: Attending, pictures: int, going: int) -> Attending:
+    def _first(self, state: AttentionState, pictures: int, going: int) -> AttentionState:
         """The state of the first `going` captions of each picture."""
         rows = len(state.layers[0][0])
         if rows == pictures * going:
@@ -393,7 +395,7 @@ class AttentionDecoder(Decoder):
         )
         return state._replace(layers=layers)
 
-    def _maps(self, rows: Sequence[int] | None) -> Maps:
+    def _maps(self, rows: Sequence[int] | None) -> DecoderWeights:
         """`rows` at each word, where it is learnt from; None where it is not."""
         ask = torch.cat([self.query.weight, self.gate.weight]), torch.cat([self.query.bias, self.gate.bias])
         layers: list[tuple[Map, ...]] = []
@@ -404,9 +406,11 @@ class AttentionDecoder(Decoder):
                 layers.append((linear_map(torch.cat([below[0], own[0]], dim=1), below[1] + own[1], rows),))
             else:
                 layers.append((linear_map(*below, rows), linear_map(*own, rows)))
-        return Maps(linear_map(*ask, rows), tuple(layers))
+        return DecoderWeights(linear_map(*ask, rows), tuple(layers))
 
-    def _step(self, embedded: Tensor, state: Attending, maps: Maps) -> tuple[Tensor, Tensor, Attending]:
+    def _step(
+        self, embedded: Tensor, state: AttentionState, maps: DecoderWeights
+    ) -> tuple[Tensor, Tensor, AttentionState]:
         pictures, cells, _ = state.values.shape
         top = state.layers[-1][0]
         asked, gate = maps.ask(top).tensor_split([self.query.out_features], dim=1)
@@ -419,7 +423,7 @@ class AttentionDecoder(Decoder):
             after = advance(own, below, before)
             layers.append(after)
             below = self.dropout(after[0])
-        return layers[-1][0], seen, Attending(state.keys, state.values, tuple(layers), looks.view(len(top), cells))
+        return layers[-1][0], seen, AttentionState(state.keys, state.values, tuple(layers), looks.view(len(top), cells))
 
     def _scores(self, hidden: Tensor, seen: Tensor, embedded: Tensor) -> Tensor:
         told: Tensor = self.score(self.dropout(embedded + self.from_hidden(hidden) + self.from_seen(seen)))
@@ -577,13 +581,13 @@ class TransformerDecoder(Decoder):
             scores.append(told)
         return torch.cat(scores, dim=1), state
 
-    def learn(self, grid: Tensor, captions: Tensor) -> Lesson:
+    def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
         """The captions of each picture lie one behind the other; a word sees those of its own caption before it."""
         row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
         x, seen = self.dropout(self.embedding(row.words) + self.position[row.position]), self._see(grid)
         for layer in self._stack():
             x = layer(x, layer.see(seen), row)
-        return Lesson(self.score(self.dropout(self.norm(x))), row.targets, row.captions)
+        return DecoderLossInputs(self.score(self.dropout(self.norm(x))), row.targets, row.captions)
 
     def _see(self, grid: Tensor) -> Tensor:
         seen: Tensor = self.dropout(self.look_norm(self.look(grid) + self.place))

@@ -35,7 +35,7 @@ REPORTED: Final = ("bleu_4", "cider", "rouge_l")
 EVERY: Final = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "cider", "rouge_l")
 
 
-class Judge:
+class CaptionJudge:
     """Scores captions of a split again and again: the references are tokenised and counted once."""
 
     def __init__(self, pictures: Pictures) -> None:
@@ -73,7 +73,7 @@ class Validation:
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
         self._cfg, self._sources, self._feed = cfg, sources, EvaluationFeed(sources)
-        self._judges = [Judge(pictures) for pictures in sources.pictures]
+        self._judges = [CaptionJudge(pictures) for pictures in sources.pictures]
 
     def scores(self, run: Run, model: Captioner) -> dict[str, float]:
         """Of what the model says greedily, each rank captioning its share: of each source, and together."""
@@ -119,13 +119,13 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Ca
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
     said = _parts(sources, [model.vocabulary.decode(row) for row in rows.tolist()])
-    judges = [Judge(pictures) for pictures in sources.pictures]
+    judges = [CaptionJudge(pictures) for pictures in sources.pictures]
     each = [judge.scores(part, EVERY) for judge, part in zip(judges, said, strict=True)]
     metrics, by_group, examples = together(sources, each), {}, []
     for pictures, part in zip(sources.pictures, said, strict=True):
         groups = _groups(pictures)
         for name, chosen in groups.items():
-            found = by_group[name] = Judge(_only(pictures, chosen)).scores([part[row] for row in chosen])
+            found = by_group[name] = CaptionJudge(_only(pictures, chosen)).scores([part[row] for row in chosen])
             metrics |= {f"{metric}_{name}": value for metric, value in found.items() if metric in ("bleu_4", "exact")}
         alone = pictures.name if len(sources.pictures) > 1 else ""
         examples += _examples(pictures, part, groups or {alone: list(range(len(pictures)))})
@@ -143,7 +143,7 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Ca
     )
 
 
-def _best_and_worst(sources: Sources, judges: Sequence[Judge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _best_and_worst(sources: Sources, judges: Sequence[CaptionJudge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
     """By each picture's own CIDEr, over all sources."""
     places = [(source, row) for source, part in enumerate(said) for row in range(len(part))]
     good = [value for judge, part in zip(judges, said, strict=True) for value in judge.each(part)]
@@ -157,7 +157,7 @@ def _best_and_worst(sources: Sources, judges: Sequence[Judge], said: Sequence[Se
     return {"best": [example(at) for at in best], "worst": [example(at) for at in worst]}
 
 
-def _baseline(sources: Sources, judges: Sequence[Judge]) -> Baseline:
+def _baseline(sources: Sources, judges: Sequence[CaptionJudge]) -> Baseline:
     """Whoever says of every picture what is said most often."""
     often = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
     always = min(often, key=lambda text: (-often[text], text))
@@ -173,7 +173,7 @@ def choose_search(
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     with torch.inference_mode():  # the pictures are seen once, whatever is tried
         seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
-    judges = [Judge(pictures) for pictures in sources.pictures]
+    judges = [CaptionJudge(pictures) for pictures in sources.pictures]
     found: list[tuple[Config, dict[str, float]]] = []
     for beam, penalty in SEARCHES:
         tried = replace(cfg, beam=beam, length_penalty=penalty)

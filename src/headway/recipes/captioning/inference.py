@@ -18,7 +18,7 @@ from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadInput
-from headway.recipes.captioning.beam_search import Said, describe, views
+from headway.recipes.captioning.beam_search import DecodedCaptions, describe, views
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.model import Captioner
@@ -133,7 +133,7 @@ class Predictor:
             said += [self._model.vocabulary.decode(row) for row in rows.tolist()]
         return said
 
-    def described(self, pictures: Sequence[Tensor]) -> Said:
+    def described(self, pictures: Sequence[Tensor]) -> DecodedCaptions:
         """The same as numbers, with how sure it is and where it looked."""
         cfg = self._cfg
         together = views(cfg, torch.stack(list(pictures)))
@@ -187,7 +187,7 @@ It knows the words and the kinds of pictures that it was trained on, and describ
 # Captions for pictures that a server was sent, and where the model looked for each word.
 
 
-class ComputedBy(nn.Module):
+class OnnxEncoder(nn.Module):
     """An encoder that is not torch's to compute."""
 
     def __init__(self, run: Run) -> None:
@@ -212,7 +212,7 @@ class CaptionService:
         return look(self._predictor.model, self._predictor.config)
 
     def use(self, run: Run) -> None:
-        self._predictor.model.encoder = ComputedBy(run)
+        self._predictor.model.encoder = OnnxEncoder(run)
 
     def prepare(self, instance: Instance) -> Tensor:
         return middle_square(PilImage.fromarray(instance["image"]), self._predictor.side)
@@ -223,7 +223,7 @@ class CaptionService:
         said = self._predictor.described(list(prepared))
         return [self._explained(said, row) for row in range(len(prepared))]
 
-    def _explained(self, said: Said, row: int) -> Answer:
+    def _explained(self, said: DecodedCaptions, row: int) -> Answer:
         numbers = [number for number in said.words[row].tolist() if number not in (PAD, END)]
         words = [self._predictor.word(number) for number in numbers]
         looks = [None] * len(words) if said.looks is None else [_grid(cells) for cells in said.looks[row]]
@@ -234,7 +234,7 @@ class CaptionService:
             "alternatives": self._alternatives(said, row),
         }
 
-    def _alternatives(self, said: Said, row: int) -> list[Answer]:
+    def _alternatives(self, said: DecodedCaptions, row: int) -> list[Answer]:
         """All that the search kept to the end, the best first, with the probability of each as a whole."""
         if said.kept is None or said.kept_log_probability is None:
             return []

@@ -74,7 +74,7 @@ def _convolution(channels: int, out: int, size: int, *, stride: int = 1) -> tupl
 # An encoder with published weights, as a captioner uses it: frozen until it is told to learn.
 
 
-class Published(nn.Module):
+class PretrainedEncoder(nn.Module):
     """Bytes (n, 3, side, side) to a grid (n, cells, channels)."""
 
     def __init__(self, cfg: Config, *, weights: bool = True) -> None:
@@ -129,7 +129,7 @@ class Captioner(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
         self.label_smoothing = cfg.label_smoothing
-        self.encoder: Any = Cnn(cfg) if cfg.encoder == "cnn" else Published(cfg, weights=fresh)
+        self.encoder: Any = Cnn(cfg) if cfg.encoder == "cnn" else PretrainedEncoder(cfg, weights=fresh)
         self.decoder = DECODERS[cfg.decoder](cfg, len(vocabulary), self.encoder.cells, self.encoder.channels)
 
     def see(self, pictures: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from headway.recipes.captioning.vocabulary import START
 SAID = "said"  # how many words there are so far, where the state grows with them
 
 
-class See(nn.Module):
+class EncoderGraph(nn.Module):
     """A picture, to the scores of the first word and the state after it was asked for."""
 
     def __init__(self, model: Captioner) -> None:
@@ -33,7 +33,7 @@ class See(nn.Module):
         return scores[:, 0], *leaves(state)
 
 
-class Say(nn.Module):
+class DecoderGraph(nn.Module):
     """The last word and the state, to the scores of the next word and what of the state has changed."""
 
     def __init__(self, model: Captioner, like: Any, changing: list[bool]) -> None:
@@ -64,14 +64,14 @@ def graphs(model: Captioner, cfg: Config) -> list[Graph]:
     }
     see = Graph(
         name="see",
-        module=See(model),
+        module=EncoderGraph(model),
         inputs={"picture": picture},
         outputs=("scores", *names),
         about="an RGB picture, its middle square, to the scores of the first word; words are in vocabulary.json",
     )
     say = Graph(
         name="say",
-        module=Say(model, first, changing),
+        module=DecoderGraph(model, first, changing),
         inputs={"word": word, **dict(zip(names, after, strict=True))},
         outputs=("scores", *(f"next_{name}" for name, changes in zip(names, changing, strict=True) if changes)),
         dynamic={name: dims for name, dims in grows.items() if dims},

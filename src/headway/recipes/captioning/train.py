@@ -20,7 +20,7 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import Batch, Sources, TrainingFeed, load, seen, vocabulary
 from headway.recipes.captioning.evaluate import Validation
 from headway.recipes.captioning.inference import bundle
-from headway.recipes.captioning.model import Captioner, Published
+from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.recipes.captioning.vocabulary import END, PAD, START
 from headway.training import Run
 
@@ -37,7 +37,7 @@ from headway.training import Run
 _END: Final = " <end>"  # a word like others: a caption that breaks off scores less than one that ends
 
 
-class Critic:
+class SelfCriticalLoss:
     """Scores captions of the training pictures; the references are tokenised and counted once."""
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
@@ -125,7 +125,7 @@ def train(run: Run, cfg: Config) -> None:
             run.log(loss=loss_sum / count, lr=schedule.get_last_lr()[0])
         judge()
     if cfg.self_critical_epochs:
-        critic = Critic(cfg, feed.sources)
+        critic = SelfCriticalLoss(cfg, feed.sources)
         for epoch in run.epochs(cfg.self_critical_epochs):
             _prepare(cfg, model, cfg.epochs + epoch)
             for batch in run.steps(feed):
@@ -138,7 +138,7 @@ def train(run: Run, cfg: Config) -> None:
 
 def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
     """The encoder's weights learn more slowly than the rest, or not at all."""
-    if not isinstance(model.encoder, Published):
+    if not isinstance(model.encoder, PretrainedEncoder):
         return [{"params": list(model.parameters()), "lr": lr}]
     groups = [{"params": list(model.decoder.parameters()), "lr": lr}]
     if cfg.finetune_from is not None:
@@ -149,7 +149,7 @@ def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
 def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
     """What changes from epoch to epoch. A function of the epoch alone, so that a resumed run does the same."""
     model.train()
-    if isinstance(model.encoder, Published) and cfg.finetune_from is not None and epoch >= cfg.finetune_from:
+    if isinstance(model.encoder, PretrainedEncoder) and cfg.finetune_from is not None and epoch >= cfg.finetune_from:
         model.encoder.learn()
     model.decoder.own_words = (1 - cfg.teacher_forcing) * min(1.0, epoch / max(1, cfg.epochs - 1))
 

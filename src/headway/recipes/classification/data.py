@@ -22,7 +22,7 @@ from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
 from headway.data.dataset.open import open_sources
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import shard_bytes
-from headway.data.loading.loader import PictureFeed, Weighted
+from headway.data.loading.loader import PictureFeed, WeightedSource
 from headway.data.loading.transforms import Augment
 from headway.data.synthetic import leaves
 from headway.recipes.classification.config import Config
@@ -39,7 +39,7 @@ class Labelled:
     """A split: pictures, each of one class."""
 
     name: str
-    sources: Sequence[Weighted]
+    sources: Sequence[WeightedSource]
     classes: tuple[str, ...]
     side: int  # of the pictures as they are read, in pixels
     kept: Any = None  # a temporary folder lives as long as this
@@ -142,7 +142,7 @@ def _prepared(source: str, cfg: Config, cache: Cache | None) -> str:
     """The source itself where it is prepared data, else the shards made of it, by whichever process comes first."""
     if not source.startswith(("http://", "https://")) and _is_prepared(source):
         return source
-    from headway.data.prepare.pipeline import Wishes, prepare
+    from headway.data.prepare.pipeline import PrepareOptions, prepare
 
     rest = (1 - cfg.train_share) / 2
     splits = {"train": cfg.train_share, "val": rest, "test": rest}
@@ -152,7 +152,14 @@ def _prepared(source: str, cfg: Config, cache: Cache | None) -> str:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_prepared(str(folder)):
-            prepare(source, str(folder), size=cfg.image_size, encoding="raw", workers=1, wishes=Wishes(splits=splits))
+            prepare(
+                source,
+                str(folder),
+                size=cfg.image_size,
+                encoding="raw",
+                workers=1,
+                wishes=PrepareOptions(splits=splits),
+            )
     return str(folder)
 
 
@@ -183,7 +190,7 @@ def _drawn(cfg: Config, source: Source, split: str) -> Labelled:
     pixels = np.stack([leaves.draw(drawn_as, index) for index in range(count)])
     labels = [leaves.label(drawn_as, index) for index in range(count)]
     kept, rows = _as_shards(f"{LEAVES} ({drawn_as})", drawn_as, pixels, labels, leaves.CLASSES)
-    return Labelled(f"{LEAVES} ({drawn_as})", [Weighted(rows)], leaves.CLASSES, leaves.SIDE, kept)
+    return Labelled(f"{LEAVES} ({drawn_as})", [WeightedSource(rows)], leaves.CLASSES, leaves.SIDE, kept)
 
 
 def _in_memory(read: Labelled) -> Labelled:
@@ -197,7 +204,7 @@ def _in_memory(read: Labelled) -> Labelled:
         labels = source.rows.integers("label").tolist()
         folder, rows = _as_shards(source.rows.url, source.rows.split, pixels[first:last], labels, read.classes)
         kept.append(folder)
-        sources.append(Weighted(rows, source.weight))
+        sources.append(WeightedSource(rows, source.weight))
         first = last
     return replace(read, sources=sources, kept=kept)
 

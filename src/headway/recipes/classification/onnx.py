@@ -10,7 +10,7 @@ from headway.recipes.classification.config import Config
 from headway.recipes.classification.model import Classifier
 
 
-class Asked(nn.Module):
+class ProbabilityGraph(nn.Module):
     """Probabilities, in the order of classes.json."""
 
     def __init__(self, model: Classifier) -> None:
@@ -26,7 +26,7 @@ def graphs(model: Classifier, cfg: Config) -> list[Graph]:
     return [
         Graph(
             name="classifier",
-            module=Asked(model.eval()),
+            module=ProbabilityGraph(model.eval()),
             inputs={"picture": _pictures(cfg, 2)},
             outputs=("probabilities",),
             dynamic={"picture": {0: BATCH}},

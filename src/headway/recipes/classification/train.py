@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.artifacts.best_scores import BestScores
+from headway.artifacts.checkpoint_model import BestScores
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, augmentation, check_classes, load
 from headway.recipes.classification.evaluate import validate

@@ -21,9 +21,8 @@ from torch.nn import functional
 from headway.core.errors import BadInput
 from headway.data.dataset.manifest import Manifest
 from headway.data.dataset.open import open_sources
-from headway.data.loading.loader import PictureFeed, Weighted
-from headway.data.loading.partition import Filler, share
-from headway.data.loading.sampler import Order, Pool, balanced
+from headway.data.loading.loader import PictureFeed, WeightedSource
+from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, balanced, share
 from headway.data.loading.transforms import Augment
 from headway.data.readers.graded_pairs import TARGETS
 from headway.data.synthetic import cards
@@ -253,7 +252,7 @@ class Drawn:
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
 
 
-def _damage(face: cards.Face) -> tuple[float, float, float]:
+def _damage(face: cards.CardSide) -> tuple[float, float, float]:
     return face.whitened, abs(face.across), abs(face.down)
 
 
@@ -265,10 +264,10 @@ class CardFeed:
     def __init__(self, table: _Table, cfg: Config, *, training: bool, seed: int, words: str) -> None:
         count = len(table.label)
         rows = np.arange(count)
-        pools = [Pool(range(count), 1.0)]
+        pools = [SampleGroup(range(count), 1.0)]
         if training and cfg.use_sampler:
             pools = balanced(rows, table.label.numpy(), power=ROOT_OF_FREQUENCY)
-        self._order = Order(pools, count, shuffle=training)
+        self._order = SampleOrder(pools, count, shuffle=training)
         self._table, self._single, self._training, self.seed = table, cfg.views == "single", training, seed
         self._batch = min(cfg.batch_size if training else _EVALUATED, count)
         self._augment = augmentation(cfg) if training else None
@@ -279,7 +278,7 @@ class CardFeed:
         """Whole batches while training; all things otherwise."""
         return len(self._order) // self._batch if self._training else -(-len(self._order) // self._batch)
 
-    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | Filler:
+    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | PaddingBatch:
         first = step * self._batch
         start, stop = share(min(self._batch, len(self._order) - first), part, parts)
         places = np.arange(first + start, max(first + stop, first + start + 1))
@@ -294,7 +293,7 @@ class CardFeed:
             made["front"] = self._table.front[rows]
         if self._augment is not None:
             made["draws"] = self._augment.draw(self.seed, epoch, places)
-        return made if stop > start else Filler(made)
+        return made if stop > start else PaddingBatch(made)
 
 
 # Prepared shards
@@ -304,7 +303,7 @@ class Prepared:
     """What `headway data prepare` made of graded pairs, or of a table of graded pictures."""
 
     def __init__(self, cfg: Config, sources: Sequence[Source], split: str, cache: Cache | None) -> None:
-        self._sources: list[Weighted] = open_sources(sources, split, cache=cache)
+        self._sources: list[WeightedSource] = open_sources(sources, split, cache=cache)
         self.name = ", ".join(f"{source.source} ({source.split or split})" for source in sources)
         manifest = self._sources[0].rows.manifest
         if manifest.task != "grades":
@@ -373,9 +372,9 @@ class ShardFeed:
     def __len__(self) -> int:
         return len(self._inner)
 
-    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | Filler:
+    def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | PaddingBatch:
         found = self._inner.batch(epoch, step, part, parts)
-        return Filler(self._renamed(found.batch)) if isinstance(found, Filler) else self._renamed(found)
+        return PaddingBatch(self._renamed(found.batch)) if isinstance(found, PaddingBatch) else self._renamed(found)
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
         return self._inner.indices(epoch, step, part, parts)

@@ -12,7 +12,7 @@ from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import Grader
 
 
-class Asked(nn.Module):
+class ProbabilityGraph(nn.Module):
     """What a program that uses the graph wants to know: probabilities, and the grade itself."""
 
     def __init__(self, model: Grader) -> None:
@@ -30,7 +30,7 @@ def graphs(model: Grader, cfg: Config) -> list[Graph]:
     return [
         Graph(
             name="grader",
-            module=Asked(model.eval()),
+            module=ProbabilityGraph(model.eval()),
             inputs={name: _pictures(cfg, 2) for name in names},
             outputs=("probabilities", "grade"),
             dynamic={name: {0: BATCH} for name in names},

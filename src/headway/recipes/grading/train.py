@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from headway.artifacts.best_scores import BestScores
+from headway.artifacts.checkpoint_model import BestScores
 from headway.backbones import Freeze
 from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.core.progress import tell
 from headway.data.tokenizers import END, PAD, START, UNKNOWN
-from headway.recipes.translation.model import Memory, Translator
+from headway.recipes.translation.model import DecoderCache, Translator
 
 _NEVER = (PAD, START, UNKNOWN)  # what no translation says
 _MORE = 10  # tokens that a short sentence may grow by
@@ -66,7 +66,7 @@ def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
     )
 
 
-def _extended(model: Translator, beams: _Beams, memory: Memory, penalty: float) -> tuple[_Beams, Memory]:
+def _extended(model: Translator, beams: _Beams, memory: DecoderCache, penalty: float) -> tuple[_Beams, DecoderCache]:
     """Every candidate by one token, and the best of what comes out, by log-probability / tokens ^ penalty."""
     count, beam, spoken = beams.said.shape
     last = beams.said[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.said.device)
@@ -94,7 +94,7 @@ def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
     return gains
 
 
-def _going_on(beams: _Beams, memory: Memory, kept: Tensor) -> tuple[_Beams, Memory]:
+def _going_on(beams: _Beams, memory: DecoderCache, kept: Tensor) -> tuple[_Beams, DecoderCache]:
     rows = kept[:, None].expand(beams.ended.shape).flatten().nonzero()[:, 0]
     sentences = kept.nonzero()[:, 0]
     return _Beams(*(part[sentences] for part in beams)), memory.of(rows, sentences)

@@ -16,7 +16,7 @@ from headway.data.dataset.manifest import NAME, Column, Manifest, ShardFile
 from headway.data.dataset.open import open_sources
 from headway.data.dataset.rows import Rows
 from headway.data.dataset.shards import shard_bytes
-from headway.data.loading.loader import Joined, Weighted
+from headway.data.loading.loader import ConcatDataset, WeightedSource
 from headway.data.loading.text import SentenceFeed
 from headway.data.synthetic import phrases
 from headway.data.tokenizers import BpeTokenizer
@@ -38,7 +38,7 @@ class Pairs:
     """A split: sentences with their translations, and the subwords that both are written in."""
 
     name: str
-    sources: Sequence[Weighted]
+    sources: Sequence[WeightedSource]
     tokenizer: BpeTokenizer
     held_out: NDArray[np.bool_] | None = None  # pairs with combinations that training never showed
     kept: Any = None  # the temporary folder of made-up ones lives as long as this
@@ -52,7 +52,7 @@ class Pairs:
 
     def texts(self, side: str) -> list[str]:
         """All sentences of one side, `source` or `target`, in order."""
-        places = Joined(self.sources).places(np.arange(len(self)))
+        places = ConcatDataset(self.sources).places(np.arange(len(self)))
         return [shard.cells(side)[row] for shard, row in places]
 
 
@@ -94,7 +94,7 @@ def named(data: Data, split: str) -> tuple[Source, ...]:
     return train or (Source(source=PHRASES),)
 
 
-def _shared_tokenizer(sources: Sequence[Weighted]) -> BpeTokenizer:
+def _shared_tokenizer(sources: Sequence[WeightedSource]) -> BpeTokenizer:
     """Numbers mean the same in all sources, or they cannot be read together."""
     texts = {source.rows.url: _tokenizer_of(source.rows.url) for source in sources}
     (first, text), *others = texts.items()
@@ -133,7 +133,7 @@ def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
     kept = tempfile.TemporaryDirectory(prefix="headway-phrases-")
     _write(Path(kept.name), wanted, made, tokenizer)
     held_out = np.array([pair.held_out for pair in made])
-    return Pairs(f"{PHRASES} ({wanted})", [Weighted(Rows(kept.name, wanted))], tokenizer, held_out, kept)
+    return Pairs(f"{PHRASES} ({wanted})", [WeightedSource(Rows(kept.name, wanted))], tokenizer, held_out, kept)
 
 
 def _write(folder: Path, split: str, made: Sequence[phrases.Pair], tokenizer: BpeTokenizer) -> None:

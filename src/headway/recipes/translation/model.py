@@ -71,7 +71,7 @@ class Heads(NamedTuple):
     values: Tensor
 
 
-class Memory(NamedTuple):
+class DecoderCache(NamedTuple):
     """What writing goes on from: of each layer, the heads of the sentence and of what each row has written so far."""
 
     read: tuple[Heads, ...]
@@ -79,14 +79,14 @@ class Memory(NamedTuple):
     written: tuple[Heads, ...]
     length: int
 
-    def of(self, rows: Tensor, sentences: Tensor | None = None) -> Memory:
+    def of(self, rows: Tensor, sentences: Tensor | None = None) -> DecoderCache:
         """Of other rows, and other sentences where they are given: what a search does that drops and doubles."""
         written = tuple(Heads(keys[rows], values[rows]) for keys, values in self.written)
         if sentences is None:
             return self._replace(written=written)
         read = tuple(Heads(keys[sentences], values[sentences]) for keys, values in self.read)
         visible = None if self.visible is None else self.visible[sentences]
-        return Memory(read, visible, written, self.length)
+        return DecoderCache(read, visible, written, self.length)
 
 
 class Attention(nn.Module):
@@ -284,12 +284,12 @@ class Translator(nn.Module):
         sentences = self.encoded(x)
         return tuple(layer.reading.read(sentences) for layer in self.decoder)  # type: ignore[operator,union-attr]
 
-    def read(self, source: Tensor) -> Memory:
+    def read(self, source: Tensor) -> DecoderCache:
         """The sentences (rows, length), read; nothing is written yet."""
         read, visible = self._read(source)
-        return Memory(read, visible, (), 0)
+        return DecoderCache(read, visible, (), 0)
 
-    def write(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def write(self, words: Tensor, memory: DecoderCache) -> tuple[Tensor, DecoderCache]:
         """Scores of the token after `words`, one a row, and the memory with them."""
         x = self._embedded(self._target, words[:, None], memory.length)
         written = []

@@ -16,7 +16,7 @@ from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Heads, Translator
 
 
-class Reads(nn.Module):
+class EncoderGraph(nn.Module):
     """Keys and values of the sentences, (layers, sentences, heads, tokens, width of a head) each."""
 
     def __init__(self, model: Translator) -> None:
@@ -28,7 +28,7 @@ class Reads(nn.Module):
         return torch.stack([each.keys for each in heads]), torch.stack([each.values for each in heads])
 
 
-class Writes(nn.Module):
+class DecoderGraph(nn.Module):
     """Log-probabilities of the token after `written`, which begins with <start>."""
 
     def __init__(self, model: Translator) -> None:
@@ -48,7 +48,7 @@ def _visible(source: Tensor) -> Tensor:
 
 def graphs(model: Translator, cfg: Config) -> list[Graph]:
     """`reads` once a sentence, then `writes` once a token."""
-    reads, writes = Reads(model.eval()), Writes(model)
+    reads, writes = EncoderGraph(model.eval()), DecoderGraph(model)
     first, second = _example(len(model.tokenizer), 2, 7, 4), _example(len(model.tokenizer), 3, 9, 5)
     length = {0: BATCH, 1: "length"}
     heads = {1: BATCH, 3: "length"}
@@ -74,7 +74,7 @@ def graphs(model: Translator, cfg: Config) -> list[Graph]:
     ]
 
 
-def _asked(reads: Reads, source: Tensor, written: Tensor) -> dict[str, Tensor]:
+def _asked(reads: EncoderGraph, source: Tensor, written: Tensor) -> dict[str, Tensor]:
     with torch.no_grad():
         keys, values = reads(source)
     return {"source": source, "keys": keys, "values": values, "written": written}

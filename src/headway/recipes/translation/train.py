@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headway.artifacts.best_scores import BestScores
+from headway.artifacts.checkpoint_model import BestScores
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import check_alike, load
 from headway.recipes.translation.evaluate import validate

@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.errors import BadInput, HeadwayError, TargetError
 from headway.serving.deploy import vertex
 from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
-from headway.targets.vertex.client import OVERRIDES, Client, Gone, Refused
+from headway.targets.vertex.client import OVERRIDES, ApiError, Client, NotFound
 
 LOOK_S = 3.0
 READY_S = 1800.0  # a first machine with a GPU and a large image takes its time
@@ -45,8 +45,8 @@ class Cloud(Client):
         """The shared words for refusals speak of Vertex AI: Cloud Run's are mended here."""
         try:
             return asked()
-        except Refused as error:
-            if "aiplatform" in url or isinstance(error, Gone) or "/locations/" in url:
+        except ApiError as error:
+            if "aiplatform" in url or isinstance(error, NotFound) or "/locations/" in url:
                 raise
             what = error.problem.what.replace("Vertex AI", "Cloud Run")
             fix = error.problem.fix.replace("aiplatform.googleapis.com logging", "run.googleapis.com logging")
@@ -92,7 +92,7 @@ def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
     """The service by that name; None where there is none. One that somebody else made is left alone."""
     try:
         found = cloud.look(one)
-    except Gone:
+    except NotFound:
         return None
     if found["metadata"].get("labels", {}).get(LABEL) != name:
         raise BadInput(f"there is a service {name} already, which Headway did not make", fix="another --name")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Problem
 from headway.packaging import reference, requirements
-from headway.packaging.engine import Engine, Refusal, refusal
+from headway.packaging.engine import Engine, EngineError, refusal
 from headway.spec.serialize import dump
 from headway.storage.secrets import parse
 from headway.targets.docker.options import Options
@@ -68,7 +68,7 @@ def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
         return
     try:
         known = _info(options, engine)
-    except Refusal as error:
+    except EngineError as error:
         yield error.problem
         return
     if options.user == "me" and os.getuid() and "name=rootless" in (known.get("SecurityOptions") or ()):

@@ -24,7 +24,7 @@ from headway.targets.docker.options import Options
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
-    from headway.rundir.owner import Owner
+    from headway.rundir.submission import Owner
 
 
 # Which folders of this machine a container sees, as the words of `docker create`. Pure.

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.core import processes
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
-from headway.packaging.engine import ANSWER_S, Engine, Gone, Refusal
+from headway.packaging.engine import ANSWER_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
 from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s
 from headway.storage import same_place
@@ -24,7 +24,7 @@ _LOOKS = 5  # something may vanish between being listed and being looked at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thing:
+class DockerResource:
     """A container or a network that carries our label."""
 
     kind: str
@@ -48,18 +48,18 @@ class Thing:
         return self.state in ("running", "paused", "restarting")
 
 
-def containers(engine: Engine, command: str, url: str | None = None) -> list[Thing]:
+def containers(engine: Engine, command: str, url: str | None = None) -> list[DockerResource]:
     """Those of one run, or of all, by node."""
     found = [_container(item) for item in _listed(engine, [command, "container"], ["ls", "--all", "--no-trunc"])]
     return sorted(_of(found, url), key=lambda thing: (thing.url, thing.node))
 
 
-def networks(engine: Engine, command: str, url: str | None = None) -> list[Thing]:
+def networks(engine: Engine, command: str, url: str | None = None) -> list[DockerResource]:
     found = [_network(item) for item in _listed(engine, [command, "network"], ["ls", "--no-trunc"])]
     return _of(found, url)
 
 
-def _of(things: list[Thing], url: str | None) -> list[Thing]:
+def _of(things: list[DockerResource], url: str | None) -> list[DockerResource]:
     return [thing for thing in things if thing.run and (url is None or same_place(thing.url, url))]
 
 
@@ -71,15 +71,15 @@ def _listed(engine: Engine, noun: list[str], ls: list[str]) -> list[dict[str, An
         try:
             found: list[dict[str, Any]] = json.loads(engine([*noun, "inspect", *ids]))
             return found
-        except Gone:
+        except NotFound:
             continue
     return []
 
 
-def _container(item: Mapping[str, Any]) -> Thing:
+def _container(item: Mapping[str, Any]) -> DockerResource:
     state, labels = item["State"], item["Config"].get("Labels") or {}
     trouble = "out of memory" if state.get("OOMKilled") else str(state.get("Error") or "")
-    return Thing(
+    return DockerResource(
         kind="container",
         id=item["Id"],
         name=str(item["Name"]).lstrip("/"),
@@ -91,9 +91,9 @@ def _container(item: Mapping[str, Any]) -> Thing:
     )
 
 
-def _network(item: Mapping[str, Any]) -> Thing:
+def _network(item: Mapping[str, Any]) -> DockerResource:
     plain = {key.lower(): value for key, value in item.items()}  # podman writes its keys small
-    return Thing(kind="network", id=plain["id"], name=plain["name"], **_labels(plain.get("labels") or {}))
+    return DockerResource(kind="network", id=plain["id"], name=plain["name"], **_labels(plain.get("labels") or {}))
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def remove(engine: Engine, command: str, url: str) -> None:
             try:
                 _unless_gone(engine, [command, "network", "rm", thing.id])
                 break
-            except Refusal:
+            except EngineError:
                 if time.monotonic() > limit:
                     break  # a second look finds it, and the receipt says so
                 time.sleep(LOOK_S)
@@ -180,9 +180,9 @@ def _await_the_end(engine: Engine, command: str, url: str, within_s: float) -> N
 def _unless_gone(engine: Engine, argv: list[str], within_s: float = ANSWER_S) -> None:
     try:
         engine(argv, within_s=within_s)
-    except Gone:
+    except NotFound:
         pass
 
 
-def _things(engine: Engine, command: str, url: str) -> list[Thing]:
+def _things(engine: Engine, command: str, url: str) -> list[DockerResource]:
     return [*containers(engine, command, url), *networks(engine, command, url)]

@@ -17,16 +17,15 @@ from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging import build
 from headway.packaging.code import package
 from headway.packaging.dockerfile import of_plan
-from headway.packaging.engine import Engine, Refusal, Taken
+from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
 from headway.packaging.ignore import left_out
 from headway.rundir.accounting import remainder, spent_s
 from headway.rundir.layout import RunFolder
 from headway.rundir.logs import tail
-from headway.rundir.owner import owner
 from headway.rundir.status import (
-    Evidence,
-    Watch,
+    StatusInputs,
+    StatusPoller,
     about_key_files,
     evidence,
     folder_of,
@@ -35,13 +34,14 @@ from headway.rundir.status import (
     said_farewell,
     unwritable,
 )
+from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import resolve
 from headway.targets.docker import checks, render, secrets
 from headway.targets.docker import resources as docker_resources
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import KIND
-from headway.targets.docker.resources import Thing
+from headway.targets.docker.resources import DockerResource
 from headway.targets.local import spawn
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class DockerTarget:
         return Handle(target=plan.target, run=run, url=url, details=details)
 
     def status(self, handle: Handle) -> Status:
-        return self._status(handle, Watch(folder_of(handle)))
+        return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         over = self._over(handle) if follow else None
@@ -136,7 +136,7 @@ class DockerTarget:
             docker_resources.remove(self.engine, self.options.command, url)
             secrets.clear(url)
 
-    def _containers(self, url: str) -> list[Thing]:
+    def _containers(self, url: str) -> list[DockerResource]:
         return docker_resources.containers(self.engine, self.options.command, url)
 
     def _bring_image(self, plan: Plan, outputs: str) -> None:
@@ -158,7 +158,7 @@ class DockerTarget:
                 _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
             secrets.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
-    def _start(self, plan: Plan, run: str, url: str) -> list[Thing]:
+    def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
         # The label counts each start anew: it is given what is left of the budget.
         limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
         us = owner()
@@ -166,11 +166,11 @@ class DockerTarget:
         for request in render.gang(plan, self.options):
             try:
                 self.engine(render.filled(request.body["argv"], run, us, expires))
-            except Taken:
+            except AlreadyExists:
                 raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
 
-    def _status(self, handle: Handle, watch: Watch) -> Status:
+    def _status(self, handle: Handle, watch: StatusPoller) -> Status:
         if _elsewhere(handle):
             return watch.status()
         found = evidence(folder_of(handle))
@@ -184,23 +184,23 @@ class DockerTarget:
         found = evidence(folder_of(handle))
         return found.farewell or Status(state=State.LOST, reason=self._why_lost(found, things))
 
-    def _why_lost(self, found: Evidence, things: list[Thing]) -> str:
+    def _why_lost(self, found: StatusInputs, things: list[DockerResource]) -> str:
         if not things:
             return "its containers are gone without a last word" if found.started else "was never started"
         gone = "; ".join(_end(thing) for thing in things)
         said = "" if found.started else self._last_line(things[0])
         return gone + (f"; it last said: {said}" if said else "")
 
-    def _last_line(self, thing: Thing) -> str:
+    def _last_line(self, thing: DockerResource) -> str:
         try:
             said = self.engine([self.options.command, "logs", "--tail", "5", thing.id])
-        except Refusal:  # a log driver that cannot be read: a nicety is missing, not the answer
+        except EngineError:  # a log driver that cannot be read: a nicety is missing, not the answer
             return ""
         return next((line.strip()[:300] for line in reversed(said.splitlines()) if line.strip()), "")
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Whether the run has ended. The daemon and the folder are asked now and then."""
-        watch, looked = Watch(folder_of(handle)), -LOOK_S
+        watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
 
         def over() -> bool:
             nonlocal looked
@@ -235,17 +235,17 @@ def _elsewhere(handle: Handle) -> str:
     return "" if host == socket.gethostname() else host
 
 
-def _label(thing: Thing) -> dict[str, str]:
+def _label(thing: DockerResource) -> dict[str, str]:
     return {"expires": thing.expires, "owner": thing.owner, "owner_name": thing.owner_name}
 
 
-def _reason(things: list[Thing]) -> str:
+def _reason(things: list[DockerResource]) -> str:
     live, gone = [thing for thing in things if thing.live], [thing for thing in things if not thing.live]
     ended = [_end(thing) for thing in gone if thing.state != "created"]
     return "; ".join([", ".join(map(str, live)), *ended]) if live else ""
 
 
-def _end(thing: Thing) -> str:
+def _end(thing: DockerResource) -> str:
     if thing.state == "created":
         return f"node {thing.node} was never started"
     why = f", {thing.trouble}" if thing.trouble else ""

@@ -28,7 +28,7 @@ MERGE = "application/merge-patch+json"
 _BUSY = (429, 500, 502, 503, 504)
 
 
-class Refusal(TargetError):
+class ApiError(TargetError):
     """The cluster said no. `code` is HTTP's, `said` its own word."""
 
     def __init__(self, what: str, *, code: int = 0, said: str = "", where: str = "", fix: str = "") -> None:
@@ -36,19 +36,19 @@ class Refusal(TargetError):
         self.code, self.said = code, said
 
 
-class Gone(Refusal):
+class NotFound(ApiError):
     """There is no such object, or no such kind of object."""
 
 
-class Taken(Refusal):
+class AlreadyExists(ApiError):
     """An object of that name is there already."""
 
 
-class Forbidden(Refusal):
+class Forbidden(ApiError):
     """We may not do that."""
 
 
-class Unreachable(Refusal):
+class Unreachable(ApiError):
     """No cluster answers."""
 
 
@@ -80,7 +80,7 @@ class Client:
         for attempt in range(1, tries + 1):
             try:
                 return self._once(method, path, query, body)
-            except Refusal as error:
+            except ApiError as error:
                 passing = error.code in _BUSY or (isinstance(error, Unreachable) and error.code == 0)
                 if not passing or attempt == tries:
                     raise
@@ -211,7 +211,7 @@ class Client:
             _load(context, certificate, key)
         return context
 
-    def _unreachable(self, error: Exception) -> Refusal:
+    def _unreachable(self, error: Exception) -> ApiError:
         access = self._known()
         said = str(error) or type(error).__name__
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -237,7 +237,7 @@ class _Named(http.client.HTTPSConnection):
         self.sock = self._tls_context.wrap_socket(self.sock, server_hostname=self._name)
 
 
-def refusal(code: int, content: bytes, asked: str, where: str) -> Refusal:
+def refusal(code: int, content: bytes, asked: str, where: str) -> ApiError:
     """What a cluster answered when it did not do what was asked."""
     try:
         status = json.loads(content)
@@ -247,15 +247,15 @@ def refusal(code: int, content: bytes, asked: str, where: str) -> Refusal:
         status = {}
     reason = str(status.get("reason", "")) if isinstance(status, dict) else ""
     if code == 404:
-        return Gone(said or f"{asked}: not there", code=code, said=said, where=where)
+        return NotFound(said or f"{asked}: not there", code=code, said=said, where=where)
     if code == 409 and reason in ("AlreadyExists", ""):
-        return Taken(said, code=code, said=said, where=where)
+        return AlreadyExists(said, code=code, said=said, where=where)
     if code == 401:
         fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
-        return Refusal("the cluster does not know who we are", code=code, said=said, where=where, fix=fix)
+        return ApiError("the cluster does not know who we are", code=code, said=said, where=where, fix=fix)
     if code == 403:
         return Forbidden(said, code=code, said=said, where=where, fix=_permission(said))
-    return Refusal(f"the cluster refuses {asked}: {said or code}", code=code, said=said, where=where)
+    return ApiError(f"the cluster refuses {asked}: {said or code}", code=code, said=said, where=where)
 
 
 def _permission(said: str) -> str:
@@ -336,7 +336,7 @@ def scale(api: Api, kind: str, namespace: str, name: str, replicas: int) -> None
 def read(api: Api, kind: str, namespace: str, name: str) -> Object | None:
     try:
         return api("GET", path(kind, namespace, name))
-    except Gone:
+    except NotFound:
         return None
 
 
@@ -349,7 +349,7 @@ def delete(
         options["gracePeriodSeconds"] = grace_s
     try:
         api("DELETE", path(kind, namespace, name), body=options)
-    except Gone:
+    except NotFound:
         pass
 
 
@@ -360,7 +360,7 @@ def listed(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> li
     while True:
         try:
             answer = api("GET", path(kind, namespace), query=query)
-        except Gone:
+        except NotFound:
             return found
         found += [{**item, "kind": kind} for item in answer.get("items") or ()]
         more = answer.get("metadata", {}).get("continue")

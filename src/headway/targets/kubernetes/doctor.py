@@ -11,7 +11,7 @@ from headway.pricing.quote import region_of
 from headway.pricing.table import ACCELERATOR, MACHINE, Price, load
 from headway.storage.secrets import parse
 from headway.targets.kubernetes import client, lifecycle, pod, status
-from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Refusal
+from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.options import Options
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
     """The cluster first: without it nothing else can be asked."""
     try:
         version = api("GET", "/version")
-    except Refusal as error:
+    except ApiError as error:
         yield Finding("bad", str(error.problem.what), error.problem.fix or status.get_credentials(options, context))
         return
     named = f"context {context}" if context else "the cluster"
@@ -52,7 +52,7 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
 def _namespace(api: Api, options: Options) -> bool:
     try:
         api("GET", f"/api/v1/namespaces/{options.namespace}")
-    except Gone:
+    except NotFound:
         return False
     except Forbidden:
         pass  # many may work in a namespace and not look at it
@@ -121,7 +121,7 @@ def _trainer(api: Api, options: Options) -> Iterator[Finding]:
     try:
         api("GET", f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{options.runtime}")
         yield Finding("ok", f"runtime {options.runtime}")
-    except Gone:
+    except NotFound:
         fix = lifecycle.INSTALL_TRAINER.partition(" && ")[2]
         yield Finding("bad", f"there is no ClusterTrainingRuntime {options.runtime}", fix)
     except Forbidden:
@@ -132,7 +132,7 @@ def _running(api: Api, name: str, what: str, fix: str) -> Finding:
     """The operator itself: its version is its image's."""
     try:
         answer = api("GET", "/apis/apps/v1/deployments")
-    except (Forbidden, Gone):
+    except (Forbidden, NotFound):
         return Finding("note", f"{what}; may not look whether its operator runs")
     for item in answer.get("items") or ():
         if item["metadata"]["name"].startswith(name):
@@ -149,7 +149,7 @@ def _running(api: Api, name: str, what: str, fix: str) -> Finding:
 def _crd(api: Api, name: str) -> Object | None:
     try:
         return api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-    except Gone:
+    except NotFound:
         return None
     except Forbidden:
         return {}  # we may not look: a launch finds out
@@ -257,12 +257,12 @@ def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         try:
             api("GET", f"/api/v1/namespaces/{options.namespace}/persistentvolumeclaims/{claim}")
             yield Finding("ok", f"volume claim {claim}")
-        except Gone:
+        except NotFound:
             yield Finding("bad", f"there is no volume claim {claim}", f"kubectl -n {options.namespace} get pvc")
     if options.priority:
         try:
             api("GET", f"/apis/scheduling.k8s.io/v1/priorityclasses/{options.priority}")
-        except Gone:
+        except NotFound:
             yield Finding("bad", f"there is no priority class {options.priority}", "kubectl get priorityclasses")
         except Forbidden:
             pass  # a launch finds out

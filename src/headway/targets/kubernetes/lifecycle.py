@@ -11,13 +11,13 @@ from headway.core.plan import RUN
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
 from headway.rundir.accounting import spent_s
 from headway.rundir.layout import RunFolder
-from headway.rundir.owner import owner
 from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s, said_farewell_or_never_began
+from headway.rundir.submission import owner
 from headway.storage.secrets import resolve
 from headway.targets.kubernetes import admission, client, manifests, status
 from headway.targets.kubernetes import options as kubernetes_options
 from headway.targets.kubernetes import pod as kubernetes_pod
-from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Taken
+from headway.targets.kubernetes.client import AlreadyExists, Api, Forbidden, NotFound, Object
 from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Options, Trainer, selector
 
@@ -111,7 +111,7 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
         _start(api, stroke)
     except BaseException as error:  # Ctrl-C too: half a gang cannot train, but can be billed
         remove(api, options, run, url)
-        if isinstance(error, Taken):
+        if isinstance(error, AlreadyExists):
             raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         raise
     return {
@@ -126,7 +126,7 @@ def installed_trainer(api: Api, options: Options) -> Trainer | None:
     """The release whose TrainJob the cluster has. One that the job names must be that one."""
     try:
         crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{trainjob.CRD}")
-    except Gone:
+    except NotFound:
         raise BadInput("this cluster has no TrainJob", fix=INSTALL_TRAINER) from None
     except Forbidden:
         return options.trainer  # we may not look: the job's word, or the newest
@@ -167,7 +167,7 @@ def _start(api: Api, stroke: Object) -> None:
     """
     try:
         client.change(api, stroke)
-    except Gone:
+    except NotFound:
         what = f"{client.shown(stroke)} took too long to be made, and is gone with its fuse"
         raise TargetError(what, fix="once more, nearer to the cluster") from None
 
@@ -184,7 +184,7 @@ def _require_free(api: Api, options: Options, run: str, url: str) -> None:
     kind = manifests.WORKLOAD[options.engine]
     try:
         there = client.read(api, kind, options.namespace, run)
-    except Gone:
+    except NotFound:
         there = None
     if there is None:
         return

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import HeadwayError, UnknownRun
 from headway.core.types import State
 from headway.targets.kubernetes import client, kubeconfig
-from headway.targets.kubernetes.client import Client, Forbidden, Object, Refusal
+from headway.targets.kubernetes.client import ApiError, Client, Forbidden, Object
 from headway.targets.kubernetes.entry import use_secrets
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Watched:
+class ReaperConfig:
     """What is guarded, and for how long."""
 
     url: str
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guard(
-    watched: Watched,
+    watched: ReaperConfig,
     api: Client,
     *,
     wait: Callable[[], bool],
@@ -76,13 +76,13 @@ def guard(
                 return 0
             if found is not None and "deletionTimestamp" not in found["metadata"]:
                 _tend(watched, api, found, say)
-        except Refusal as error:  # the cluster is upgraded, say, or our rights are still on their way
+        except ApiError as error:  # the cluster is upgraded, say, or our rights are still on their way
             say(str(error.problem.what))
         if wait():
             return 143
 
 
-def _tend(watched: Watched, api: Client, found: Object, say: Callable[[str], None]) -> None:
+def _tend(watched: ReaperConfig, api: Client, found: Object, say: Callable[[str], None]) -> None:
     """End it where it must end; else call its workers, once: whoever changes their number later has a reason."""
     why = reason(watched, _age_s(found, api), say)
     if why:
@@ -93,7 +93,7 @@ def _tend(watched: Watched, api: Client, found: Object, say: Callable[[str], Non
         client.scale(api, "StatefulSet", watched.namespace, watched.name, watched.workers)
 
 
-def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
+def reason(watched: ReaperConfig, age_s: float, say: Callable[[str], None]) -> str:
     """Why it must end now; empty where it may go on. A store that cannot be read ends nothing before its time."""
     if watched.lifetime_s is not None and age_s > watched.lifetime_s:
         return f"its time of {watched.lifetime_s:g} s is up"
@@ -109,7 +109,7 @@ def reason(watched: Watched, age_s: float, say: Callable[[str], None]) -> str:
         return ""
 
 
-def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
+def _by_folder(watched: ReaperConfig, age_s: float, folder: RunFolder) -> str:
     from headway.rundir.layout import STOP
     from headway.rundir.status import evidence
 
@@ -123,7 +123,7 @@ def _by_folder(watched: Watched, age_s: float, folder: RunFolder) -> str:
     return ""
 
 
-def _set(watched: Watched, api: Client) -> Object | None:
+def _set(watched: ReaperConfig, api: Client) -> Object | None:
     try:
         return client.read(api, "StatefulSet", watched.namespace, watched.name)
     except Forbidden:
@@ -136,7 +136,7 @@ def _age_s(found: Object, api: Client) -> float:
     return (parsedate_to_datetime(api.date) - born).total_seconds()
 
 
-def _arguments(arguments: Sequence[str] | None) -> Watched:
+def _arguments(arguments: Sequence[str] | None) -> ReaperConfig:
     parser = argparse.ArgumentParser(prog="python -m headway.targets.kubernetes.reaper")
     parser.add_argument("--run", required=True, metavar="URL")
     parser.add_argument("--namespace", required=True)
@@ -145,7 +145,7 @@ def _arguments(arguments: Sequence[str] | None) -> Watched:
     parser.add_argument("--lifetime", type=float, default=None, metavar="S")
     parser.add_argument("--max-wait", type=float, default=None, metavar="S")
     args = parser.parse_args(arguments)
-    return Watched(
+    return ReaperConfig(
         url=args.run,
         namespace=args.namespace,
         name=args.set,

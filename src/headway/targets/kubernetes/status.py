@@ -12,9 +12,9 @@ from headway.core.errors import WORKER_AGAIN
 from headway.core.plan import RUN
 from headway.core.types import Handle, State, Status
 from headway.rundir.layout import STOP
-from headway.rundir.status import FOR_GOOD, Evidence, folder_of, next_start
+from headway.rundir.status import FOR_GOOD, StatusInputs, folder_of, next_start
 from headway.targets.kubernetes import client, creation_guard, manifests
-from headway.targets.kubernetes.client import Api, Forbidden, Gone, Object, Refusal
+from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
 
@@ -149,7 +149,7 @@ def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") 
     wanted = set(names)
     try:
         answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
-    except (Forbidden, Gone):  # a nicety is missing, not the answer
+    except (Forbidden, NotFound):  # a nicety is missing, not the answer
         return []
     about = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
     items = [
@@ -175,7 +175,7 @@ def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> l
     query = {"tailLines": str(_LAST_LINES), **({"previous": "true"} if previous else {})}
     try:
         return list(api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query))
-    except (Gone, Forbidden):
+    except (NotFound, Forbidden):
         return []
 
 
@@ -189,7 +189,7 @@ def own_words(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[
                 for line in api.lines(path, query=query):
                     moment, _, text = line.partition(" ")
                     yield pod.name, moment, text
-            except Refusal:  # there was none before, or it has not begun: nothing was said
+            except ApiError:  # there was none before, or it has not begun: nothing was said
                 continue
 
 
@@ -252,7 +252,7 @@ HOPELESS = 3  # starts of a container that never got as far as an attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterView:
     """A run's workload and pods, at one look."""
 
     workload: Object | None
@@ -284,16 +284,18 @@ class Seen:
         return (not self.leaving and not self.verdict) or any(pod.live for pod in self.pods)
 
 
-def look(api: Api, options: Options, handle: Handle) -> Seen:
+def look(api: Api, options: Options, handle: Handle) -> ClusterView:
     there = client.read(api, manifests.WORKLOAD[options.engine], options.namespace, handle.run)
     if there is not None and client.annotation(there, URL_ANNOTATION) != handle.url:
         there = None  # another folder's run of the same name
     pods = workers(api, options, handle.run, handle.url)
     coming = not pods and there is not None
-    return Seen(there, pods, reaper(api, options, handle.run, handle.url) if coming else [])
+    return ClusterView(there, pods, reaper(api, options, handle.run, handle.url) if coming else [])
 
 
-def status(api: Api, options: Options, handle: Handle, looked: Seen, found: Evidence, *, submitting: bool) -> Status:
+def status(
+    api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs, *, submitting: bool
+) -> Status:
     """One truth of two: the folder's word on how it ended counts, unless the cluster will start it again."""
     farewell = found.farewell
     if farewell is not None and (farewell.state in FOR_GOOD or not _goes_on(handle, looked)):
@@ -305,14 +307,14 @@ def status(api: Api, options: Options, handle: Handle, looked: Seen, found: Evid
     return _without_a_farewell(api, options, looked, found)
 
 
-def _goes_on(handle: Handle, looked: Seen) -> bool:
+def _goes_on(handle: Handle, looked: ClusterView) -> bool:
     """A stopped run whose pods are started again by the cluster has not ended, unless somebody asked for its end."""
     if looked.leaving or looked.verdict:
         return False
     return folder_of(handle).read_json(STOP) is None
 
 
-def _alive(api: Api, options: Options, handle: Handle, looked: Seen, found: Evidence) -> Status:
+def _alive(api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs) -> Status:
     running = [pod for pod in looked.pods if pod.running and not pod.leaving]
     if found.started and found.farewell is None and running:
         return Status(state=State.RUNNING, reason=_people(looked.pods))
@@ -325,7 +327,7 @@ def _alive(api: Api, options: Options, handle: Handle, looked: Seen, found: Evid
     return Status(state=State.PENDING, reason=f"{why}{again}")
 
 
-def _waiting(api: Api, options: Options, handle: Handle, looked: Seen) -> str:
+def _waiting(api: Api, options: Options, handle: Handle, looked: ClusterView) -> str:
     """Why nothing trains yet: the pods' own trouble, or what the cluster says of those that it cannot make."""
     pods = looked.pods or looked.reaper
     for pod in pods:
@@ -340,7 +342,7 @@ def _waiting(api: Api, options: Options, handle: Handle, looked: Seen) -> str:
     return _people(pods) or "no pod has been made yet"
 
 
-def _hopeless(api: Api, options: Options, looked: Seen) -> str:
+def _hopeless(api: Api, options: Options, looked: ClusterView) -> str:
     """A container that ends again and again before its supervisor has said a word will not mend itself."""
     for pod in looked.pods or looked.reaper:
         if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
@@ -349,7 +351,7 @@ def _hopeless(api: Api, options: Options, looked: Seen) -> str:
     return ""
 
 
-def _without_a_farewell(api: Api, options: Options, looked: Seen, found: Evidence) -> Status:
+def _without_a_farewell(api: Api, options: Options, looked: ClusterView, found: StatusInputs) -> Status:
     ended = [pod for pod in looked.pods if pod.ended or pod.trouble]
     words = next((f"; pod {pod.name} {pod.ended}{_last_words(api, options, pod)}" for pod in ended), "")
     if looked.verdict:

@@ -23,15 +23,15 @@ from headway.core.types import (
 from headway.rundir import submission
 from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
 from headway.rundir.logs import tail
-from headway.rundir.status import Evidence, Watch, evidence, folder_of, free_the_lease, over
+from headway.rundir.status import StatusInputs, StatusPoller, evidence, folder_of, free_the_lease, over
 from headway.storage import open_store
 from headway.targets.kubernetes import checks, client, lifecycle, manifests
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes import status as kubernetes_status
-from headway.targets.kubernetes.client import Api, Client, Object, Refusal
+from headway.targets.kubernetes.client import Api, ApiError, Client, Object
 from headway.targets.kubernetes.kubeconfig import load
 from headway.targets.kubernetes.options import KIND, URL_ANNOTATION, Options, url_of
-from headway.targets.kubernetes.status import Seen
+from headway.targets.kubernetes.status import ClusterView
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -76,9 +76,9 @@ class KubernetesTarget:
     def status(self, handle: Handle) -> Status:
         # The cluster is looked at before the folder: a pod that is gone has written all it will ever write.
         try:
-            looked: Seen | None = kubernetes_status.look(self._api(), self.options, handle)
+            looked: ClusterView | None = kubernetes_status.look(self._api(), self.options, handle)
             trouble = ""
-        except Refusal as error:
+        except ApiError as error:
             looked, trouble = None, error.problem.what
         found = evidence(folder_of(handle))
         if looked is None:
@@ -159,7 +159,7 @@ def _label(item: Object) -> dict[str, str]:
     }
 
 
-def _submitting(handle: Handle, found: Evidence) -> bool:
+def _submitting(handle: Handle, found: StatusInputs) -> bool:
     """Whether a client has announced a start a moment ago and has not said yet that it was made."""
     if found.started:
         return False
@@ -172,7 +172,7 @@ def _submitting(handle: Handle, found: Evidence) -> bool:
 
 def _unasked(handle: Handle, trouble: str) -> Status:
     """No cluster answers: what the folder says, and that nobody could be asked."""
-    status = Watch(folder_of(handle)).status()
+    status = StatusPoller(folder_of(handle)).status()
     return Status(
         state=status.state, reason="; ".join(filter(None, (status.reason, trouble))), exit_code=status.exit_code
     )

@@ -20,7 +20,7 @@ from headway.core import processes
 from headway.core.errors import DiskFull, HeadwayError, TargetError
 from headway.core.plan import RUN
 from headway.packaging.code import unpack
-from headway.rundir.owner import owner
+from headway.rundir.submission import owner
 from headway.storage import local_path, open_store
 from headway.targets.local import processes as local_processes
 from headway.targets.local.processes import Process

@@ -14,8 +14,7 @@ from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
 from headway import plugins
-from headway.core.errors import Problem, RunBusy, TargetError
-from headway.core.extras import install_command
+from headway.core.errors import Problem, RunBusy, TargetError, install_command
 from headway.core.plan import RUN
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.rundir import submission
@@ -24,8 +23,8 @@ from headway.rundir.logs import tail
 from headway.rundir.status import (
     FAREWELL_S,
     LEAVING_S,
-    Evidence,
-    Watch,
+    StatusInputs,
+    StatusPoller,
     evidence,
     folder_of,
     grace_s,
@@ -106,7 +105,7 @@ class LocalTarget:
         return Handle(target=plan.target, run=run, url=url, details=details)
 
     def status(self, handle: Handle) -> Status:
-        return self._status(handle, Watch(folder_of(handle)))
+        return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         place = place_of(handle.url, KIND)
@@ -164,7 +163,7 @@ class LocalTarget:
         found = processes.processes_of(url, target=KIND)
         return next((process for process in found if process.runs(spawn.SUPERVISOR)), None)
 
-    def _status(self, handle: Handle, watch: Watch) -> Status:
+    def _status(self, handle: Handle, watch: StatusPoller) -> Status:
         if _elsewhere(handle):
             return watch.status()
         # Looked at before the folder: a supervisor that is gone has written all it will ever write.
@@ -179,7 +178,7 @@ class LocalTarget:
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Whether the run has ended. The folder is read now and then, and as soon as the supervisor is gone."""
-        watch, looked = Watch(folder_of(handle)), -LOOK_S
+        watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
 
         def over() -> bool:
             nonlocal looked
@@ -220,7 +219,7 @@ def _elsewhere(handle: Handle) -> str:
     return "" if host == socket.gethostname() else host
 
 
-def _why_lost(seen: Evidence, place: Path) -> str:
+def _why_lost(seen: StatusInputs, place: Path) -> str:
     last = spawn.last_line(place)
     said = f"; it last said: {last}" if last else ""
     if not seen.started:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem
-from headway.rundir.names import LONGEST
+from headway.rundir.index import LONGEST
 from headway.rundir.status import about_key_files, place_of, run_url
-from headway.spec.ranks import processes
+from headway.spec.rules import processes
 from headway.spec.serialize import dump
 from headway.storage import local_path
 from headway.storage.secrets import parse
 from headway.targets.slurm import sbatch
-from headway.targets.slurm.client import Ask, Refusal, label
+from headway.targets.slurm.client import CommandError, CommandRunner, label
 from headway.targets.slurm.options import Options
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from _secrets(job)
 
 
-def online(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+def online(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
     """What only the cluster knows. Nothing is submitted."""
     refused = _cluster(options, ask)
     yield from refused if refused else _trial(job, options, ask)
 
 
-def online_notes(options: Options, ask: Ask) -> Iterator[str]:
+def online_notes(options: Options, ask: CommandRunner) -> Iterator[str]:
     yield from _kill_wait(options, ask)
 
 
@@ -99,12 +99,12 @@ def _secrets(job: Job) -> Iterator[Problem]:
             yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
-def _cluster(options: Options, ask: Ask) -> list[Problem]:
+def _cluster(options: Options, ask: CommandRunner) -> list[Problem]:
     """Whether there is a cluster, and it has that partition."""
     try:
         ask(["sbatch", "--version"])
         listed = ask(["sinfo", "--noheader", "--format=%R"]).split()
-    except Refusal as error:
+    except CommandError as error:
         return [error.problem]
     if options.partition is None or set(options.partition.split(",")) <= set(listed):
         return []
@@ -115,13 +115,13 @@ def _cluster(options: Options, ask: Ask) -> list[Problem]:
     return [Problem(what=f"the cluster has no partition {lacking!r}", where="targets", fix=fix)]
 
 
-def _trial(job: Job, options: Options, ask: Ask) -> Iterator[Problem]:
+def _trial(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
     """Slurm's own verdict on these very options. Nothing is submitted."""
     words = sbatch.resources(dump(job), processes(job), options)
     words += sbatch.times(_budget_s(job), job.max_wait, options)
     try:
         ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
-    except Refusal as error:
+    except CommandError as error:
         if "required node not available" not in error.said.lower():  # down or drained now: it would wait for them
             fix = error.problem.fix or "mend `resources`, or the target's entry; `sbatch --test-only` says the same"
             yield Problem(what=error.problem.what, where="resources", fix=fix)
@@ -157,10 +157,10 @@ def _unescaped(point: str) -> str:
     return point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-def _kill_wait(options: Options, ask: Ask) -> Iterator[str]:
+def _kill_wait(options: Options, ask: CommandRunner) -> Iterator[str]:
     try:
         shown = ask(["scontrol", "show", "config"])
-    except Refusal:
+    except CommandError:
         return
     found = next((line for line in shown.splitlines() if line.startswith("KillWait")), "")
     seconds = "".join(sign for sign in found.partition("=")[2] if sign.isdigit())

@@ -25,7 +25,7 @@ _PREFERENCES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 ANSWER_S = 90.0  # a busy controller makes its clients try again for a while; after this it is stuck
 
 
-class Refusal(TargetError):
+class CommandError(TargetError):
     """Slurm, or its command, said no. `said` is its own word."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
@@ -33,19 +33,19 @@ class Refusal(TargetError):
         self.said = said
 
 
-class NotInstalled(Refusal):
+class NotInstalled(CommandError):
     """There is no such command on this machine."""
 
 
-class Unreachable(Refusal):
+class Unreachable(CommandError):
     """The command is here, and no controller answers it."""
 
 
-class Unknown(Refusal):
+class Unknown(CommandError):
     """Slurm does not know that job, any more or at all."""
 
 
-class Ask(Protocol):
+class CommandRunner(Protocol):
     """Runs one command and returns what it printed. Raises a Refusal."""
 
     def __call__(
@@ -83,18 +83,18 @@ def not_installed(command: str) -> NotInstalled:
     )
 
 
-def refusal(argv: Sequence[str], said: str) -> Refusal:
+def refusal(argv: Sequence[str], said: str) -> CommandError:
     """What the command printed when it failed, as an error that says what to type."""
     for pattern, kind, what, fix in _KNOWN:
         if re.search(pattern, said, re.IGNORECASE):
             return kind(what, said=said, fix=fix)
     lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in said.splitlines() if line.strip()]
-    return Refusal(f"{argv[0]}: {lines[-1] if lines else 'it gave no reason'}"[:400], said=said)
+    return CommandError(f"{argv[0]}: {lines[-1] if lines else 'it gave no reason'}"[:400], said=said)
 
 
 _SINFO = "sinfo --summarize"
 # (what it says, kind of error, what happened, what to type). The first that fits.
-_KNOWN: tuple[tuple[str, type[Refusal], str, str], ...] = (
+_KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
         Unreachable,
@@ -116,50 +116,50 @@ _KNOWN: tuple[tuple[str, type[Refusal], str, str], ...] = (
     (r"invalid job id|job/step already completing or completed", Unknown, "Slurm does not know that job", ""),
     (
         r"invalid partition",
-        Refusal,
+        CommandError,
         "the cluster has no such partition",
         f"{_SINFO}, and one of them as `partition` in the target's entry",
     ),
     (
         r"invalid account|account/partition combination",
-        Refusal,
+        CommandError,
         "Slurm does not let you submit under that account in that partition",
         "sacctmgr show associations user=$USER, and one of them as `account` in the target's entry",
     ),
     (
         r"invalid qos",
-        Refusal,
+        CommandError,
         "Slurm does not let you use that quality of service",
         "sacctmgr show associations user=$USER format=account,qos, and one of them as `qos` in the target's entry",
     ),
     (
         r"invalid feature|invalid constraint",
-        Refusal,
+        CommandError,
         "no node has the features that `constraint` names",
         "sinfo --format='%N %f'",
     ),
     (
         r"requested node configuration is not available|invalid generic resource",
-        Refusal,
+        CommandError,
         "no node of that partition has what the job asks for",
         "sinfo --format='%P %D nodes: %c CPUs, %m MB, %G', then mend `resources`, or `gres` in the target's entry",
     ),
     (
         r"requested time limit is invalid|job violates .*(?:time|wall)",
-        Refusal,
+        CommandError,
         "the partition does not allow so long a job",
         "sinfo --format='%P %l', and that limit as `time` in the target's entry: the run goes on by requeue",
     ),
     (
         r"more processors requested than permitted|node count|violates accounting/qos policy",
-        Refusal,
+        CommandError,
         "the partition or your share does not allow so many nodes or CPUs",
         "sinfo --format='%P %s', and mend `resources`",
     ),
-    (r"reservation", Refusal, "Slurm refuses that reservation", "scontrol show reservation"),
+    (r"reservation", CommandError, "Slurm refuses that reservation", "scontrol show reservation"),
     (
         r"batch job submission failed: (?:i/o error|no space)|write error|slurm temporarily unable to accept",
-        Refusal,
+        CommandError,
         "the controller cannot take jobs now",
         "scontrol ping, and again later",
     ),
@@ -210,7 +210,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
+class JobEnd:
     """How a job ended: Slurm's word for it, and its exit code where Slurm knows one."""
 
     state: str
@@ -233,14 +233,14 @@ def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: st
     return ",".join(f"{name}={value}" for name, value in pairs.items() if value)
 
 
-def jobs(ask: Ask) -> list[Job]:
+def jobs(ask: CommandRunner) -> list[Job]:
     """Every job of this user that carries our label: the live ones, and those that Slurm has not forgotten yet."""
     argv = ["squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "--format=%A|%T|%N|%r|%k"]
     listed = (_job(line) for line in ask(argv).split("\n"))
     return [job for job in listed if job is not None]
 
 
-def jobs_of(ask: Ask, url: str, known: str | None = None, *, place: Path) -> list[Job]:
+def jobs_of(ask: CommandRunner, url: str, known: str | None = None, *, place: Path) -> list[Job]:
     """The jobs of one run: by label, or by the number it was given where a site rewrites comments.
 
     `place` is the folder from which it was submitted.
@@ -248,14 +248,14 @@ def jobs_of(ask: Ask, url: str, known: str | None = None, *, place: Path) -> lis
     return [job for job in jobs(ask) if same_place(job.url, url)] or _numbered(ask, url, known, place)
 
 
-def ending(ask: Ask, job_id: str) -> Ending | None:
+def ending(ask: CommandRunner, job_id: str) -> JobEnd | None:
     """How it ended: by the controller, the accounting or the record of completed jobs, whichever still knows."""
     for source in (_by_controller, _by_accounting, _by_completions):
         try:
             found = source(ask, job_id)
         except Unreachable:
             raise
-        except (NotInstalled, Refusal):  # forgotten, or this cluster keeps no such record: the next one may
+        except (NotInstalled, CommandError):  # forgotten, or this cluster keeps no such record: the next one may
             continue
         if found is not None:
             return found
@@ -282,7 +282,7 @@ def _job(line: str) -> Job | None:
     )
 
 
-def _numbered(ask: Ask, url: str, known: str | None, place: Path) -> list[Job]:
+def _numbered(ask: CommandRunner, url: str, known: str | None, place: Path) -> list[Job]:
     """Only a job without another run's label, submitted from this run's own folder, is taken for it.
 
     Numbers are used again after millions of jobs; and a copy of a run's folder names the original's.
@@ -302,36 +302,36 @@ def _numbered(ask: Ask, url: str, known: str | None, place: Path) -> list[Job]:
     return [Job(id=fields[0], state=fields[1], nodes=fields[2], why=fields[3], url=url)]
 
 
-def _by_controller(ask: Ask, job_id: str) -> Ending | None:
+def _by_controller(ask: CommandRunner, job_id: str) -> JobEnd | None:
     shown = ask(["scontrol", "show", "job", job_id, "--oneliner"])
     state = re.search(r"\bJobState=(\w+)", shown)
     code = re.search(r"\bExitCode=(\d+):(\d+)", shown)
     return _ending(state[1] if state else "", code[0].partition("=")[2] if code else "")
 
 
-def _by_accounting(ask: Ask, job_id: str) -> Ending | None:
+def _by_accounting(ask: CommandRunner, job_id: str) -> JobEnd | None:
     return _last_row(
         ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"])
     )
 
 
-def _by_completions(ask: Ask, job_id: str) -> Ending | None:
+def _by_completions(ask: CommandRunner, job_id: str) -> JobEnd | None:
     return _last_row(
         ask(["sacct", "--completion", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode"])
     )
 
 
-def _last_row(rows: str) -> Ending | None:
+def _last_row(rows: str) -> JobEnd | None:
     """A requeued job has a row for each start."""
     lines = [line for line in rows.splitlines() if line.strip()]
     state, _, code = lines[-1].partition("|") if lines else ("", "", "")
     return _ending(state, code)
 
 
-def _ending(state: str, code: str) -> Ending | None:
+def _ending(state: str, code: str) -> JobEnd | None:
     state = state.partition(" ")[0]  # "CANCELLED by 1000"
     if state not in ENDED:
         return None
     status, _, number = code.partition(":")
     killed = int(number) if number.isdigit() else 0
-    return Ending(state=state, exit_code=128 + killed if killed else int(status) if status.isdigit() else None)
+    return JobEnd(state=state, exit_code=128 + killed if killed else int(status) if status.isdigit() else None)

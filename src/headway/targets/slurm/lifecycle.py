@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headway.core.types import OWNER, OWNER_NAME, Handle, Receipt
-from headway.rundir.owner import owner
 from headway.rundir.status import FAREWELL_S, grace_s
+from headway.rundir.submission import owner
 from headway.storage import join, open_store
 from headway.storage.secrets import Reference, parse, resolve
 from headway.targets.local import spawn
 from headway.targets.slurm import client, sbatch
-from headway.targets.slurm.client import ENDING, RUNNING, Ask, Job, Refusal, Unknown, jobs_of
+from headway.targets.slurm.client import ENDING, RUNNING, CommandError, CommandRunner, Job, Unknown, jobs_of
 from headway.targets.slurm.options import Options
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ FORCE_S = 120.0  # for a cancelled job to go: KillWait, an epilog, a node that a
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 2.0  # a quick end is seen quickly, and a long one costs the controller little
 
 
-def take_down(ask: Ask, handle: Handle, *, known: str, place: Path, ended: bool) -> Receipt:
+def take_down(ask: CommandRunner, handle: Handle, *, known: str, place: Path, ended: bool) -> Receipt:
     """SIGTERM to the supervisors, the plan's grace period, then scancel. What waits in the queue is cancelled at once.
 
     Slurm may requeue a job at any moment: until it is gone for good, each state it is seen in is answered.
@@ -78,7 +78,7 @@ def _looks(remaining: Callable[[], list[Job]], within_s: float) -> Iterator[tupl
         pause = min(LONGEST_LOOK_S, pause * 1.3)
 
 
-def _scancel(ask: Ask, *words: str) -> None:
+def _scancel(ask: CommandRunner, *words: str) -> None:
     try:
         ask(["scancel", *words])
     except Unknown:
@@ -109,7 +109,7 @@ def lay_ready(plan: Plan, place: Path) -> None:
         _lay_secrets(plan, place)
 
 
-def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: Ask) -> str:
+def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: CommandRunner) -> str:
     """The job's number. If anything fails after Slurm has taken it, it is taken back."""
     limit = sbatch.lifetime_s(plan, options)
     expires = "" if limit is None else str(int(time.time() + limit))
@@ -207,10 +207,10 @@ def _record(place: Path, number: str) -> None:
     open_store(str(place)).write(JOB, f"{number}\n".encode())
 
 
-def _take_back(number: str, ask: Ask) -> None:
+def _take_back(number: str, ask: CommandRunner) -> None:
     try:
         ask(["scancel", number])
-    except Refusal:
+    except CommandError:
         pass  # the launcher looks for what is left, and says so
 
 

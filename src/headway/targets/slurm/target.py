@@ -16,8 +16,8 @@ from headway.rundir.accounting import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     FOR_GOOD,
-    Evidence,
-    Watch,
+    StatusInputs,
+    StatusPoller,
     evidence,
     folder_of,
     free_the_lease,
@@ -31,7 +31,7 @@ from headway.rundir.status import (
 from headway.storage import join, local_path
 from headway.targets.local import spawn
 from headway.targets.slurm import checks, client, lifecycle, sbatch
-from headway.targets.slurm.client import ENDING, RUNNING, Ask, Job, Refusal
+from headway.targets.slurm.client import ENDING, RUNNING, CommandError, CommandRunner, Job
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.sbatch import KIND, SCRIPT
 
@@ -47,7 +47,7 @@ ASK_S = 10.0  # … and between questions to the controller, which serves everyb
 @dataclass(frozen=True, slots=True)
 class SlurmTarget:
     options: Options = DEFAULTS
-    ask: Ask = client.run  # the one seam to a cluster
+    ask: CommandRunner = client.run  # the one seam to a cluster
 
     def check(self, job: Wanted) -> list[Problem]:
         return [*checks.problems(job, self.options), *unwritable(job.outputs)]
@@ -109,7 +109,7 @@ class SlurmTarget:
         starting_now = spawn.starting(place_of(handle.url, KIND))
         try:
             listed: list[Job] | None = self._jobs(handle)
-        except Refusal as error:
+        except CommandError as error:
             listed, trouble = None, error
         seen = evidence(folder_of(handle))
         if listed is None:
@@ -155,7 +155,7 @@ class SlurmTarget:
     def _jobs(self, handle: Handle) -> list[Job]:
         return client.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
 
-    def _without_a_farewell(self, handle: Handle, seen: Evidence) -> Status:
+    def _without_a_farewell(self, handle: Handle, seen: StatusInputs) -> Status:
         """No job lives, and the run has not said how it ended: Slurm's word, the script's, or none."""
         number, place = self._number(handle), place_of(handle.url, KIND)
         if not number:
@@ -186,7 +186,7 @@ def _label(job: Job) -> dict[str, str]:
     return {"job": job.id, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
-def _standing(handle: Handle, job: Job, seen: Evidence) -> Status:
+def _standing(handle: Handle, job: Job, seen: StatusInputs) -> Status:
     """Of a run whose job is in the queue. One that was stopped and waits again has not ended."""
     if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
         return seen.farewell
@@ -199,9 +199,9 @@ def _standing(handle: Handle, job: Job, seen: Evidence) -> Status:
     return Status(state=State.PENDING, reason=f"{job}{why}{again}")
 
 
-def _unasked(handle: Handle, trouble: Refusal) -> Status:
+def _unasked(handle: Handle, trouble: CommandError) -> Status:
     """Slurm does not answer: what the folder says, and that nobody could be asked."""
-    status = Watch(folder_of(handle)).status()
+    status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 

@@ -15,7 +15,7 @@ from headway.packaging import requirements
 from headway.rundir.status import about_key_files
 from headway.spec.serialize import dump
 from headway.storage.secrets import parse
-from headway.targets.ssh import connection, shell, sync
+from headway.targets.ssh import connection, provider, sync
 from headway.targets.ssh.connection import Host
 from headway.targets.ssh.hosts import named
 from headway.targets.ssh.options import Options, is_here, is_mirrored, to_bring
@@ -67,7 +67,7 @@ def _billing(job: Job, options: Options) -> Iterator[str]:
         )
     if options.up and not options.list:
         yield "no `list`: the receipt rests on the word of `down` alone; nobody looks again"
-    hides = shell.hides_failures(options.list or "")
+    hides = provider.hides_failures(options.list or "")
     if options.up and hides:
         yield f"list: {hides}: an empty answer is not believed; awk -v run={{run}} '$2 == run' ends with 0 by itself"
     if options.self_down and job.budget.hours is None:
@@ -84,7 +84,7 @@ def _machines(job: Job, options: Options) -> Iterator[Problem]:
     for text in named:
         try:
             connection.parse(text)
-        except connection.Refusal as error:
+        except connection.RemoteError as error:
             yield error.problem
     if named and len(named) < job.resources.nodes:
         what = f"{job.resources.nodes} nodes were asked for, and the target names {len(named)} hosts"

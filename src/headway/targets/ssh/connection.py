@@ -32,7 +32,7 @@ _OURS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardin
          "RequestTTY=no", "UpdateHostKeys=no", "LogLevel=ERROR")  # fmt: skip
 
 
-class Refusal(TargetError):
+class RemoteError(TargetError):
     """ssh, or the machine behind it, said no. `said` is its own word."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
@@ -40,11 +40,11 @@ class Refusal(TargetError):
         self.said = said
 
 
-class Unreachable(Refusal):
+class Unreachable(RemoteError):
     """Nobody answers there, now: it may be gone, booting, or behind a network that is down."""
 
 
-class Untrusted(Refusal):
+class HostKeyError(RemoteError):
     """A host key that nobody vouched for, or another one than before."""
 
 
@@ -71,7 +71,7 @@ def parse(text: str) -> Machine:
         r"\[(?P<six>[^\]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.+)", rest
     )
     if found is None or rest.startswith("-") or any(sign.isspace() for sign in text):
-        raise Refusal(f"{text!r} is not a machine's name", where="targets", fix="host: user@name:port")
+        raise RemoteError(f"{text!r} is not a machine's name", where="targets", fix="host: user@name:port")
     host = found["six"] or found["host"] or found["bare"]
     port = found["port"] or found["port6"]
     return Machine(host=host, user=user if at else None, port=int(port) if port else None)
@@ -129,8 +129,8 @@ def text_of(complaints: IO[bytes]) -> str:
     return complaints.read().decode("utf-8", "replace").strip()
 
 
-def not_installed() -> Refusal:
-    return Refusal("ssh is not installed on this machine", fix="sudo apt-get install openssh-client")
+def not_installed() -> RemoteError:
+    return RemoteError("ssh is not installed on this machine", fix="sudo apt-get install openssh-client")
 
 
 def keyscan(host: str, port: int | None, *, scan: Sequence[str] = ("ssh-keyscan", "-T", "5")) -> str:
@@ -138,28 +138,28 @@ def keyscan(host: str, port: int | None, *, scan: Sequence[str] = ("ssh-keyscan"
     return " ".join([*scan, *(["-p", str(port)] if port else []), host])
 
 
-def refusal(machine: Machine, code: int, said: str) -> Refusal:
+def refusal(machine: Machine, code: int, said: str) -> RemoteError:
     """What ssh printed when it failed, as an error that says what to type."""
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
     if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", said):
         what = f"{machine} shows another host key than the one that is known: it was set up anew, or it is an impostor"
         fix = f"if you know why: ssh-keygen -R {machine.host}, then ssh {machine} once"
-        return Untrusted(what, said=said, fix=fix)
+        return HostKeyError(what, said=said, fix=fix)
     if re.search(r"Host key verification failed|No .* host key is known", said):
         what = f"the host key of {machine} is not known here"
         fix = (
             f"ssh {machine} once, and compare the key; or: {keyscan(machine.host, machine.port)} >> ~/.ssh/known_hosts"
         )
-        return Untrusted(what, said=said, fix=fix)
+        return HostKeyError(what, said=said, fix=fix)
     if re.search(r"Permission denied", said):
         what = f"{machine} does not let us in: {last}"
-        return Refusal(what, said=said, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry")
+        return RemoteError(what, said=said, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry")
     if re.search(r"Could not resolve hostname|Name or service not known", said):
         what = f"no machine is called {machine.host}"
         return Unreachable(what, said=said, fix="mend `host`, or add it to ~/.ssh/config")
     if code == 255:
         return Unreachable(f"{machine} cannot be reached: {last}", said=said, fix=f"ssh {machine}")
-    return Refusal(f"{machine}: {last}"[:400], said=said)
+    return RemoteError(f"{machine}: {last}"[:400], said=said)
 
 
 SPAN = 4 << 20  # bytes a request
@@ -240,7 +240,7 @@ class Host:
             return session
         if code == _NO_PYTHON:
             fix = "sudo apt-get install python3; or `bootstrap: true` in the target's entry"
-            raise Refusal(f"{self} has no python3", said=said, fix=fix)
+            raise RemoteError(f"{self} has no python3", said=said, fix=fix)
         raise refusal(self.machine, code, said)
 
 
@@ -334,5 +334,7 @@ def _of_answer(host: Host, answer: Mapping[str, Any]) -> Exception:
     if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"no space left on {host}", where=where, fix=f"ssh {host} df -h; or another `dir`")
     if answer.get("errno") in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Refusal(f"{host} does not let us write: {answer['error']}", where=where, fix="another `dir`, or user@")
-    return Refusal(f"{host}: {answer['error']}", where=where)
+        return RemoteError(
+            f"{host} does not let us write: {answer['error']}", where=where, fix="another `dir`, or user@"
+        )
+    return RemoteError(f"{host}: {answer['error']}", where=where)

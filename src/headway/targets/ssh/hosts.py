@@ -21,7 +21,7 @@ from headway.targets.ssh.sync import Mirror, fetch_growing
 MIRROR_LOCK = "mirror.lock"
 
 
-class Link:
+class SshConnections:
     """Connections that last as long as somebody looks. Use it in a `with`."""
 
     def __init__(self, options: Options, handle: Handle, machines: list[Machine]) -> None:
@@ -29,7 +29,7 @@ class Link:
         self._options, self._handle = options, handle
         self.here = place_of(handle.url, KIND)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> SshConnections:
         return self
 
     def __exit__(self, *_: object) -> None:

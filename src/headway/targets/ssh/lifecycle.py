@@ -16,9 +16,9 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.requirements import extras, needed
-from headway.rundir.owner import owner
 from headway.rundir.status import FAREWELL_S, grace_s
 from headway.rundir.status import LEAVING_S as STATUS_LEAVING_S
+from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import parse, resolve
 from headway.targets.docker import secrets as docker_secrets

@@ -16,13 +16,40 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from shutil import which
 
 from headway.core import processes
 from headway.core.errors import TargetError
-from headway.targets.ssh import shell
 from headway.targets.ssh.options import Options
-from headway.targets.ssh.rental import ASKED, UP, Records, Rental, bare_ids, fill, printed
+from headway.targets.ssh.rental import ASKED, UP, ProvisionedMachine, Records, bare_ids, fill, printed
+
+# The shell that runs the user's `up`, `list` and `down`: one in which a pipe fails when any part of it does.
+
+
+_HIDES = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """bash in POSIX mode with pipefail; without bash, sh, with pipefail if it knows it."""
+    bash = which("bash")
+    if bash is not None:
+        return (bash, "--posix", "-o", "pipefail", "-c")
+    knows = subprocess.run(["/bin/sh", "-o", "pipefail", "-c", ":"], capture_output=True).returncode == 0
+    return ("/bin/sh", "-o", "pipefail", "-c") if knows else ("/bin/sh", "-c")
+
+
+def hides_failures(command: str) -> str:
+    """Why this command may end with 0 though a part of it has failed; empty where nothing speaks for that."""
+    found = _HIDES.search(command)
+    if found is not None:
+        return f"`{found[0].strip()}` hides its failures"
+    if "|" in command and "pipefail" not in words():
+        return "no shell here fails when a part of a pipe does: install bash"
+    return ""
+
 
 UP_S, ANSWER_S = 3600.0, 300.0  # renting may take long
 SHOWN_S = 60.0  # for `list` to show what `up` has just made: providers are eventually consistent
@@ -51,7 +78,7 @@ class Returned:
     removed: tuple[str, ...] = ()  # `down` has succeeded, and no `list` shows it
     left: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()  # removed by the word of `down` alone
-    rental: Rental | None = None  # with what was learned of it
+    rental: ProvisionedMachine | None = None  # with what was learned of it
 
 
 class Provider:
@@ -62,7 +89,7 @@ class Provider:
 
     # ── renting ──
 
-    def rent(self, rental: Rental, nodes: int) -> Rental:
+    def rent(self, rental: ProvisionedMachine, nodes: int) -> ProvisionedMachine:
         """Run `up` to its end. It is in a session of its own: neither Ctrl-C nor a hang-up cuts it off half-way."""
         process = self._begin_up(rental, nodes)
         rental = self._records.write(replace(rental, pid=process.pid, started=processes.started(process.pid)))
@@ -80,7 +107,7 @@ class Provider:
             raise TargetError(f"`up` {why}{f': {last}' if last else ''}", where="targets", fix=fix)
         return self._records.write(replace(rental, state=UP))
 
-    def _begin_up(self, rental: Rental, nodes: int) -> subprocess.Popen[bytes]:
+    def _begin_up(self, rental: ProvisionedMachine, nodes: int) -> subprocess.Popen[bytes]:
         assert self._options.up is not None
         place = self._records.place(rental.url)
         command = fill(self._options.up, run=rental.run)
@@ -91,7 +118,7 @@ class Provider:
             # that it is still at work.
             fcntl.flock(out, fcntl.LOCK_EX)
             return subprocess.Popen(
-                [*shell.words(), command],
+                [*words(), command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -99,7 +126,7 @@ class Provider:
                 start_new_session=True,
             )
 
-    def _unusable(self, rental: Rental, code: int, nodes: int) -> str:
+    def _unusable(self, rental: ProvisionedMachine, code: int, nodes: int) -> str:
         """Why what `up` did is of no use; empty if it is."""
         if code:
             return f"ended with {code}"
@@ -109,7 +136,7 @@ class Provider:
             return "named a machine without id=, and `down` needs {id}"
         return ""
 
-    def learned(self, rental: Rental) -> Rental:
+    def learned(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """The rental with the machines that `up` has printed so far."""
         place = self._records.place(rental.url)
         try:
@@ -121,7 +148,7 @@ class Provider:
         named = {machine.id for machine in machines}
         return replace(rental, machines=machines, found=tuple(id for id in found if id not in named))
 
-    def prove(self, rental: Rental) -> Rental:
+    def prove(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Ask `list` until it shows what `up` has just made: only then is an empty answer of it believed later."""
         if self._options.list is None:
             return rental
@@ -148,7 +175,7 @@ class Provider:
 
     # ── looking ──
 
-    def look(self, rental: Rental) -> Listing:
+    def look(self, rental: ProvisionedMachine) -> Listing:
         """Ask `list` once."""
         command, ids = self._options.list, [id for id in rental.ids if id]
         if command is None:
@@ -168,12 +195,12 @@ class Provider:
             return Listing(lines=lines, shows=tuple(id for id, rows in answers.items() if rows))
         return _named(rental, lines)
 
-    def gone(self, rental: Rental) -> bool:
+    def gone(self, rental: ProvisionedMachine) -> bool:
         """Whether a `list` that can be believed shows none of the machines."""
         seen = self.look(rental)
         return seen.asked and seen.trouble is None and not seen.lines and not self._distrust(rental)
 
-    def _shown(self, rental: Rental, seen: Listing) -> Rental:
+    def _shown(self, rental: ProvisionedMachine, seen: Listing) -> ProvisionedMachine:
         """Record which machines `list` shows."""
         if not seen.shows:
             return rental
@@ -181,12 +208,12 @@ class Provider:
         listed = tuple(dict.fromkeys([*earlier, *seen.shows]))
         return self._kept(replace(rental, listed=listed, listed_by=str(self._options.list)))
 
-    def _distrust(self, rental: Rental) -> str:
+    def _distrust(self, rental: ProvisionedMachine) -> str:
         """Why an empty answer of `list` is not believed; empty where it is."""
         command = self._options.list
         if command is None:
             return "there is no `list`"
-        hides = shell.hides_failures(command)
+        hides = hides_failures(command)
         if hides:
             return f"an empty answer of `list` is not believed: {hides}"
         proven = rental.listed_by == command and rental.ids and set(rental.ids) <= set(rental.listed)
@@ -194,7 +221,7 @@ class Provider:
 
     # ── giving back ──
 
-    def give_back(self, rental: Rental) -> Returned:
+    def give_back(self, rental: ProvisionedMachine) -> Returned:
         """Run `down` for every id on record, then look again. Raises nothing: what fails is said and left."""
         self._await_up(rental)
         if self._never_asked(rental):
@@ -213,13 +240,13 @@ class Provider:
         rental = self._kept(replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *succeeded]))))
         return self._verdict(rental, ids, failed, self._look_again(rental, waits=bool(succeeded)))
 
-    def _addressed(self, rental: Rental) -> list[str]:
+    def _addressed(self, rental: ProvisionedMachine) -> list[str]:
         """The ids that `down` can be run for; one that is empty stands for a machine known by its run alone."""
         by_id = "{id}" in str(self._options.down)
         ids = [id for id in dict.fromkeys([*rental.ids, *rental.returned]) if id]
         return ids or ([] if by_id else [""])
 
-    def _down(self, rental: Rental, ids: Sequence[str]) -> dict[str, TargetError]:
+    def _down(self, rental: ProvisionedMachine, ids: Sequence[str]) -> dict[str, TargetError]:
         """Run `down` for each id, once for each distinct call; the failures."""
         command = str(self._options.down)
         answers: dict[str, TargetError | None] = {}
@@ -235,7 +262,7 @@ class Provider:
         found = {id: answers[fill(command, run=rental.run, id=id)] for id in ids}
         return {id: error for id, error in found.items() if error is not None}
 
-    def _look_again(self, rental: Rental, *, waits: bool) -> Listing:
+    def _look_again(self, rental: ProvisionedMachine, *, waits: bool) -> Listing:
         """Ask `list` until it shows nothing, for as long as a machine may take to go."""
         limit, pause = time.monotonic() + (self._options.gone if waits else 0.0), LOOK_S
         patience = time.monotonic() + RETRY_S
@@ -246,7 +273,9 @@ class Provider:
             pause = min(LONGEST_LOOK_S, pause * 1.5)
         return seen
 
-    def _verdict(self, rental: Rental, ids: list[str], failed: dict[str, TargetError], seen: Listing) -> Returned:
+    def _verdict(
+        self, rental: ProvisionedMachine, ids: list[str], failed: dict[str, TargetError], seen: Listing
+    ) -> Returned:
         """Which machines are gone, by `down` and by `list`. A line that names no known machine clears none of them."""
         created = tuple(map(_name, ids))
         left = [id for id in ids if id in seen.shows]
@@ -271,7 +300,7 @@ class Provider:
             self._say(f"nobody could be asked whether {', '.join(created)} is gone: {distrust}")
         return Returned(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
 
-    def _nobody_known(self, rental: Rental, seen: Listing) -> Returned:
+    def _nobody_known(self, rental: ProvisionedMachine, seen: Listing) -> Returned:
         """`up` has been asked, and neither it nor `list` has named a machine that `down` could be run for."""
         why = str(seen.trouble.problem.what) if seen.trouble else self._distrust(rental)
         what = f"no machine of {rental.run} is known, and whether `up` has made one cannot be told: {why}"
@@ -285,7 +314,7 @@ class Provider:
         name = f"machine that `up` may have made for {rental.run}"
         return Returned(created=(name,), left=(name,))
 
-    def _say_failed(self, rental: Rental, id: str, error: TargetError, *, left: bool) -> None:
+    def _say_failed(self, rental: ProvisionedMachine, id: str, error: TargetError, *, left: bool) -> None:
         if not left:
             earlier = "`down` had succeeded before" if id in rental.returned else "`list` no longer shows it"
             self._say(f"{error.problem.what}: {_name(id)} counts as gone, as {earlier}")
@@ -298,25 +327,25 @@ class Provider:
             f"headway gc -f FILE --on {rental.target}   or, if your provider shows that it is gone: rm -r {place}"
         )
 
-    def _kept(self, rental: Rental) -> Rental:
+    def _kept(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Write what was learned, where there is a record; the one of another machine is not begun here."""
         known = self._records.read(rental.url)
         return rental if known is None or known == rental else self._records.write(rental)
 
-    def _never_asked(self, rental: Rental) -> bool:
+    def _never_asked(self, rental: ProvisionedMachine) -> bool:
         """Recorded, and killed before `up` was begun: its output is opened first."""
         known = self._records.read(rental.url)
         if known is None or known.state != ASKED or known.ids or known.returned:
             return False
         return not (self._records.place(rental.url) / "up.out").exists()
 
-    def _await_up(self, rental: Rental) -> None:
+    def _await_up(self, rental: ProvisionedMachine) -> None:
         """A killed client's `up` may be at work still: what it is about to make must not be missed."""
         limit = time.monotonic() + UP_S
         while self._up_runs(rental) and time.monotonic() < limit:
             time.sleep(LOOK_S)
 
-    def _up_runs(self, rental: Rental) -> bool:
+    def _up_runs(self, rental: ProvisionedMachine) -> bool:
         if rental.pid or rental.state != ASKED:
             return processes.alive(rental.pid, rental.started)
         try:
@@ -328,13 +357,13 @@ class Provider:
             return False
         return False
 
-    def _run(self, name: str, command: str, rental: Rental, id: str) -> str:
+    def _run(self, name: str, command: str, rental: ProvisionedMachine, id: str) -> str:
         call = fill(command, run=rental.run, id=id)
         if name == "down":
             self._say(f"down: {call}")
         try:
             done = subprocess.run(
-                [*shell.words(), call], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
+                [*words(), call], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
             )
         except subprocess.TimeoutExpired:
             raise TargetError(f"`{name}` has not ended for {ANSWER_S:.0f} s: {call}", fix=call) from None
@@ -355,7 +384,7 @@ def _fix_of(code: int, name: str = "up", call: str = "") -> str:
     return f"run it to see: {call}" if call else ""
 
 
-def _named(rental: Rental, lines: tuple[str, ...]) -> Listing:
+def _named(rental: ProvisionedMachine, lines: tuple[str, ...]) -> Listing:
     """The machines that these lines name: by id or address, or all of them where each has a line with the run."""
     words = {machine.id: [word for word in (machine.id, machine.host) if word] for machine in rental.machines}
     words |= {id: [id] for id in rental.found}

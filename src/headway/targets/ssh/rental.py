@@ -22,7 +22,7 @@ _RECORD = "rental.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rental:
+class ProvisionedMachine:
     """What is known of a run's machines. Written before `up`; removed when they are gone.
 
     Records of older versions lack the last five fields: `list` then counts as never having shown the machine.
@@ -62,27 +62,27 @@ class Records:
         """Whoever takes a run down holds this. It lies beside its folder, which goes when the machine has gone."""
         return self._folder, f"{_name(url)}.lock"
 
-    def read(self, url: str) -> Rental | None:
+    def read(self, url: str) -> ProvisionedMachine | None:
         return self._read(self.place(url) / _RECORD)
 
-    def write(self, rental: Rental) -> Rental:
+    def write(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         open_store(str(self.place(rental.url))).write(_RECORD, _as_json(rental))
         return rental
 
-    def begin(self, rental: Rental) -> Rental:
+    def begin(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Record a new rental, in a place without traces of an earlier one: what `up` printed names machines."""
         for name in ("up.out", "up.err", "known_hosts"):
             (self.place(rental.url) / name).unlink(missing_ok=True)
         self._receipt(rental.url).unlink(missing_ok=True)
         return self.write(rental)
 
-    def forget(self, url: str, given_back: Rental | None = None) -> None:
+    def forget(self, url: str, given_back: ProvisionedMachine | None = None) -> None:
         """Remove the record. What was given back stays readable: a second `down` may fail, as the machine is gone."""
         if given_back is not None:
             open_store(str(self._folder)).write(self._receipt(url).name, _as_json(given_back))
         shutil.rmtree(self.place(url), ignore_errors=True)
 
-    def given_back(self, url: str) -> Rental | None:
+    def given_back(self, url: str) -> ProvisionedMachine | None:
         """This run's last rental from this machine, once its record is gone."""
         return self._read(self._receipt(url))
 
@@ -90,25 +90,29 @@ class Records:
         """A mark that stands while nothing has been sent to any host: then there is nothing to take down there."""
         return self.place(url) / "untouched"
 
-    def all(self) -> list[Rental]:
+    def all(self) -> list[ProvisionedMachine]:
         found = (self._read(path) for path in sorted(self._folder.glob(f"*/{_RECORD}")))
         return [rental for rental in found if rental is not None]
 
-    def _read(self, path: Path) -> Rental | None:
+    def _read(self, path: Path) -> ProvisionedMachine | None:
         try:
             known = json.loads(path.read_bytes())
         except (OSError, ValueError):
             return None
-        known = {name: value for name, value in known.items() if name in Rental.__slots__}  # a newer version's, too
+        known = {
+            name: value for name, value in known.items() if name in ProvisionedMachine.__slots__
+        }  # a newer version's, too
         tuples = {name: tuple(known.get(name, ())) for name in ("found", "listed", "returned")}
-        return Rental(**{**known, **tuples, "machines": tuple(from_plain(machine) for machine in known["machines"])})
+        return ProvisionedMachine(
+            **{**known, **tuples, "machines": tuple(from_plain(machine) for machine in known["machines"])}
+        )
 
     def _receipt(self, url: str) -> Path:
         return self._folder / f"{_name(url)}.returned"
 
 
-def _as_json(rental: Rental) -> bytes:
-    plain = {name: getattr(rental, name) for name in Rental.__slots__ if name != "machines"}
+def _as_json(rental: ProvisionedMachine) -> bytes:
+    plain = {name: getattr(rental, name) for name in ProvisionedMachine.__slots__ if name != "machines"}
     plain |= {"machines": [as_plain(machine) for machine in rental.machines], "options": dict(rental.options)}
     return json.dumps(plain, indent=2).encode()
 

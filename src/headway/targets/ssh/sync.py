@@ -206,7 +206,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parcel:
+class DataUpload:
     """Files of one source. Its name is its content's."""
 
     source: str
@@ -217,10 +217,10 @@ class Parcel:
         return sum(size for _, size in self.files)
 
 
-def parcel(source: str) -> Parcel:
+def parcel(source: str) -> DataUpload:
     path = Path(source)
     if path.is_file():
-        return Parcel(source=source, files=(("", path.stat().st_size),))
+        return DataUpload(source=source, files=(("", path.stat().st_size),))
     if not path.is_dir():
         raise BadInput(f"no such data: {source}", fix="mend the path in the job file")
     files = [
@@ -228,10 +228,10 @@ def parcel(source: str) -> Parcel:
         for folder, _, names in os.walk(path, followlinks=True)
         for name in names
     ]
-    return Parcel(source=source, files=tuple(sorted(files)))
+    return DataUpload(source=source, files=tuple(sorted(files)))
 
 
-def fingerprint(parcel: Parcel) -> str:
+def fingerprint(parcel: DataUpload) -> str:
     """A manifest vouches for what it lists; anything else is read."""
     root = Path(parcel.source)
     manifest = root / "manifest.json"
@@ -261,7 +261,7 @@ def bring(host: Host, source: str, say: Say) -> str:
     return named
 
 
-def _send(host: Host, what: Parcel, there: str, say: Say) -> None:
+def _send(host: Host, what: DataUpload, there: str, say: Say) -> None:
     """A cut connection costs the file it was in: what arrived whole is not sent again."""
     root = Path(what.source)
     names = [(name or root.name, root / name if name else root, size) for name, size in what.files]

@@ -18,10 +18,9 @@ from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Requ
 from headway.rundir import submission
 from headway.rundir.accounting import remainder, spent_s
 from headway.rundir.logs import tail
-from headway.rundir.owner import owner
 from headway.rundir.status import (
-    Evidence,
-    Watch,
+    StatusInputs,
+    StatusPoller,
     evidence,
     folder_of,
     free_the_lease,
@@ -30,14 +29,15 @@ from headway.rundir.status import (
     said_farewell,
     unwritable,
 )
+from headway.rundir.submission import owner
 from headway.storage import open_store
 from headway.targets.local import processes, spawn
 from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
-from headway.targets.ssh.connection import Host, Machine, Refusal
-from headway.targets.ssh.hosts import Link, locked, machines_of, named
+from headway.targets.ssh.connection import Host, Machine, RemoteError
+from headway.targets.ssh.hosts import SshConnections, locked, machines_of, named
 from headway.targets.ssh.options import KIND, SCRIPT, Options, layout, to_bring
 from headway.targets.ssh.provider import Provider, Returned
-from headway.targets.ssh.rental import Records, Rental
+from headway.targets.ssh.rental import ProvisionedMachine, Records
 from headway.targets.ssh.sync import fetch_file
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 ENDING = "ending.json"
 
 
-def without_a_farewell(seen: Evidence, states: Sequence[Mapping[str, Any]]) -> Status:
+def without_a_farewell(seen: StatusInputs, states: Sequence[Mapping[str, Any]]) -> Status:
     """Nothing runs, and the run has not said how it ended: the watchdog's word, or none."""
     ended = next((state["exit"] for state in states if state["exit"]), None)
     last = str(states[0]["last"])
@@ -68,7 +68,7 @@ def without_a_farewell(seen: Evidence, states: Sequence[Mapping[str, Any]]) -> S
     return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{said}")
 
 
-def keep(handle: Handle, link: Link, states: Sequence[Mapping[str, Any]]) -> None:
+def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any]]) -> None:
     """Before everything there is removed: what its script printed, and how it ended if the folder does not know."""
     where = link.where
     for node, host in enumerate(link.hosts):
@@ -190,7 +190,7 @@ class SshTarget:
         known = seen.farewell or kept(handle)
         if known is not None:
             return known
-        with Link(self.options, handle, self._machines(handle)) as link:
+        with SshConnections(self.options, handle, self._machines(handle)) as link:
             return self._status(handle, link)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
@@ -199,7 +199,7 @@ class SshTarget:
             self.status(handle)  # brings over what is new
             yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
             return
-        with Link(self.options, handle, self._machines(handle)) as link:
+        with SshConnections(self.options, handle, self._machines(handle)) as link:
             yield from tail(folder_of(handle), spool=spool, over=self._over(handle, link), rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
@@ -249,7 +249,9 @@ class SshTarget:
     def _rented(self, plan: Plan, run: str, url: str) -> list[Machine]:
         records, provider = Records(), Provider(self.options, Records(), self.say)
         options = dict(plan.options)
-        known = records.begin(Rental(run=run, url=url, target=plan.target, since=time.time(), options=options))
+        known = records.begin(
+            ProvisionedMachine(run=run, url=url, target=plan.target, since=time.time(), options=options)
+        )
         watcher.begin(url)
         rental = provider.prove(provider.rent(known, plan.nodes))
         for machine in rental.machines:
@@ -263,9 +265,9 @@ class SshTarget:
             try:
                 connection.run(machine, self.options, "true", within_s=60.0)
                 break
-            except connection.Untrusted:
+            except connection.HostKeyError:
                 raise
-            except Refusal as error:
+            except RemoteError as error:
                 if time.monotonic() > limit:
                     raise TargetError(
                         f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
@@ -351,7 +353,7 @@ class SshTarget:
     def _machines(self, handle: Handle) -> list[Machine]:
         return [] if self._rented_for_another(handle) else machines_of(self.options, handle, Records())
 
-    def _status(self, handle: Handle, link: Link) -> Status:
+    def _status(self, handle: Handle, link: SshConnections) -> Status:
         if not link.hosts:
             starting_now = spawn.starting(place_of(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
@@ -359,7 +361,7 @@ class SshTarget:
         starting_now = spawn.starting(place_of(handle.url, KIND))
         try:
             states = link.refresh()
-        except Refusal as error:
+        except RemoteError as error:
             return _unasked(handle, error)
         seen = evidence(folder_of(handle))
         if seen.farewell is not None:
@@ -373,7 +375,7 @@ class SshTarget:
             return Status(state=State.PENDING, reason="is being started")
         return without_a_farewell(seen, states)
 
-    def _over(self, handle: Handle, link: Link) -> Callable[[], bool]:
+    def _over(self, handle: Handle, link: SshConnections) -> Callable[[], bool]:
         """Whether the run has ended. Every look also brings over what is new."""
         looked = -LOOK_S
 
@@ -396,7 +398,7 @@ class SshTarget:
         while True:
             try:
                 return self._end_reachable(handle, machines)
-            except Refusal as error:
+            except RemoteError as error:
                 if not self.options.up:
                     raise
                 if time.monotonic() > limit or self._listed_gone(handle):
@@ -405,7 +407,7 @@ class SshTarget:
             time.sleep(REACH_PAUSE_S)
 
     def _end_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
-        with Link(self.options, handle, machines) as link:
+        with SshConnections(self.options, handle, machines) as link:
             where = link.where
             seen, stayed = lifecycle.end(link.hosts, where, handle, ended=said_farewell(handle))
             recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in link.hosts]
@@ -442,10 +444,10 @@ class SshTarget:
     def _give_back(self, handle: Handle) -> Returned:
         return Provider(self.options, Records(), self.say).give_back(self._rental(handle))
 
-    def _rental(self, handle: Handle) -> Rental:
+    def _rental(self, handle: Handle) -> ProvisionedMachine:
         """What is known of it: its record, what was given back from here, or as much as its handle says."""
         known = Records().read(handle.url) or self._given_back(handle)
-        return known or Rental(
+        return known or ProvisionedMachine(
             run=handle.run,
             url=handle.url,
             target=handle.target,
@@ -455,7 +457,7 @@ class SshTarget:
             listed_by=str(handle.details.get("listed_by", "")),
         )
 
-    def _given_back(self, handle: Handle) -> Rental | None:
+    def _given_back(self, handle: Handle) -> ProvisionedMachine | None:
         """The run's last rental, if it was given back from this machine; a later one may be another machine's."""
         known = Records().given_back(handle.url)
         same = known is not None and handle.details.get("since", known.since) == known.since
@@ -490,9 +492,9 @@ def _runs(state: dict[str, object]) -> bool:
     return bool(state["processes"]) and state["exit"] is None
 
 
-def _unasked(handle: Handle, trouble: Refusal) -> Status:
+def _unasked(handle: Handle, trouble: RemoteError) -> Status:
     """A host does not answer: what the folder says, and that nobody could be asked."""
-    status = Watch(folder_of(handle)).status()
+    status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 

@@ -13,9 +13,9 @@ from headway.packaging import reference, requirements
 from headway.spec.serialize import dump
 from headway.storage.secrets import Reference, parse
 from headway.targets.vertex import machines, package
-from headway.targets.vertex.client import Gone, Refused
+from headway.targets.vertex.client import ApiError, NotFound
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Place, places, regions
+from headway.targets.vertex.regions import Region, places, regions
 from headway.targets.vertex.render import ENDING_S, NFS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
         )
 
 
-def _waiting(job: Job, options: Options, first: Place) -> Iterator[str]:
+def _waiting(job: Job, options: Options, first: Region) -> Iterator[str]:
     flexible = options.strategy == "flex-start" and not first.spot
     if job.max_wait is not None and not flexible:
         yield "max_wait: Vertex AI holds it with strategy: flex-start alone; else a run waits for its turn"
@@ -247,9 +247,9 @@ def missing(client: Client, uri: str) -> Problem | None:
     try:
         client.image(named["project"], named["location"], named["repository"], named["name"], *version)
         return None
-    except Gone:
+    except NotFound:
         folder = f"{named['location']}-docker.pkg.dev/{named['project']}/{named['repository']}"
         fix = f"headway image --push; or one of: gcloud artifacts docker images list {folder} --include-tags"
         return Problem(what=f"there is no image {uri}", where="image.uri", fix=fix)
-    except Refused:
+    except ApiError:
         return None

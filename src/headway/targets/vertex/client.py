@@ -14,18 +14,18 @@ from typing import Any
 from urllib.parse import quote
 
 from headway.core.errors import Denied, HeadwayError, MissingExtra, TargetError, Transient
-from headway.core.retry import Patience, keep_trying
+from headway.core.retry import RetryPolicy, keep_trying
 from headway.core.types import LogLine
 from headway.rundir.layout import SUPERVISOR
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANSWER_S = 60.0
-HICCUP = Patience(tries=4, total_s=30.0)
+HICCUP = RetryPolicy(tries=4, total_s=30.0)
 # The same variables by which gcloud is sent elsewhere.
 OVERRIDES = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 
 
-class Refused(TargetError):
+class ApiError(TargetError):
     """Google said no. `status` is its word for it: INVALID_ARGUMENT, PERMISSION_DENIED."""
 
     def __init__(self, what: str, *, status: str = "", said: str = "", fix: str = "") -> None:
@@ -33,15 +33,15 @@ class Refused(TargetError):
         self.status, self.said = status, said
 
 
-class NoRoom(Refused):
+class OutOfCapacity(ApiError):
     """No quota, or no such machine, in this place. Another may have both."""
 
 
-class Gone(Refused):
+class NotFound(ApiError):
     """There is no such thing, any more or at all."""
 
 
-class Unreachable(Refused):
+class Unreachable(ApiError):
     """No answer, or one that says to try again. What was asked for may have been done all the same."""
 
 
@@ -50,7 +50,7 @@ class Client:
     """Asks Vertex AI and Cloud Logging for one project."""
 
     project: str
-    patience: Patience = HICCUP
+    patience: RetryPolicy = HICCUP
     _session: Any = field(default=None, repr=False)
 
     def vertex(self, region: str) -> str:
@@ -138,7 +138,7 @@ class Client:
             answer = session.request(method, url, json=body, params=query, timeout=ANSWER_S)
         except failures.RefreshError as error:
             fix = "gcloud auth application-default login"
-            raise Refused(f"Google refuses the credentials: {error}", status="UNAUTHENTICATED", fix=fix) from error
+            raise ApiError(f"Google refuses the credentials: {error}", status="UNAUTHENTICATED", fix=fix) from error
         except (failures.TransportError, requests.ConnectionError, requests.Timeout) as error:
             raise Unreachable(f"Google does not answer: {_short(str(error))}") from error
         if answer.status_code == 200:
@@ -157,12 +157,12 @@ class Client:
             try:
                 credentials, _ = google_credentials(SCOPE)
             except Denied as error:
-                raise Refused(error.problem.what, status="UNAUTHENTICATED", fix=error.problem.fix) from error
+                raise ApiError(error.problem.what, status="UNAUTHENTICATED", fix=error.problem.fix) from error
             self._session = transport.AuthorizedSession(credentials)
         return self._session
 
 
-def refusal(code: int, text: str, project: str) -> Refused:
+def refusal(code: int, text: str, project: str) -> ApiError:
     """Google's answer as an error that says what to type."""
     status, said = _told(text)
     if code in (408, 500, 502, 503, 504):
@@ -171,49 +171,49 @@ def refusal(code: int, text: str, project: str) -> Refused:
         if re.search(pattern, f"{code} {status} {said}", re.IGNORECASE):
             shown = what or f"Vertex AI: {_short(said)}"
             return kind(shown, status=status, said=said, fix=fix.format(project=project))
-    return Refused(f"Vertex AI answers {code}: {_short(said)}", status=status, said=said)
+    return ApiError(f"Vertex AI answers {code}: {_short(said)}", status=status, said=said)
 
 
 _ROLE = "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}&service=aiplatform.googleapis.com"
 # (what it says, kind of error, what happened, what to type). The first that fits.
-_KNOWN: tuple[tuple[str, type[Refused], str, str], ...] = (
-    (r"^404 ", Gone, "", ""),
+_KNOWN: tuple[tuple[str, type[ApiError], str, str], ...] = (
+    (r"^404 ", NotFound, "", ""),
     (
         r"^401 ",
-        Refused,
+        ApiError,
         "Google does not know who we are",
         "gcloud auth application-default login",
     ),
     (
         r"SERVICE_DISABLED|has not been used in project|it is disabled",
-        Refused,
+        ApiError,
         "this project has not switched the service on",
         "gcloud services enable aiplatform.googleapis.com logging.googleapis.com --project={project}",
     ),
     (
         r"iam\.serviceAccounts\.actAs|act as service account",
-        Refused,
+        ApiError,
         "",
         _ROLE + "iam.serviceAccountUser",
     ),
-    (r"^403 .*logging\.", Refused, "", _ROLE + "logging.viewer"),
-    (r"^403 ", Refused, "", _ROLE + "aiplatform.user"),
+    (r"^403 .*logging\.", ApiError, "", _ROLE + "logging.viewer"),
+    (r"^403 ", ApiError, "", _ROLE + "aiplatform.user"),
     (
         r"^429 |RESOURCE_EXHAUSTED|quota",
-        NoRoom,
+        OutOfCapacity,
         "",
         f"ask for more at {_QUOTAS}; or give the target's entry a `fallback`",
     ),
     (
         r"(?:machine|accelerator)[^.]*not (?:supported|available)|not available in (?:this )?(?:region|location|zone)",
-        NoRoom,
+        OutOfCapacity,
         "",
         "another region or machine; or give the target's entry a `fallback`",
     ),
     (
         r"image.*(?:not found|not exist)|(?:not found|not exist).*image",
-        Refused,
+        ApiError,
         "",
         "headway image --push; or mend image.uri",
     ),
@@ -244,7 +244,7 @@ LOOK_S = 1.0  # between looks into the folder
 ASK_S = 10.0  # Google lets a project read sixty times a minute, all its users together
 
 
-class Preamble:
+class CloudLogReader:
     """The lines of one job, each once, in order. What cannot be read is said once, and is no error."""
 
     def __init__(self, client: Client, job_id: str) -> None:
@@ -267,7 +267,9 @@ class Preamble:
                 yield LogLine(rank=SUPERVISOR, time="", text=f"Cloud Logging cannot be read: {error}")
 
 
-def followed(preamble: Preamble, begun: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
+def followed(
+    preamble: CloudLogReader, begun: Callable[[], bool], *, sleep: Callable[[float], None]
+) -> Iterator[LogLine]:
     """Until the supervisor has begun to write, or nothing more will come."""
     waited = ASK_S
     while True:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import HeadwayError, Problem
 from headway.core.types import Finding
 from headway.targets.vertex import checks, lifecycle
-from headway.targets.vertex.client import Client, Refused
+from headway.targets.vertex.client import ApiError, Client
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.regions import places, regions
 
@@ -23,7 +23,7 @@ def refusals(client: Client, where: list[str]) -> Iterator[Problem]:
     for region in where:
         try:
             client.one(region)
-        except Refused as error:
+        except ApiError as error:
             yield Problem(what=error.problem.what, where=f"targets.region {region}", fix=error.problem.fix)
 
 
@@ -35,7 +35,7 @@ def findings(client: Client, options: Options, job: Job) -> Iterator[Finding]:
             client.one(region)
             running = lifecycle.live(client, [region])
             yield Finding("ok", f"Vertex AI answers for {client.project} in {region}; {len(running)} live runs there")
-        except Refused as error:
+        except ApiError as error:
             yield Finding("bad", f"{region}: {error.problem.what}", error.problem.fix)
     yield _logging(client)
     yield Finding("ok", "it would go to " + ", then ".join(map(str, places(job.resources, options))))

@@ -16,17 +16,16 @@ from headway.packaging import build
 from headway.packaging.engine import Engine
 from headway.rundir import lease
 from headway.rundir.layout import STOP
-from headway.rundir.owner import owner
 from headway.rundir.status import FAREWELL_S, evidence, folder_of, grace_s
-from headway.rundir.submission import now, who
+from headway.rundir.submission import now, owner, who
 from headway.storage import ABSENT, join, open_store
 from headway.storage.secrets import parse
 from headway.targets.local import spawn
 from headway.targets.vertex import package, render
 from headway.targets.vertex.checks import secret_problem
-from headway.targets.vertex.client import Client, Gone, NoRoom, Refused, Unreachable
+from headway.targets.vertex.client import ApiError, Client, NotFound, OutOfCapacity, Unreachable
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Place, of_job
+from headway.targets.vertex.regions import Region, of_job
 from headway.targets.vertex.render import (
     EXPIRES_LABEL,
     FOLDER_LABEL,
@@ -131,7 +130,7 @@ def job_of(told: Mapping[str, Any]) -> Job:
 def read(client: Client, name: str) -> Job | None:
     try:
         return job_of(client.read(name))
-    except Gone:
+    except NotFound:
         return None
 
 
@@ -256,9 +255,9 @@ def _looks(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> It
 def _cancel(client: Client, job: Job) -> None:
     try:
         client.cancel(job.name)
-    except Gone:
+    except NotFound:
         pass
-    except Refused:
+    except ApiError:
         current = read(client, job.name)
         if current is not None and current.live:
             raise
@@ -290,7 +289,7 @@ def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
             pass  # the same content, sent earlier
 
 
-def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Place]:
+def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Region]:
     """The job, in the first place that has room for it. `plan` says what is left of the budget."""
     refused: list[str] = []
     wanted = of_job(plan.job, options)
@@ -302,7 +301,7 @@ def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep)
                 return job, place
             client.cancel(job.name)
             refused.append(f"{place}: still {job.words} after {options.switch_after:g} s")
-        except NoRoom as error:
+        except OutOfCapacity as error:
             refused.append(f"{place}: {error.problem.what}")
             if last:
                 raise _nowhere(refused, error) from error
@@ -314,7 +313,7 @@ def expected_s(plan: Plan, options: Options) -> float:
     return render.timeout_s(plan, options) + (plan.limits.max_wait_s or 86_400.0) + 3600.0
 
 
-def _body(plan: Plan, options: Options, place: Place, run: str) -> dict[str, Any]:
+def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, Any]:
     """As rendered, with the run's name in it, and whose it is."""
     us = owner()
     body: dict[str, Any] = spawn.named(render.custom_job(plan, options, place), run)
@@ -327,7 +326,7 @@ def _body(plan: Plan, options: Options, place: Place, run: str) -> dict[str, Any
     return {**body, "labels": {**body["labels"], **own}}
 
 
-def _create_in(client: Client, place: Place, body: Mapping[str, Any]) -> Job:
+def _create_in(client: Client, place: Region, body: Mapping[str, Any]) -> Job:
     """Asked once more only when it is certain that no job was made."""
     start = str(body["labels"][render.START_LABEL])
     for tried in range(1, TRIES + 1):
@@ -338,7 +337,7 @@ def _create_in(client: Client, place: Place, body: Mapping[str, Any]) -> Job:
             if made is not None:
                 return made
             if tried == TRIES:
-                raise Refused(error.problem.what, fix="look again in a while") from error
+                raise ApiError(error.problem.what, fix="look again in a while") from error
     raise AssertionError("the last try returns or raises")
 
 
@@ -354,8 +353,8 @@ def _leaves_the_queue(client: Client, job: Job, within_s: float, sleep: Sleep) -
     return False
 
 
-def _nowhere(refused: list[str], error: NoRoom) -> NoRoom:
+def _nowhere(refused: list[str], error: OutOfCapacity) -> OutOfCapacity:
     if len(refused) == 1:
         return error
     what = "no place has room: " + "; ".join(refused)
-    return NoRoom(what, status=error.status, said=error.said, fix=error.problem.fix)
+    return OutOfCapacity(what, status=error.status, said=error.said, fix=error.problem.fix)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Region:
     region: str
     machine: str
     accelerator: Accelerator | None
@@ -28,7 +28,7 @@ class Place:
         return f"{self.machine}{gpus}{' (spot)' if self.spot else ''} in {self.region}"
 
 
-def places(resources: Resources, options: Options) -> list[Place]:
+def places(resources: Resources, options: Options) -> list[Region]:
     """The first one, and what to try where it has no room."""
     found = [_place(resources, options.region)]
     for other in options.fallback:
@@ -42,7 +42,7 @@ def places(resources: Resources, options: Options) -> list[Place]:
     return found
 
 
-def of_job(job: Mapping[str, Any], options: Options) -> list[Place]:
+def of_job(job: Mapping[str, Any], options: Options) -> list[Region]:
     """The same from a plan's copy of the job."""
     return places(from_plain(job.get("resources", {}), Resources, where="resources"), options)
 
@@ -52,9 +52,9 @@ def regions(options: Options) -> list[str]:
     return list(dict.fromkeys([options.region, *(other.region for other in options.fallback if other.region)]))
 
 
-def _place(resources: Resources, region: str) -> Place:
+def _place(resources: Resources, region: str) -> Region:
     machine = machines.chosen(resources)
-    return Place(region=region, machine=machine, accelerator=resources.accelerator, spot=resources.spot)
+    return Region(region=region, machine=machine, accelerator=resources.accelerator, spot=resources.spot)
 
 
 def _of_machine(machine: str | None) -> Accelerator | None:
@@ -65,7 +65,7 @@ def _of_machine(machine: str | None) -> Accelerator | None:
 # What each place costs an hour: a budget in dollars must hold in the dearest of them. Pure but for the price table.
 
 
-def usd_per_hour(job: Job, options: Options) -> list[tuple[Place, float | None]]:
+def usd_per_hour(job: Job, options: Options) -> list[tuple[Region, float | None]]:
     """Of all nodes, in each place, as it is billed there; None where the table does not know it."""
     return [(place, _of(place, job, options)) for place in places(job.resources, options)]
 
@@ -92,7 +92,7 @@ def notes(job: Job, options: Options) -> Iterator[str]:
             yield f"no price is known for {place}: there the budget is kept by the hours of the other places"
 
 
-def _of(place: Place, job: Job, options: Options) -> float | None:
+def _of(place: Region, job: Job, options: Options) -> float | None:
     resources = replace(job.resources, machine=place.machine, accelerator=place.accelerator, spot=place.spot)
     bill = quote(replace(job, resources=resources), "vertex", {**to_plain(options), "region": place.region})
     return None if bill is None or bill.missing else bill.billed_usd

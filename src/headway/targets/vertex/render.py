@@ -18,7 +18,7 @@ from headway.storage import join
 from headway.targets.vertex import machines, package
 from headway.targets.vertex.boot import SPEC
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Place, of_job
+from headway.targets.vertex.regions import Region, of_job
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -40,7 +40,7 @@ def requests(plan: Plan, options: Options) -> list[Request]:
     return [*_image(plan, options), *_package(plan, options), *_jobs(plan, options)]
 
 
-def custom_job(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+def custom_job(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     """The body of `customJobs.create`."""
     job: dict[str, Any] = {
         "displayName": RUN,
@@ -80,7 +80,7 @@ def url_of(region: str, options: Options) -> str:
     return f"{API.format(region=region)}/projects/{options.project}/locations/{region}/customJobs"
 
 
-def image_of(plan: Plan, options: Options, place: Place) -> str:
+def image_of(plan: Plan, options: Options, place: Region) -> str:
     """What the machines run."""
     if options.mode == "container":
         return build.reference(plan, of_plan(plan))
@@ -130,7 +130,7 @@ def _jobs(plan: Plan, options: Options) -> list[Request]:
     return made
 
 
-def _for_gcloud(body: Mapping[str, Any], options: Options, place: Place, mark: str) -> str:
+def _for_gcloud(body: Mapping[str, Any], options: Options, place: Region, mark: str) -> str:
     """The same, as `gcloud ai custom-jobs create --config` reads it: JSON is YAML."""
     pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items())
     about = [
@@ -142,7 +142,7 @@ def _for_gcloud(body: Mapping[str, Any], options: Options, place: Place, mark: s
     return "\n".join([*about, json.dumps(body["jobSpec"], indent=2, ensure_ascii=False, sort_keys=True)]) + "\n"
 
 
-def _spec(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+def _spec(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     url = run_url(str(plan.job["outputs"]), RUN)
     spec: dict[str, Any] = {
         "workerPoolSpecs": _pools(plan, options, place),
@@ -158,7 +158,7 @@ def _spec(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
     return {**spec, **{name: value for name, value in said.items() if value}}
 
 
-def _scheduling(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+def _scheduling(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     """Retries stay on: a machine that is taken away comes back, and the run goes on from its last checkpoint.
 
     The job is not restarted as a whole for one worker: the supervisors find each other again.
@@ -175,12 +175,12 @@ def _scheduling(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
     return found
 
 
-def _pools(plan: Plan, options: Options, place: Place) -> list[dict[str, Any]]:
+def _pools(plan: Plan, options: Options, place: Region) -> list[dict[str, Any]]:
     """Pool 0 is the primary, and exactly one; all other nodes are pool 1."""
     return [_pool(plan, options, place, count) for count in (1, plan.nodes - 1) if count]
 
 
-def _pool(plan: Plan, options: Options, place: Place, count: int) -> dict[str, Any]:
+def _pool(plan: Plan, options: Options, place: Region, count: int) -> dict[str, Any]:
     machine: dict[str, Any] = {"machineType": place.machine}
     if place.accelerator is not None:
         machine["acceleratorType"] = machines.ACCELERATORS[place.accelerator.kind]
@@ -202,7 +202,7 @@ def _nfs(mount: Mapping[str, Any]) -> dict[str, str]:
     return {"server": server, "path": path, "mountPoint": str(mount["at"]).removeprefix(NFS).strip("/")}
 
 
-def _program(plan: Plan, options: Options, place: Place) -> dict[str, Any]:
+def _program(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     outputs, image = str(plan.job["outputs"]), image_of(plan, options, place)
     url, env = run_url(outputs, RUN), _environment(plan, options)
     if options.mode == "package":

@@ -17,8 +17,8 @@ from headway.rundir.accounting import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     FOR_GOOD,
-    Evidence,
-    Watch,
+    StatusInputs,
+    StatusPoller,
     evidence,
     folder_of,
     free_the_lease,
@@ -27,7 +27,7 @@ from headway.rundir.status import (
     run_url,
 )
 from headway.targets.vertex import checks, client, doctor, lifecycle, machines, regions, render
-from headway.targets.vertex.client import Client, Refused
+from headway.targets.vertex.client import ApiError, Client
 from headway.targets.vertex.lifecycle import UNDER_WAY, Job
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.regions import places
@@ -124,7 +124,7 @@ class VertexTarget:
         # Asked before the folder is read: a job that has ended has written all it will ever write.
         try:
             job: Job | None = self._newest(handle)
-        except Refused as error:
+        except ApiError as error:
             return evidence(folder_of(handle)).farewell or _unasked(handle, error)
         seen = evidence(folder_of(handle))
         if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
@@ -183,7 +183,7 @@ class VertexTarget:
         except HeadwayError:
             pass  # the launcher looks for what is left, and says so
 
-    def _standing(self, handle: Handle, job: Job, seen: Evidence) -> Status:
+    def _standing(self, handle: Handle, job: Job, seen: StatusInputs) -> Status:
         """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
         where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.farewell is None:
@@ -191,7 +191,7 @@ class VertexTarget:
         again = next_start(handle, started=seen.started)
         return Status(state=State.PENDING, reason=where + again)
 
-    def _without_a_farewell(self, job: Job | None, seen: Evidence) -> Status:
+    def _without_a_farewell(self, job: Job | None, seen: StatusInputs) -> Status:
         """No job lives, and the run has not said how it ended."""
         if job is None:
             reason = "its job is gone, and Vertex AI has forgotten it" if seen.started else "was never submitted"
@@ -212,11 +212,11 @@ class VertexTarget:
             return
         try:
             job = self._newest(handle)
-        except Refused:
+        except ApiError:
             return  # the folder is still to be read
         if job is None:
             return
-        preamble = client.Preamble(self._client(), job.id)
+        preamble = client.CloudLogReader(self._client(), job.id)
         if over is None:
             yield from preamble.fresh()
         else:
@@ -232,8 +232,8 @@ def _label(job: Job) -> dict[str, str]:
     return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
-def _unasked(handle: Handle, trouble: Refused) -> Status:
+def _unasked(handle: Handle, trouble: ApiError) -> Status:
     """Vertex AI does not answer: what the folder says, and that nobody could be asked."""
-    status = Watch(folder_of(handle)).status()
+    status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, trouble.problem.what)))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)

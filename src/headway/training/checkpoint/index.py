@@ -19,7 +19,7 @@ from headway.training.checkpoint.serialization import Damaged, encode_record, re
 # Writing under the lease: never over what a later attempt has written, however long this one was held still.
 
 
-class Fence:
+class FencedWriter:
     """For what attempts of a run write under the same name: manifests, pointers, the record of commits."""
 
     def __init__(self, store: Store, still_ours: Callable[[], bool] = lambda: True) -> None:
@@ -58,7 +58,7 @@ _FOLDER = re.compile(r"\d{8,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CheckpointEntry:
     """One committed checkpoint, as far as choosing among them needs."""
 
     step: int
@@ -68,7 +68,7 @@ class Kept:
     forever: bool = False
 
 
-class Catalogue:
+class CheckpointIndex:
     """The committed checkpoints of a run, newest last, and the rule of which are kept."""
 
     def __init__(
@@ -80,9 +80,9 @@ class Catalogue:
         still_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store, self._rule = store, rule
-        self.fence = Fence(store, still_ours)
+        self.fence = FencedWriter(store, still_ours)
         self.protected = protected  # the one this attempt resumed from
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, CheckpointEntry] = {}
         self._spared: set[int] = set()  # damaged: no checkpoint, and no rubbish either
         self._emptied: set[int] = set()  # on a disk their folders are still there
 
@@ -90,7 +90,7 @@ class Catalogue:
     def steps(self) -> list[int]:
         return sorted(self._kept)
 
-    def adopt(self, kept: Iterable[Kept]) -> None:
+    def adopt(self, kept: Iterable[CheckpointEntry]) -> None:
         """What earlier attempts left."""
         for one in kept:
             self._kept[one.step] = one
@@ -119,7 +119,7 @@ class Catalogue:
         steps = [s for s, one in self._kept.items() if any(n == "best" or n.endswith("_best") for n in one.names)]
         return max(steps, default=None)
 
-    def record(self, new: Kept) -> None:
+    def record(self, new: CheckpointEntry) -> None:
         """Note a commit and point its names at it. Written before anything is removed."""
         self._kept[new.step] = new
         self._spared.discard(new.step)
@@ -184,7 +184,7 @@ class Catalogue:
             return None
 
 
-def read_last(store: Store) -> list[Kept] | None:
+def read_last(store: Store) -> list[CheckpointEntry] | None:
     """The recorded commits; None when none was ever recorded. Damaged when the record is."""
     try:
         record = read_record(store, LAST)
@@ -193,7 +193,7 @@ def read_last(store: Store) -> list[Kept] | None:
     wrong = damage_of_kept(record.get("kept"))
     try:
         if wrong is None:
-            return [Kept(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
+            return [CheckpointEntry(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
     except (KeyError, TypeError):
         wrong = "it does not say which checkpoints there are"
     raise Damaged(f"{LAST} is damaged: {wrong}") from None

@@ -17,8 +17,8 @@ from headway.rundir.layout import PLAN
 from headway.spec.model import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
-from headway.training.checkpoint.index import Catalogue
-from headway.training.checkpoint.reader import Archive
+from headway.training.checkpoint.index import CheckpointIndex
+from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import Damaged
 from headway.training.checkpoint.staging import read_image
 
@@ -91,8 +91,8 @@ def _of_folder(store: Store, url: str) -> dict[str, Tensor]:
         from headway.bundle.format import WEIGHTS, Bundle
 
         return read_image(bytearray((Bundle.open(url).folder / WEIGHTS).read_bytes()))
-    archive = Archive(store)
-    catalogue = Catalogue(store, Checkpoint())
+    archive = CheckpointReader(store)
+    catalogue = CheckpointIndex(store, Checkpoint())
     catalogue.adopt(archive.recorded())
     best = catalogue.newest_best
     loaded = archive.newest([]) if best is None else archive.load(best)

@@ -15,15 +15,15 @@ from headway.core.errors import BadInput, HeadwayError, NoCheckpoint, RunFailed
 from headway.storage import local_path
 from headway.storage.base import TEMPORARY, Store
 from headway.training import determinism
-from headway.training.checkpoint.index import Catalogue
-from headway.training.checkpoint.reader import Archive, Damage, Loaded
+from headway.training.checkpoint.index import CheckpointIndex
+from headway.training.checkpoint.reader import CheckpointReader, Damage, Loaded
 from headway.training.checkpoint.serialization import Damaged, flatten
-from headway.training.checkpoint.writer import Moment, Saver, Seat, lease_is_ours
+from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot, lease_is_ours
 from headway.training.context import Session
 from headway.training.control_channel import say
 from headway.training.finite import FiniteCheck
 from headway.training.optim import Average
-from headway.training.progress_state import Position, Rhythm, Scores
+from headway.training.progress_state import CheckpointSchedule, Scores, TrainState
 
 # Files that a killed writer had begun and never named: hidden from every listing, and swept by the next attempt.
 #
@@ -62,7 +62,7 @@ def _clock_of(folder: Path) -> float:
 RESERVED = ("run",)
 
 
-class Keeping:
+class CheckpointManager:
     """The state of a run, in memory and in its folder."""
 
     def __init__(
@@ -70,21 +70,21 @@ class Keeping:
     ) -> None:
         self._session = session
         job, world = session.identity.job, session.identity.world
-        self.position, self.scores = Position(), Scores()
-        self.rhythm = Rhythm(job.checkpoint, spot=job.resources.spot)
+        self.position, self.scores = TrainState(), Scores()
+        self.rhythm = CheckpointSchedule(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
         self.finite = FiniteCheck(modules, self.objects)
         self.data: dict[str, Any] = {}  # the feed's fingerprint and length
-        self._catalogue = Catalogue(
+        self._catalogue = CheckpointIndex(
             session.store,
             job.checkpoint,
             still_ours=lambda: lease_is_ours(session.store, session.identity.attempt),
         )
-        self._archive = Archive(session.store, say=session.say)
+        self._archive = CheckpointReader(session.store, say=session.say)
         self.environment = determinism.environment(world, session.device)
-        self.saver = Saver(
+        self.saver = AsyncCheckpointWriter(
             session.store,
-            Seat(rank=world.rank, ranks=world.size, attempt=session.identity.attempt),
+            RankSlot(rank=world.rank, ranks=world.size, attempt=session.identity.attempt),
             self._catalogue,
             session.outside,
             environment=self.environment,
@@ -181,7 +181,7 @@ class Keeping:
             )
         for name, thing in self.objects.items():
             thing.load_state_dict(state[name])
-        self.position = Position(**own["position"])
+        self.position = TrainState(**own["position"])
         self.scores = Scores(**own["scores"])
         self._began = self._here
         self._compare(own, loaded)
@@ -276,11 +276,11 @@ class Keeping:
                 fix="lower the learning rate or clip gradients (clip=1.0), and start again from the newest checkpoint",
             )
 
-    def _moment(self, tree: Any, **more: Any) -> Moment:
+    def _moment(self, tree: Any, **more: Any) -> CheckpointRequest:
         """Counted whether or not there is room for it, so that all ranks call their parts the same."""
         step = self.position.step
         self._turns = {step: self._turns.get(step, -1) + 1}
-        return Moment(step=step, epoch=self.position.passed, tree=tree, turn=self._turns[step], **more)
+        return CheckpointRequest(step=step, epoch=self.position.passed, tree=tree, turn=self._turns[step], **more)
 
     def load_best(self) -> int:
         """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""

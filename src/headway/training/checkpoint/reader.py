@@ -18,7 +18,7 @@ from torch import Tensor
 from headway.core.errors import Denied, NoBucket, NoCheckpoint, NotThere, StoreError
 from headway.rundir.layout import checkpoint_folder
 from headway.storage.base import Store
-from headway.training.checkpoint.index import Kept, read_last
+from headway.training.checkpoint.index import CheckpointEntry, read_last
 from headway.training.checkpoint.serialization import Damaged, build, decode_record, read_record, unsealed
 from headway.training.checkpoint.staging import read_image
 
@@ -46,7 +46,7 @@ class Damage:
     why: str
 
 
-class Archive:
+class CheckpointReader:
     """The committed checkpoints of a run, read with suspicion."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Archive:
         self._store, self._say, self._sleep = store, say, sleep
         self._try_for_s, self._stale_for_s = try_for_s, stale_for_s
 
-    def recorded(self) -> list[Kept]:
+    def recorded(self) -> list[CheckpointEntry]:
         """Every commit that left a trace, in the record or as a manifest. The record may be damaged, or behind."""
         try:
             kept = {one.step: one for one in self.ask(lambda: read_last(self._store)) or ()}
@@ -71,9 +71,9 @@ class Archive:
         newest = max(kept, default=-1)
         for step in self.ask(self._listed):
             if step >= newest:  # written before the record, also where a step is committed twice
-                kept[step] = self._described(step) or kept.get(step) or Kept(step, 0)
+                kept[step] = self._described(step) or kept.get(step) or CheckpointEntry(step, 0)
             elif step not in kept:  # it was to be removed: whatever it was called is another's name by now
-                kept[step] = Kept(step, 0)
+                kept[step] = CheckpointEntry(step, 0)
         return [kept[step] for step in sorted(kept)]
 
     def newest(self, damaged: list[Damage], *, below: int | None = None) -> Loaded | None:
@@ -133,11 +133,13 @@ class Archive:
         found = (_MANIFEST.search(entry.key) for entry in self._store.list("checkpoints/"))
         return [int(match[1]) for match in found if match]
 
-    def _described(self, step: int) -> Kept | None:
+    def _described(self, step: int) -> CheckpointEntry | None:
         """A commit as its manifest describes it."""
         try:
             manifest = self.ask(lambda: read_record(self._store, f"{checkpoint_folder(step)}/manifest.json"))
-            return Kept(step, manifest["epoch"], tuple(manifest["names"]), manifest["score"], manifest["forever"])
+            return CheckpointEntry(
+                step, manifest["epoch"], tuple(manifest["names"]), manifest["score"], manifest["forever"]
+            )
         except (Damaged, NotThere, KeyError, TypeError):
             return None  # it will be found out when it is read
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.errors import BadInput, HeadwayError
-from headway.core.safe_json import json_of
+from headway.core.errors import BadInput, HeadwayError, json_of
 from headway.storage.base import Store
 
 

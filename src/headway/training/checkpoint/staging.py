@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.core.errors import BadInput
-from headway.core.safe_json import json_of
+from headway.core.errors import BadInput, json_of
 from headway.training.checkpoint.serialization import Damaged
 
 ALIGNMENT = 64

@@ -24,18 +24,18 @@ from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
 from headway.storage.parallel import AT_ONCE, for_each
-from headway.training.checkpoint.index import Catalogue, Kept
+from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, sealed
 from headway.training.checkpoint.staging import Image, Layout, deal, signature
-from headway.training.control_channel import Outside, say
-from headway.training.retry import Impatient, Patience
+from headway.training.control_channel import ControlChannel, say
+from headway.training.retry import GiveUp, RetryPolicy
 
 _POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
 PART_S = 900.0  # a rank that has not written its part by then will not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class CheckpointRequest:
     """What a checkpoint is of."""
 
     step: int
@@ -50,7 +50,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Snapshot:
-    moment: Moment
+    moment: CheckpointRequest
     image: Image
     ready: Any = None  # a CUDA event behind the copies
     done: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class RankSlot:
     """This rank among its like, under one attempt."""
 
     rank: int
@@ -70,15 +70,15 @@ class Seat:
         return f"a{self.attempt:04d}-r{rank}" if not turn else f"a{self.attempt:04d}.{turn}-r{rank}"
 
 
-class Saver:
+class AsyncCheckpointWriter:
     """Takes snapshots in the main thread; a thread of its own makes checkpoints of them."""
 
     def __init__(
         self,
         store: Store,
-        seat: Seat,
-        catalogue: Catalogue,
-        outside: Outside,
+        seat: RankSlot,
+        catalogue: CheckpointIndex,
+        outside: ControlChannel,
         *,
         environment: Mapping[str, Any],
         flush_metrics: Callable[[int], None] = lambda step: None,
@@ -87,7 +87,7 @@ class Saver:
         self._store, self._seat, self._catalogue, self._outside = store, seat, catalogue, outside
         self._environment, self._pin = environment, pin
         self._flush_metrics = flush_metrics
-        self._patience = Patience(outside, self._hopeless)
+        self._patience = RetryPolicy(outside, self._hopeless)
         self._change = threading.Condition()
         self._waiting: Snapshot | None = None
         self._writing: Snapshot | None = None
@@ -124,13 +124,13 @@ class Saver:
             if not self._free and not self.busy:
                 self._free.append(image)
 
-    def take(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+    def take(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
         """Copy the state and queue it. What this takes is all that training waits for."""
         snapshot = self._copy(moment, tensors, spread)
         self._queue(snapshot)
         return snapshot
 
-    def hold(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+    def hold(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
         """Copy the state without writing it: for the case that we are stopped before the next one."""
         if self._waiting is None:  # else there would be three
             self._held = self._copy(moment, tensors, spread)
@@ -148,7 +148,7 @@ class Saver:
         if held is not None:
             self._queue(held)
 
-    def _copy(self, moment: Moment, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+    def _copy(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
         began = time.perf_counter()
         mine = self._mine(tensors, spread)
         image = self._room(mine, moment)
@@ -185,7 +185,7 @@ class Saver:
         names = deal(tensors, spread, self._seat.ranks)[self._seat.rank]
         return {name: tensors[name] for name in names}
 
-    def _room(self, mine: Mapping[str, Tensor], moment: Moment) -> Image:
+    def _room(self, mine: Mapping[str, Tensor], moment: CheckpointRequest) -> Image:
         with self._change:
             if self._waiting is not None and not self._replaceable(self._waiting.moment, moment):
                 say(f"the store is slow: waiting for the checkpoint of step {self._waiting.moment.step}")
@@ -201,7 +201,7 @@ class Saver:
         return Image(Layout(mine), mine, pin=self._pin)
 
     @staticmethod
-    def _replaceable(old: Moment, new: Moment) -> bool:
+    def _replaceable(old: CheckpointRequest, new: CheckpointRequest) -> bool:
         return not old.forever and set(old.names) <= set(new.names)
 
     # In the thread
@@ -218,7 +218,7 @@ class Saver:
                 self._change.notify_all()
             try:
                 self._save(snapshot)
-            except Impatient as impatient:
+            except GiveUp as impatient:
                 snapshot.given_up = True
                 say(f"the checkpoint of step {snapshot.moment.step} was given up: {impatient}")
             except LeaseLost as lost:
@@ -262,7 +262,7 @@ class Saver:
             stall_ms=round(moment.stall_s * 1000, 2),
         )
 
-    def _parts(self, moment: Moment) -> dict[str, dict[str, Any]]:
+    def _parts(self, moment: CheckpointRequest) -> dict[str, dict[str, Any]]:
         """What the other ranks say they wrote; Impatient when one went on to a later one instead."""
         pause, longest = _POLL_S
         give_up = time.monotonic() + PART_S
@@ -277,15 +277,15 @@ class Saver:
                 continue
             rank, newer = missing[0], self._waiting
             if newer is not None and self._come(newer.moment, [rank]):
-                raise Impatient(f"rank {rank} was already at step {newer.moment.step}")
+                raise GiveUp(f"rank {rank} was already at step {newer.moment.step}")
             self._hopeless(f"rank {rank} has not written its part")
             if time.monotonic() > give_up:
-                raise Impatient(f"rank {rank} has not written its part in {PART_S:.0f} s")
+                raise GiveUp(f"rank {rank} has not written its part in {PART_S:.0f} s")
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
         return {f"{self._seat.part(rank, moment.turn)}.safetensors": found[rank] for rank in sorted(found)}
 
-    def _come(self, moment: Moment, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def _come(self, moment: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """The records of those of `ranks` that have written their part."""
         keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
         records = self._patience(lambda: for_each(self._look, keys))
@@ -297,7 +297,7 @@ class Saver:
         except NotThere:
             return None
 
-    def _commit(self, moment: Moment, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def _commit(self, moment: CheckpointRequest, files: Mapping[str, Mapping[str, Any]]) -> None:
         """State, metrics, then the manifest: whoever sees a manifest can rely on everything else."""
         folder, patient = checkpoint_folder(moment.step), self._patience
         state_name = self._seat.part(0, moment.turn).replace("-r0", "-state.json")
@@ -320,7 +320,7 @@ class Saver:
         patient(self._catalogue.fence.require)  # held still meanwhile, and overtaken: then nothing is ours to remove
         self.committed = moment.step
         patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
-        kept = Kept(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
+        kept = CheckpointEntry(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
         patient(lambda: self._catalogue.record(kept))
         patient(self._catalogue.prune)
 
@@ -334,9 +334,9 @@ class Saver:
     def _hopeless(self, why: str) -> None:
         """Called between tries: ends them when the grace period is over."""
         if self._abandon_at is not None and time.monotonic() > self._abandon_at:
-            raise Impatient(f"out of time ({why})")
+            raise GiveUp(f"out of time ({why})")
         if self._closed:
-            raise Impatient(why)
+            raise GiveUp(why)
 
 
 def _age(name: str) -> tuple[int, int]:

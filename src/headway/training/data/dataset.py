@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler, share
-from headway.data.loading.sampler import permute, rng
-from headway.training.determinism import ITEM, Dice
+from headway.data.loading.sampler import PaddingBatch, permute, rng, share
+from headway.training.determinism import ITEM, RngSeeder
 
 BLOCK = 4096  # indices shuffled at a time: one call of the permutation serves many steps
 
@@ -60,7 +59,7 @@ class Loader:
         self._collate = collate or _default_collate()
         self._item = getattr(dataset, "item", None)
         self._block: tuple[tuple[int, int], NDArray[np.int64]] | None = None
-        self._dice: Dice | None = None
+        self._dice: RngSeeder | None = None
 
     @staticmethod
     def _check(dataset: Any, batch_size: int) -> None:
@@ -97,7 +96,7 @@ class Loader:
         if chosen:
             return self._collate([self._fetch(epoch, index) for index in chosen])
         stand_in = self.indices(epoch, step)[0]
-        return Filler(self._collate([self._fetch(epoch, stand_in)]))
+        return PaddingBatch(self._collate([self._fetch(epoch, stand_in)]))
 
     def _at(self, epoch: int, position: int) -> int:
         key = (epoch, position // BLOCK)
@@ -113,7 +112,7 @@ class Loader:
         if self._item is not None:
             return self._item(index, rng(self.seed or 0, epoch, index))
         if self._dice is None or self._dice.seed != (self.seed or 0):
-            self._dice = Dice(self.seed or 0)
+            self._dice = RngSeeder(self.seed or 0)
         self._dice.roll(ITEM, index, epoch)
         return self.dataset[index]
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from headway.core.errors import BadInput
-from headway.data.loading.partition import Filler
+from headway.data.loading.sampler import PaddingBatch
 from headway.training.control_channel import say
 from headway.training.data.dataset import Feed
-from headway.training.determinism import DATA, Dice
-from headway.training.progress_state import Position
-from headway.training.rank_info import World
+from headway.training.determinism import DATA, RngSeeder
+from headway.training.progress_state import TrainState
+from headway.training.rank_info import RankTopology
 
 Key = tuple[int, int, int, int]  # epoch, step, part, parts
 _PR_SET_PDEATHSIG = 1
@@ -90,7 +90,7 @@ def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iter
             yield feed.batch(epoch, step, part, of)
 
 
-def from_iterable(source: Any, dice: Dice, epoch: int, skip: int, world: int) -> Iterator[Any]:
+def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: int) -> Iterator[Any]:
     """The batches of a DataLoader or any other sized iterable, the first `skip` of them made and thrown away.
 
     Generators are seeded for the epoch before it begins and for each batch before it is made, so that a replay draws
@@ -136,10 +136,10 @@ def _settle_worker(worker: int) -> None:
 # Which batches this rank gets, from whatever the script hands over: a feed, a DataLoader, any sized iterable.
 
 
-class Supply:
+class BatchSource:
     """Batches for one rank. Worker processes are kept for as long as the run lives."""
 
-    def __init__(self, world: World, device: torch.device, dice: Dice) -> None:
+    def __init__(self, world: RankTopology, device: torch.device, dice: RngSeeder) -> None:
         self._world, self._device, self._dice = world, device, dice
         self.on_cpu = device.type == "cpu"
         self._prefetchers: dict[int, Prefetcher] = {}
@@ -149,7 +149,7 @@ class Supply:
         if getattr(feed, "seed", 0) is None:
             feed.seed = self._dice.seed
 
-    def training(self, feed: Any, position: Position, micros: int) -> Iterator[Any]:
+    def training(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
         """This rank's micro-batches of the epoch from the position on; `Filler` where a part is empty."""
         world = self._world
         if not isinstance(feed, Feed):
@@ -174,7 +174,7 @@ class Supply:
 
     def placed(self, batch: Any) -> Any:
         """The batch itself, on this rank's device."""
-        inner = batch.batch if type(batch) is Filler else batch
+        inner = batch.batch if type(batch) is PaddingBatch else batch
         return inner if self.on_cpu else moved(inner, self._device)
 
     def close(self) -> None:

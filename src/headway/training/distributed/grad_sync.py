@@ -37,7 +37,7 @@ METRICS = 32  # a weight, and how many logged values can be averaged over ranks
 
 
 @dataclass(slots=True)
-class Agreed:
+class ReducedFlags:
     """What all ranks know after a reduction."""
 
     weight: float = 0.0
@@ -54,7 +54,7 @@ def room(ranks: int, parameters: int, statistics: Sequence[Tensor]) -> int:
     return HEAD + ranks * METRICS + parameters + sum(tensor.numel() for tensor in statistics)
 
 
-class Tail:
+class ControlSlots:
     """Views into the end of the last bucket."""
 
     def __init__(self, flat: Tensor, rank: int, ranks: int, parameters: int, statistics: Sequence[Tensor]) -> None:
@@ -75,9 +75,9 @@ class Tail:
         put(self._metrics[self._rank], metrics)
         self._count = len(metrics)
 
-    def agreed(self) -> Agreed:
+    def agreed(self) -> ReducedFlags:
         values = self.head.tolist()
-        return Agreed(
+        return ReducedFlags(
             weight=values[WEIGHT],
             stop=values[STOP] > 0,
             budget=values[BUDGET] > 0,
@@ -88,14 +88,14 @@ class Tail:
         )
 
 
-def exchange(rank: int, ranks: int, names: float, metrics: Sequence[Any], device: torch.device) -> Agreed:
+def exchange(rank: int, ranks: int, names: float, metrics: Sequence[Any], device: torch.device) -> ReducedFlags:
     """Add up logged values between two steps, to the same bits as if they had ridden on one."""
     flat = torch.zeros(1 + ranks * METRICS, dtype=torch.float32, device=device)
     rows = flat[1:].view(ranks, METRICS)
     flat[0] = names
     put(rows[rank], metrics)
     dist.all_reduce(flat)
-    return Agreed(names=float(flat[0]), metrics=added(rows, len(metrics)))
+    return ReducedFlags(names=float(flat[0]), metrics=added(rows, len(metrics)))
 
 
 def added(rows: Tensor, count: int) -> list[float]:
@@ -145,7 +145,7 @@ class GradientSync:
         rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(self.parameters)
         self._room = room(ranks, count, self._statistics())
         self._buckets, self._views = _buckets(self.parameters, self._room, bucket_bytes or BUCKET_BYTES)
-        self._slots = Tail(self._buckets[-1].flat[-self._room :], rank, ranks, count, self._statistics())
+        self._slots = ControlSlots(self._buckets[-1].flat[-self._room :], rank, ranks, count, self._statistics())
         self._home = [0] * len(self.parameters)
         for number, bucket in enumerate(self._buckets):
             for index in bucket.members:
@@ -186,7 +186,7 @@ class GradientSync:
         self._arrived = [False] * len(self.parameters)
         self._armed, self._launched = True, 0
 
-    def reduce(self, divided_by: float = 1.0) -> Agreed:
+    def reduce(self, divided_by: float = 1.0) -> ReducedFlags:
         """After that pass: send what is left, wait, and divide by what is left of the weight of all ranks."""
         self._armed = False
         used = self._complete()

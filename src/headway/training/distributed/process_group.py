@@ -14,16 +14,16 @@ from torch import Tensor
 from headway.core.errors import TargetError
 from headway.supervisor.rendezvous import port_taken
 from headway.training.distributed import grad_sync
-from headway.training.distributed.grad_sync import Agreed
-from headway.training.rank_info import World
+from headway.training.distributed.grad_sync import ReducedFlags
+from headway.training.rank_info import RankTopology
 
 TIMEOUT = timedelta(minutes=5)  # torch's half hour is half an hour of paying for a rank that died
 
 
-class Gang:
+class ProcessGroup:
     """All ranks of the run. Alone, every verb is free."""
 
-    def __init__(self, world: World, device: torch.device) -> None:
+    def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device
 
     def meet(self) -> None:
@@ -55,7 +55,7 @@ class Gang:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
-    def exchange(self, names: float, metrics: Sequence[Any]) -> Agreed:
+    def exchange(self, names: float, metrics: Sequence[Any]) -> ReducedFlags:
         """Logged values, added up over ranks to the same bits as if they had ridden on a step."""
         return grad_sync.exchange(self.world.rank, self.world.size, names, metrics, self.device)
 

@@ -21,7 +21,7 @@ from headway.core.errors import BadInput
 from headway.rundir.layout import SegmentWriter
 from headway.storage.base import Store
 from headway.training.context import Session
-from headway.training.distributed.grad_sync import METRICS, Agreed
+from headway.training.distributed.grad_sync import METRICS, ReducedFlags
 from headway.training.metrics.progress import Reporter
 from headway.training.metrics.trackers.base import Loggers, open_loggers
 
@@ -113,7 +113,7 @@ def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
-class Journal:
+class MetricsLogger:
     """Collects, averages and records. Only rank 0 writes."""
 
     def __init__(self, session: Session) -> None:
@@ -182,7 +182,7 @@ class Journal:
         names = self._riding
         return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
 
-    def arrived(self, agreed: Agreed, step: int) -> None:
+    def arrived(self, agreed: ReducedFlags, step: int) -> None:
         """The riders have been added up: they belong to `step`."""
         names = self._riding
         if not names:
@@ -192,7 +192,7 @@ class Journal:
             sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
         self._close_step(step, sums, weight)  # where ranks logged different things, rank 0's own stand
 
-    def settle(self, exchange: Callable[[float, Sequence[Any]], Agreed], step: int) -> None:
+    def settle(self, exchange: Callable[[float, Sequence[Any]], ReducedFlags], step: int) -> None:
         """Add up now what would have ridden on the next step. Every rank calls this at the same place."""
         self.arrived(exchange(*self.riders), step)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.errors import BadInput, StoreError
 from headway.rundir.layout import interval_s
-from headway.training.control_channel import Outside, say
+from headway.training.control_channel import ControlChannel, say
 
 # What a run has cost so far, for its progress line: the price of all nodes times the time of all attempts.
 #
@@ -66,7 +66,12 @@ class Reporter:
     """Calls `look` for the newest numbers, tells them onwards, and has the metrics written."""
 
     def __init__(
-        self, look: Callable[[], dict[str, Any]], outside: Outside, flush: Callable[[], None], *, shown: bool = True
+        self,
+        look: Callable[[], dict[str, Any]],
+        outside: ControlChannel,
+        flush: Callable[[], None],
+        *,
+        shown: bool = True,
     ) -> None:
         self._bill = Bill(os.environ)
         self._look, self._outside, self._flush, self._shown = look, outside, flush, shown

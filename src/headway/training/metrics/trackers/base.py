@@ -26,7 +26,7 @@ from headway.core.plan import Plan
 from headway.rundir.layout import INTENT, RunFolder
 from headway.storage import local_path
 from headway.storage.base import Store
-from headway.training.rank_info import Identity
+from headway.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from headway.training.context import Session
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Loggers:
     """All trackers of a run; without any, nothing."""
 
-    def __init__(self, lines: Sequence[Line] = ()) -> None:
+    def __init__(self, lines: Sequence[TrackerClient] = ()) -> None:
         self._lines = lines
 
     def feed(self, records: Sequence[dict[str, Any]]) -> None:
@@ -65,17 +65,17 @@ def open_loggers(session: Session, resume_step: int) -> Loggers:
     if not names:
         return Loggers()
 
-    def told() -> Tracked:
+    def told() -> TrackerRunInfo:
         return tracked(session.store, session.identity, resume_step)
 
-    return Loggers([Line(name, told, say=session.say, event=session.event) for name in names])
+    return Loggers([TrackerClient(name, told, say=session.say, event=session.event) for name in names])
 
 
 # What a tracker is told about the run: plain JSON, so that it can be handed to another process.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tracked:
+class TrackerRunInfo:
     """One attempt of one run, as trackers see it."""
 
     run: str
@@ -107,11 +107,11 @@ class Tracker(Protocol):
     def close(self, *, finished: bool) -> None: ...
 
 
-def tracked(store: Store, identity: Identity, resume_step: int) -> Tracked:
+def tracked(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInfo:
     folder = RunFolder(store)
     plan = _plan(folder)
     job = identity.job
-    return Tracked(
+    return TrackerRunInfo(
         run=identity.name,
         id=f"{identity.name}-{_birth(folder, plan)}",
         project=job.name,
@@ -172,13 +172,13 @@ class Failed(Exception):
     """The tracker's process said so, died, or went silent."""
 
 
-class Line:
+class TrackerClient:
     """Feeds one tracker. Nothing here raises, and nothing waits but `join`."""
 
     def __init__(
         self,
         name: str,
-        told: Callable[[], Tracked],
+        told: Callable[[], TrackerRunInfo],
         *,
         say: Callable[[str], None],
         event: Callable[..., None],

@@ -16,7 +16,7 @@ from typing import Any
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from headway.training.metrics.trackers.base import Tracked
+from headway.training.metrics.trackers.base import TrackerRunInfo
 
 BATCH = 1000  # metrics that MLflow takes in one request
 _LONGEST = 500  # characters of a parameter's value, on the oldest servers
@@ -24,7 +24,7 @@ _FORBIDDEN = re.compile(r"[^\w\-. /]")
 
 
 class MLflow:
-    def __init__(self, told: Tracked) -> None:
+    def __init__(self, told: TrackerRunInfo) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
         self.where = given or f"{told.folder}/mlruns"
         if not given:
@@ -56,7 +56,7 @@ class MLflow:
         self.flush()
         self._client.set_terminated(self._run_id, status="FINISHED" if finished else "KILLED")
 
-    def _find(self, told: Tracked) -> tuple[str, bool]:
+    def _find(self, told: TrackerRunInfo) -> tuple[str, bool]:
         """The run of an earlier attempt, or a new one; and whether it is new."""
         client = self._client
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or told.project

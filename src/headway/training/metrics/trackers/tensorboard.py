@@ -9,13 +9,13 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[impor
 from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
 
-from headway.training.metrics.trackers.base import Tracked
+from headway.training.metrics.trackers.base import TrackerRunInfo
 
 
 class TensorBoard:
     """One event a step. Earlier files are replaced: a kill may have torn them, and the segments have it all."""
 
-    def __init__(self, told: Tracked) -> None:
+    def __init__(self, told: TrackerRunInfo) -> None:
         folder = Path(told.folder, "tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         self.where = f"tensorboard --logdir {folder}"
@@ -46,5 +46,5 @@ class TensorBoard:
         self._writer.write(event.SerializeToString())
 
 
-def _prefix(told: Tracked) -> str:
+def _prefix(told: TrackerRunInfo) -> str:
     return f"events.out.tfevents.a{told.attempt:04d}."

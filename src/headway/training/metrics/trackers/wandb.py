@@ -20,13 +20,13 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
-from headway.training.metrics.trackers.base import Tracked
+from headway.training.metrics.trackers.base import TrackerRunInfo
 
 SERVER = "https://api.wandb.ai"
 
 
 class WeightsAndBiases:
-    def __init__(self, told: Tracked) -> None:
+    def __init__(self, told: TrackerRunInfo) -> None:
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if has_key(os.environ) else "offline")
         self._scratch = tempfile.TemporaryDirectory(prefix="headway-wandb-")
         folder = Path(told.folder if mode == "offline" else self._scratch.name)

@@ -21,7 +21,7 @@ from headway.core.errors import MissingExtra
 from headway.plugins import TRACKERS
 from headway.rundir.layout import RunFolder, segments
 from headway.storage import open_store
-from headway.training.metrics.trackers.base import Tracked, Tracker
+from headway.training.metrics.trackers.base import Tracker, TrackerRunInfo
 
 _PR_SET_PDEATHSIG = 1
 _NOT_VALUES = ("step", "time")
@@ -55,7 +55,7 @@ class Steps:
             self._pending = None
 
 
-class Desk:
+class TrackerProcess:
     """One tracker at work."""
 
     def __init__(self, tracker: Tracker, alive: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, str) else value
 
 
-def missed(told: Tracked) -> Iterator[dict[str, Any]]:
+def missed(told: TrackerRunInfo) -> Iterator[dict[str, Any]]:
     """The run's merged history so far. What earlier attempts logged beyond the step we go on from is void."""
     folder = RunFolder(open_store(told.url))
     begun = any(segment.attempt == told.attempt for segment in segments(folder.store, "metrics"))
@@ -97,7 +97,7 @@ def missed(told: Tracked) -> Iterator[dict[str, Any]]:
     return (record for record in folder.metrics() if record["step"] <= last)
 
 
-def open_tracker(name: str, told: Tracked) -> Tracker:
+def open_tracker(name: str, told: TrackerRunInfo) -> Tracker:
     module, _, kind = TRACKERS[name].home.partition(":")
     tracker: Tracker = getattr(import_module(module), kind)(told)
     return tracker
@@ -105,9 +105,9 @@ def open_tracker(name: str, told: Tracked) -> Tracker:
 
 def serve(name: str, asked: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
     """Until it is told to close, or nobody asks any more."""
-    told = Tracked(**json.loads(asked.readline()))
+    told = TrackerRunInfo(**json.loads(asked.readline()))
     tracker = open_tracker(name, told)
-    desk = Desk(tracker, lambda: answer({"alive": True}))
+    desk = TrackerProcess(tracker, lambda: answer({"alive": True}))
     answer({"where": tracker.where})
     caught_up = False
     for line in asked:

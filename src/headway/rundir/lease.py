@@ -64,11 +64,17 @@ class Record:
             return None
         if not processes.alive(self.pid, self.started):
             return False
+        labels = self._labels()
+        return None if labels is None else not labels or any(same_place(label, url) for label in labels)
+
+    def labelled_at(self, url: str) -> bool:
+        """Whether a live process of this very host says itself that it runs the folder at `url`."""
+        return bool(self.seen_at(url) and self._labels())
+
+    def _labels(self) -> list[str] | None:
+        """The folder its process says it runs: none for one started by hand, None where it cannot be asked."""
         carried = processes.environment(self.pid)
-        if carried is None:
-            return None
-        labels = [carried[name] for name in _URLS if carried.get(name)]
-        return not labels or any(same_place(label, url) for label in labels)
+        return None if carried is None else [carried[name] for name in _URLS if carried.get(name)]
 
 
 def read(store: Store) -> tuple[Record | None, str]:

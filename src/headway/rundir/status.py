@@ -160,7 +160,9 @@ def folder_status(folder: RunFolder) -> Status:
         return Status(state=State.PENDING, reason="submitted; no attempt has begun")
     if seen.lease.holder is None:
         return Status(state=State.LOST, reason="gave up the run without saying how it ended")
-    original, alive = submission.copied_from(folder), seen.lease.seen_at(folder.url)
+    alive = seen.lease.seen_at(folder.url)
+    # A working copy on a host names the client's folder too, and is run by its own supervisor.
+    original = "" if seen.lease.labelled_at(folder.url) else submission.copied_from(folder)
     if original:  # the lease is the original's: nobody has started this one
         return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
     if alive is False:

@@ -198,6 +198,9 @@ def resume_command(args: argparse.Namespace) -> int:
         launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
     if not args.detach:
         return attach(launched, since=since, json=args.json)
+    if (launched.folder.ended() or {}).get("state") == "finished" and not args.json:
+        print(f"next: headway status {launched.run}")  # nothing was started, which has been said
+        return 0
     kind = recorded_kind(launched.folder)
     found = {"run": launched.run, "url": launched.url, "resume": kind}
     done = "goes on" if kind == EXACT else "is started again"

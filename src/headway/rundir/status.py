@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun, json_of
 from headway.core.paths import home
-from headway.core.plan import again
+from headway.core.plan import BEGINNING, again
 from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
+from headway.rundir.accounting import rate_usd
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import PLAN, RunFolder, lines, segments
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
@@ -328,9 +329,12 @@ def next_start(handle: Handle, *, started: bool) -> str:
     if not started:
         return ""
     try:
-        return f"; {again(folder_of(handle).plan().resume)}"
+        plan = folder_of(handle).plan()
     except HeadwayError:
         return ""
+    if plan.resume == BEGINNING and rate_usd(plan) is not None:
+        return "; it would start from the beginning, so its supervisor ends it: headway resume starts it again"
+    return f"; {again(plan.resume)}"
 
 
 def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None = None) -> None:

@@ -59,6 +59,8 @@ class Follower:
 
     def conclude(self, seconds: float) -> bool:
         mirrored = self.node.finish("mirror", seconds)
+        if mirrored:
+            self.node.say_what_was_kept()
         self.node.close()
         written = self.node.finish("scribe", seconds)
         if self._leader is not None:

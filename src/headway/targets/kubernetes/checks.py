@@ -49,7 +49,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
             yield f"TrainJob {release} has no words for: {'; '.join(unsaid)}"
         if options.trainer is None:
             yield f"rendered for Kubeflow Trainer {release}; the run is rendered for the release it finds installed"
-        yield "a pod that is taken away counts against the backoffLimit of its runtime: headway resume goes on after it"
+        yield "a pod that is taken away counts against the backoffLimit of its runtime: headway resume starts it again"
     if options.engine == "trainjob" and options.service_account and not options.token:
         patch = f"kubectl -n {options.namespace} patch serviceaccount {options.service_account} -p"
         yield f"a TrainJob cannot withhold its account's token: {patch} '{{\"automountServiceAccountToken\": false}}'"

@@ -148,7 +148,7 @@ _KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"requested time limit is invalid|job violates .*(?:time|wall)",
         CommandError,
         "the partition does not allow so long a job",
-        "sinfo --format='%P %l', and that limit as `time` in the target's entry: the run goes on by requeue",
+        "sinfo --format='%P %l', and that limit as `time` in the target's entry: the run is then requeued",
     ),
     (
         r"more processors requested than permitted|node count|violates accounting/qos policy",

@@ -158,7 +158,7 @@ def slow_down(model: Any, folder: Path) -> None:
 
     x = torch.randn(64, WIDTH)
     run = _run.pop()
-    keeping = run._keeping
+    keeping = run._checkpoints
     alone = [timed(lambda: model(x).sum().backward()) for _ in range(30)]
     during: list[float] = []
     for number in range(3):
@@ -177,7 +177,7 @@ def memory(size: int) -> int:
         "import sys, threading; sys.argv = ['x']\n"
         "from benchmarks.checkpoint_stall import trained, headway_run\n"
         "def peak(): return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) / 1e3\n"
-        "model, optimizer = trained(); run = headway_run(model, optimizer); keeping = run._keeping\n"
+        "model, optimizer = trained(); run = headway_run(model, optimizer); keeping = run._checkpoints\n"
         "write, gate = run._session.store.write, threading.Event()\n"
         "before = peak(); keeping.position.step = 1; keeping.take(); keeping.saver.drain(); first = peak()\n"
         "run._session.store.write = lambda *a, **o: (gate.wait(), write(*a, **o))[1]\n"
@@ -237,7 +237,7 @@ def headway(model: Any, optimizer: Any, folder: Path) -> Callable[[int], float]:
     """All that the training thread does for a checkpoint; the write behind it is done before the next."""
     os.environ["HEADWAY_RUN_URL"] = str(folder / "run")
     run = headway_run(model, optimizer)
-    keeping = run._keeping
+    keeping = run._checkpoints
     _run.append(run)
 
     def stall(number: int) -> float:

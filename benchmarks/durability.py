@@ -109,7 +109,7 @@ class Held:
     def state_dict(self): return state
     def load_state_dict(self, found): state.update(found)
 run.restore(model=Held())
-keeping, first = run._keeping, run._keeping.position.step
+keeping, first = run._checkpoints, run._checkpoints.position.step
 def save(step):
     keeping.position.step = first + step
     for tensor in state.values(): tensor.fill_(first + step)

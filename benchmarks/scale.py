@@ -68,10 +68,10 @@ def rendezvous() -> str:
 
 
 def manifest_of_a_checkpoint() -> str:
-    from headway.training.checkpoint.serialization import sealed, unsealed
+    from headway.training.checkpoint.serialization import check_checksum, with_checksum
 
-    body = sealed(_manifest(NODES * RANKS_A_NODE))
-    seconds, _ = timed(lambda: unsealed(body, "manifest.json"))
+    body = with_checksum(_manifest(NODES * RANKS_A_NODE))
+    seconds, _ = timed(lambda: check_checksum(body, "manifest.json"))
     size = len(body) / 1e6
     parts = f"{NODES * RANKS_A_NODE:,} parts: {size:.1f} MB"
     return f"a checkpoint's manifest | {parts} | {seconds * 1e3:.0f} ms to check | holds"

@@ -134,7 +134,7 @@ def _list_as(start: Start, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
     model, optimizer, feed = parts(run)
     run.restore(model=model, optimizer=optimizer, data=feed)
     train(run, model, optimizer, feed, epochs=1)
-    run._keeping.saver.drain()
+    run._checkpoints.saver.drain()
     run._session.outside.event("checkpoint", step=4)
 
     def again(listing: Callable[..., Any]) -> int:
@@ -295,7 +295,7 @@ def test_a_run_whose_record_and_files_vanished_does_not_begin_again(
     model, optimizer, feed = parts(run)
     run.restore(model=model, optimizer=optimizer, data=feed)
     train(run, model, optimizer, feed, epochs=1)
-    run._keeping.saver.drain()
+    run._checkpoints.saver.drain()
     store = open_store(run.folder)
     store.write("events/a0001-0000001.jsonl", b'{"kind": "checkpoint", "step": 4}\n')
     shutil.rmtree(tmp_path / "run" / "checkpoints")

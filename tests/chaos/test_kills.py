@@ -39,22 +39,22 @@ def test_ranks_killed_at_random_moments(tmp_path: Path, straight: dict[int, Case
     dice = random.Random(f"{ranks} {seed}")
     case = Case(tmp_path, ranks=ranks, config=CONFIG, checkpoint=RULE)
     for _ in range(3):
-        gang = case.start()
+        group = case.start()
         if dice.random() < 0.8:
-            wait_until_begun(case, gang)
+            wait_until_begun(case, group)
         time.sleep(dice.uniform(0, LENGTH_S))
         victims = dice.choice([[dice.randrange(ranks)], list(range(ranks))])
-        gang.kill(dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]), victims)
-        gang.wait()
+        group.kill(dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]), victims)
+        group.wait()
     assert case.train() == [0] * ranks, case.log()
     assert case.digest() == straight[ranks].digest()
     assert case.history() == straight[ranks].history()
 
 
-def wait_until_begun(case: Case, gang: Gang) -> None:
+def wait_until_begun(case: Case, group: Gang) -> None:
     mark = case.folder / f"begun-{case.attempt}-{case.ranks - 1}"
     give_up = time.monotonic() + 60
-    while not mark.exists() and any(process.is_alive() for process in gang.processes):
+    while not mark.exists() and any(process.is_alive() for process in group.processes):
         assert time.monotonic() < give_up, case.log()
         time.sleep(0.005)
 

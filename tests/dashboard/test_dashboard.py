@@ -194,7 +194,7 @@ def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Pa
     ledger.record(row)
     board = RunService(ledger)
     assert board.runs()["runs"][0]["state"] == "stopped"
-    ledger.saw(row.url, "pending")
+    ledger.update_state(row.url, "pending")
     assert board.runs()["runs"][0]["state"] == "finished", "as its folder says"
 
 

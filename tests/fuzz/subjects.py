@@ -112,7 +112,7 @@ def checkpoints() -> Subject:
 def checkpoint_manifests() -> Subject:
     """Whatever lies where a manifest should, sealed as ours or not: damage has a name, and nothing is waited for."""
     from headway.training.checkpoint.reader import CheckpointReader
-    from headway.training.checkpoint.serialization import sealed
+    from headway.training.checkpoint.serialization import with_checksum
 
     file = {"name": "a0001-state.json", "bytes": 1, "sha256": "0" * 64}
     record = {"step": 4, "epoch": 0, "names": ["best"], "score": 1.0, "forever": False, "attempt": 1}
@@ -122,11 +122,11 @@ def checkpoint_manifests() -> Subject:
 
     def read(body: bytes) -> None:
         assert folder
-        for each in (body, _sealed(body, sealed)):
+        for each in (body, _sealed(body, with_checksum)):
             store.write("checkpoints/00000004/manifest.json", each)
             CheckpointReader(store, try_for_s=0.0, stale_for_s=0.0, sleep=lambda _: None).newest([])
 
-    return Subject([json.dumps(record).encode(), sealed(record)], read)
+    return Subject([json.dumps(record).encode(), with_checksum(record)], read)
 
 
 def _sealed(body: bytes, seal: Callable[[dict[str, Any]], bytes]) -> bytes:

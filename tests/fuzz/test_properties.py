@@ -103,14 +103,14 @@ def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
     st.integers(1, 5),
 )
 def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[str, Any], ranks: int) -> None:
-    from headway.training.checkpoint.staging import Image, Layout, deal, read_image
+    from headway.training.checkpoint.staging import Image, Layout, partition_tensors, read_image
 
     dice = torch.Generator().manual_seed(1)
     tensors = {
         name: torch.randint(0, 2, shape, generator=dice).to(getattr(torch, kind))
         for name, (kind, shape) in shapes.items()
     }
-    shares = deal(tensors, tensors, ranks)
+    shares = partition_tensors(tensors, tensors, ranks)
     assert Counter(name for share in shares for name in share) == Counter(list(tensors))
     found: dict[str, Any] = {}
     for share in shares:
@@ -127,14 +127,14 @@ def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[
 @settings(deadline=None)
 @given(RECORD, st.integers(0, 10_000), st.integers(0, 7))
 def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any], place: int, bit: int) -> None:
-    from headway.training.checkpoint.serialization import Damaged, sealed, unsealed
+    from headway.training.checkpoint.serialization import Damaged, check_checksum, with_checksum
 
     record.pop("checksum", None)
-    body = bytearray(sealed(record))
-    assert unsealed(bytes(body), "x") == record
+    body = bytearray(with_checksum(record))
+    assert check_checksum(bytes(body), "x") == record
     body[place % len(body)] ^= 1 << bit
     try:
-        assert unsealed(bytes(body), "x") == record  # white space, or the same number in other digits
+        assert check_checksum(bytes(body), "x") == record  # white space, or the same number in other digits
     except Damaged:
         pass
 

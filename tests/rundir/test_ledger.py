@@ -44,7 +44,7 @@ def test_a_listing_is_narrowed_by_pattern_target_and_limit(ledger: Ledger) -> No
 def test_a_run_recorded_twice_is_one_row_brought_up_to_date(ledger: Ledger) -> None:
     ledger.record(row("r", 1, state="pending"))
     ledger.record(row("r", 1, state="running"))
-    ledger.saw("/runs/r", "finished")
+    ledger.update_state("/runs/r", "finished")
     (found,) = ledger.rows()
     assert (found.state, found.created) == ("finished", 1)
     assert found.seen <= time.time()

@@ -24,7 +24,7 @@ from headway.training import retry
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
 from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import build, flatten
-from headway.training.checkpoint.staging import Image, Layout, deal, read_image
+from headway.training.checkpoint.staging import Image, Layout, partition_tensors, read_image
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
 from headway.training.retry import GiveUp
 from tests.servers.faults import FaultyStore
@@ -102,7 +102,7 @@ def test_a_part_is_a_safetensors_file_that_others_can_read() -> None:
 
 def test_replicated_tensors_are_dealt_out_evenly_and_all_of_them() -> None:
     tensors = {f"t{n}": torch.zeros(n * 10) for n in range(1, 9)} | {"own": torch.zeros(3)}
-    shares = deal(tensors, [name for name in tensors if name != "own"], 3)
+    shares = partition_tensors(tensors, [name for name in tensors if name != "own"], 3)
     assert sorted(name for share in shares for name in share) == sorted(tensors)
     assert "own" in shares[0]
     loads = [sum(tensors[name].nbytes for name in share) for share in shares]

@@ -43,7 +43,7 @@ def _start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """An accelerator's check leaves its result on the device; so does this one."""
     if request.param == "accelerator":
-        monkeypatch.setattr(optim, "badness", lambda loss: (~torch.isfinite(loss.detach())).float())
+        monkeypatch.setattr(optim, "nonfinite_loss", lambda loss: (~torch.isfinite(loss.detach())).float())
     return str(request.param)
 
 

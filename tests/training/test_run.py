@@ -196,7 +196,7 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused(start: Start, capsys: p
         run.step(((model(x) - y) ** 2).sum(), optimizer)
         if run.global_step == 3:
             break
-    run._keeping.saver.drain()
+    run._checkpoints.saver.drain()
     run = start(checkpoint=every_step)
     model, optimizer, _ = parts(run)
     with pytest.raises(BadInput, match=r"in the middle of an epoch \(batch 2\) of 4 batches, which now has 10"):

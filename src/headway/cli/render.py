@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
 from headway.core.format import duration
-from headway.core.progress import Report, heard_by
+from headway.core.progress import Report, with_listener
 
 if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
@@ -86,7 +86,7 @@ def working(what: str) -> Iterator[Report]:
     show = threading.Thread(target=_show, args=(told, over), name="headway-working", daemon=True)
     show.start()
     try:
-        with heard_by(told.take):
+        with with_listener(told.take):
             yield told.take
     finally:
         over.set()

@@ -61,7 +61,7 @@ def _down(args: argparse.Namespace) -> int:
     else:
         print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing: it was gone already'}")
         print(_looked_again(receipt))
-        for line in still_billed(hold.target):
+        for line in billable_resources(hold.target):
             print(f"still billed: {line}")
     return LEFT_BEHIND if receipt.left else FINISHED
 
@@ -74,7 +74,7 @@ def _looked_again(receipt: Receipt) -> str:
     return "looked again: nothing is left running"
 
 
-def still_billed(target: Target) -> list[str]:
+def billable_resources(target: Target) -> list[str]:
     """What goes on costing though no run is there, by the target's own word: a pool that does not shrink."""
     from headway.core.errors import HeadwayError
 

@@ -94,7 +94,7 @@ def _target(file: str | None, on: str | None) -> Iterator[Finding]:
     """What the target itself has to say: its `doctor`, or what would stop the job there."""
     if on is None:
         return
-    from headway.cli.stop import still_billed
+    from headway.cli.stop import billable_resources
     from headway.spec import Job
     from headway.targets import registry
 
@@ -107,7 +107,7 @@ def _target(file: str | None, on: str | None) -> Iterator[Finding]:
                 Finding("bad", f"{problem.where}: {problem.what}", problem.fix) for problem in target.check(job)
             )
         yield from own(job) if own is not None else ()
-        yield from (Finding("note", f"still billed: {line}") for line in still_billed(target))
+        yield from (Finding("note", f"still billed: {line}") for line in billable_resources(target))
     except HeadwayError as error:
         yield Finding("bad", error.problem.what, error.problem.fix)
 

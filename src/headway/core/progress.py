@@ -14,7 +14,7 @@ _LISTENER: ContextVar[Report | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(report: Report) -> Iterator[None]:
+def with_listener(report: Report) -> Iterator[None]:
     """What is told meanwhile, in this thread, goes to `report`."""
     before = _LISTENER.set(report)
     try:

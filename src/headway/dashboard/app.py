@@ -77,7 +77,7 @@ class DashboardApp:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
-                welcome = self._let_in(request)
+                welcome = self._authorize(request)
                 return welcome if welcome is not None else await handler(request)
             except PredictionError as refusal:
                 return _problem(refusal)
@@ -88,7 +88,7 @@ class DashboardApp:
 
         return guarded
 
-    def _let_in(self, request: Request) -> Response | None:
+    def _authorize(self, request: Request) -> Response | None:
         """A name of ours, and the token where there is one: in the first address, in a cookie from then on."""
         if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
             raise PredictionError(421, "this server does not go by that name")

@@ -211,7 +211,7 @@ class RunService:
             log.exception("%s cannot be shown", row.url)
             return {"state": "damaged", "ended": False, "trouble": f"{type(error).__name__}: {error}"}
         if state != row.state:
-            self._ledger.saw(row.url, state)
+            self._ledger.update_state(row.url, state)
         ended = State(state).ended and state != State.LOST.value
         kept = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
         told = {key: progress[key] for key in kept if key in progress}

@@ -44,10 +44,10 @@ def verified(folder: RunFolder, step: int) -> dict[str, Any]:
 
 
 def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
-    from headway.training.checkpoint.serialization import Damaged, unsealed
+    from headway.training.checkpoint.serialization import Damaged, check_checksum
 
     try:
-        manifest = unsealed(folder.store.read(f"{place}/manifest.json"), "manifest.json")
+        manifest = check_checksum(folder.store.read(f"{place}/manifest.json"), "manifest.json")
     except NotThere:
         yield "it has been removed"
         return

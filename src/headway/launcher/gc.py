@@ -144,7 +144,7 @@ def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tup
     ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
-        said = evidence(folder_of(handle)).farewell is not None
+        said = evidence(folder_of(handle)).end is not None
     except (UnknownRun, NotThere):
         return _without_a_folder(handle)
     except StoreError as error:  # a bucket out of reach says nothing about the run

@@ -18,7 +18,7 @@ from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBus
 from headway.core.plan import Plan
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
 from headway.launcher import migrate, run_end_hooks
-from headway.packaging.upload import list_code, resume_recorded, send_code, still_true
+from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.rundir import accounting, lease, submission, teardown
 from headway.rundir.index import Ledger, Row, candidates, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
@@ -129,7 +129,7 @@ class RunHandle:
             receipt = teardown.write(self.folder, receipt)
         except StoreError as error:  # what counts is down; the next verb writes the receipt
             self.say(f"the receipt could not be written: {error}")
-        self.ledger.saw(self.url, self._state())
+        self.ledger.update_state(self.url, self._state())
         return receipt
 
     def _copied_from(self) -> str:
@@ -167,11 +167,11 @@ class RunHandle:
         except TargetError as error:  # another machine's: the next verb there writes the receipt
             self.say(str(error))
             return None
-        run_end_hooks.seen_to_end(self.folder, self.say)
+        run_end_hooks.on_run_end(self.folder, self.say)
         return receipt
 
     def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
-        self.ledger.saw(self.url, status.state.value)
+        self.ledger.update_state(self.url, status.state.value)
         return Outcome(run=self.run, status=status, receipt=receipt)
 
     def _state(self) -> str:
@@ -199,9 +199,9 @@ def launch(
     `env`, and `secrets` (names of variables of this shell), are added to the plan. What fails is taken down.
     """
     target, ledger = target or registry.of_plan(plan), ledger or Ledger()
-    still_true(plan, target)
+    verify_plan(plan, target)
     plan = _amended(plan, target, env or {}, secrets)
-    _ask_the_place(plan, target)
+    _check_online(plan, target)
     send_code(plan)
     folder = _claim(plan, name, ledger)
     try:
@@ -355,7 +355,7 @@ def down(run_url: str, *, say: Say = _silent) -> Receipt:
     return reach(run_url, say=say).down()
 
 
-def _ask_the_place(plan: Plan, target: Target) -> None:
+def _check_online(plan: Plan, target: Target) -> None:
     """What only the place itself can say, asked before a name is claimed. Planning asked nobody."""
     online = getattr(target, "online", None)
     problems = online(undump(plan.job)) if online is not None else []
@@ -399,14 +399,14 @@ def _at_rest(hold: RunHandle, patience_s: float) -> Status:
     hold.require_in_place(RunBusy)
     status = hold.looked_at()
     if not status.state.ended:
-        status = _outwaited(hold, patience_s) or status
+        status = _wait_until_stale(hold, patience_s) or status
     if not status.state.ended:
         raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
     hold.settle()  # a supervisor may still be on its way out
     return status
 
 
-def _outwaited(hold: RunHandle, patience_s: float) -> Status | None:
+def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
     """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
     store = hold.folder.store
     record, version = lease.read(store)

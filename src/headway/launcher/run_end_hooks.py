@@ -13,15 +13,15 @@ from headway.rundir.notify import Notification, notify_here
 from headway.rundir.status import evidence
 
 
-def seen_to_end(folder: RunFolder, say: Callable[[str], None]) -> None:
+def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
     """Never in the way of the end itself: what goes wrong here is said, and that is all."""
     try:
         seconds = spent_s(folder)
-        plan, farewell = folder.plan(), evidence(folder).farewell
-        status = farewell or Status(state=State.LOST, reason="it went away without a last word")
+        plan, end = folder.plan(), evidence(folder).end
+        status = end or Status(state=State.LOST, reason="it went away without a last word")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
         notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
-        notify_here(plan.job.get("notify") or {}, notice, lost=farewell is None, say=say)
+        notify_here(plan.job.get("notify") or {}, notice, lost=end is None, say=say)
     except HeadwayError as error:
         say(f"after the run's end: {error}")

@@ -70,7 +70,7 @@ def _prepared(source: str) -> bool:
     return "://" not in source and not source.startswith(_BUILT_IN) and (Path(source) / "manifest.json").is_file()
 
 
-def still_true(plan: Plan, target: Target) -> None:
+def verify_plan(plan: Plan, target: Target) -> None:
     """BadPlan where a saved plan would now be carried out otherwise than it says."""
     if plan.headway != __version__:
         raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")

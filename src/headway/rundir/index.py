@@ -75,7 +75,7 @@ class Ledger:
             )
         )
 
-    def saw(self, url: str, state: str) -> None:
+    def update_state(self, url: str, state: str) -> None:
         """Note the state in which a run was just seen."""
         self._write(
             lambda db: db.execute("UPDATE runs SET state = ?, seen = ? WHERE url = ?", (state, time.time(), url))

@@ -136,9 +136,9 @@ def row_of(folder: RunFolder) -> Row | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusInputs:
-    """What a run's folder says. `farewell` is the newest attempt's own word on how it ended."""
+    """What a run's folder says. `end` is how the newest attempt says it ended."""
 
-    farewell: Status | None
+    end: Status | None
     started: bool  # an attempt has begun since the last submission
     lease: lease.Record | None
 
@@ -146,17 +146,17 @@ class StatusInputs:
 def evidence(folder: RunFolder) -> StatusInputs:
     """Read in an order that cannot miss an end: who holds the run first, its last words after."""
     record, _ = lease.read(folder.store)
-    after = submission.awaited_after(submission.read(folder))
+    after = submission.attempts_before(submission.read(folder))
     newest, event = _last_word(folder.store, record.attempt if record else 0)
     started = newest > after
-    return StatusInputs(farewell=_farewell(event, folder) if event and started else None, started=started, lease=record)
+    return StatusInputs(end=_farewell(event, folder) if event and started else None, started=started, lease=record)
 
 
 def folder_status(folder: RunFolder) -> Status:
     """Where the run stands, as far as its folder can tell."""
     seen = evidence(folder)
-    if seen.farewell is not None:
-        return seen.farewell
+    if seen.end is not None:
+        return seen.end
     if not seen.started or seen.lease is None:
         return Status(state=State.PENDING, reason="submitted; no attempt has begun")
     if seen.lease.holder is None:
@@ -267,9 +267,9 @@ def unwritable(outputs: str) -> list[Problem]:
     return [Problem(what=what, where="outputs", fix="name a folder of yours under `outputs`")]
 
 
-def said_farewell(handle: Handle) -> bool:
+def has_ended(handle: Handle) -> bool:
     try:
-        return evidence(folder_of(handle)).farewell is not None
+        return evidence(folder_of(handle)).end is not None
     except HeadwayError:  # no folder, or no way to it: what runs here must be stoppable all the same
         return False
 
@@ -313,10 +313,10 @@ def over(
         now = time.monotonic()
         if now - looked < look_s:
             return False
-        looked, farewell = now, evidence(folder_of(handle)).farewell
-        if farewell is not None and farewell.state in FOR_GOOD:
+        looked, end = now, evidence(folder_of(handle)).end
+        if end is not None and end.state in FOR_GOOD:
             return True
-        if farewell is None and not hint() and now - asked < ask_s:
+        if end is None and not hint() and now - asked < ask_s:
             return False
         asked = now
         return status(handle).state.ended
@@ -346,9 +346,9 @@ def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None =
         pass  # no folder, or no way to it: it goes stale by itself
 
 
-def said_farewell_or_never_began(handle: Handle) -> bool:
+def ended_or_never_started(handle: Handle) -> bool:
     try:
         found = evidence(folder_of(handle))
     except HeadwayError:  # no folder, or no way to it: be patient with whatever it is doing
         return False
-    return found.farewell is not None or not found.started
+    return found.end is not None or not found.started

@@ -99,7 +99,7 @@ def _whole(intent: dict[str, Any]) -> bool:
     )
 
 
-def awaited_after(intent: dict[str, Any]) -> int:
+def attempts_before(intent: dict[str, Any]) -> int:
     """The newest attempt at the time of the last start that was not withdrawn."""
     starts = [entry for entry in intent["attempts"] if not entry.get("failed")]
     return int(starts[-1]["after"]) if starts else 0

@@ -65,7 +65,7 @@ def job_problems(tree: Node) -> Iterator[Problem]:
     env, secrets = _under(job, "env"), _under(job, "secrets")
     yield from _variables(env, "env")
     yield from _variables(secrets, "secrets")
-    yield from _secrets_in_the_open(env)
+    yield from _plaintext_secrets(env)
     for name in secrets:
         if name in env:
             what = f"{name} stands in env and in secrets"
@@ -84,7 +84,7 @@ def _variables(given: dict[str, Node], path: str) -> Iterator[Problem]:
             yield Problem(what=f"{path}: {name} is set by Headway", where=node.key_or_value, fix="remove it")
 
 
-def _secrets_in_the_open(env: dict[str, Node]) -> Iterator[Problem]:
+def _plaintext_secrets(env: dict[str, Node]) -> Iterator[Problem]:
     """A value in `env` is written into the plan and the run folder, for everybody who can read them."""
     for name, node in env.items():
         held = [name] if node.literal else [name, *_REFERENCED.findall(node.text)]

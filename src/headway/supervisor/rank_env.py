@@ -89,7 +89,7 @@ class Workdirs:
 def make_places(env: Mapping[str, str]) -> Workdirs:
     """Where the target chose a place for the spool, everything big lies beside it; else in a temporary folder."""
     parent = Path(env.get("HEADWAY_WORK_DIR") or tempfile.gettempdir())
-    _remove_those_of_the_dead(parent)
+    _remove_stale_workdirs(parent)
     work = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_here()}-{_name(os.getpid())}-", dir=parent))
     spool = Path(env.get("HEADWAY_SPOOL") or work / "spool").absolute()
     beside = spool.parent
@@ -111,7 +111,7 @@ def remove_places(places: Workdirs, *, files: bool) -> None:
     shutil.rmtree(places.work, ignore_errors=True)
 
 
-def _remove_those_of_the_dead(parent: Path) -> None:
+def _remove_stale_workdirs(parent: Path) -> None:
     """Whoever killed a supervisor with everything around it has left its folder, and secrets may lie in it."""
     for folder in parent.glob(f"{_PREFIX}{_here()}-*"):
         pid, _, since = folder.name.removeprefix(f"{_PREFIX}{_here()}-").rpartition("-")[0].partition("-")

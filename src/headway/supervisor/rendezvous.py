@@ -90,7 +90,7 @@ class Connection:
         except OSError:
             self.close()
 
-    def hear(self) -> Message:
+    def receive(self) -> Message:
         """The next message. OSError at the end of the connection, ValueError for what is none."""
         line = self._lines.readline(_LONGEST_LINE)
         if not line.endswith(b"\n"):
@@ -106,7 +106,7 @@ class Connection:
         why = ""
         while not why:
             try:
-                post(PeerMessage(node, self, self.hear()))
+                post(PeerMessage(node, self, self.receive()))
             except (OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
         self.close()
@@ -154,7 +154,7 @@ class RendezvousServer:
     def _examined(self, connection: Connection) -> Message:
         nonce = os.urandom(16).hex()
         connection.tell({"nonce": nonce})
-        hello = connection.hear()
+        hello = connection.receive()
         node = hello.get("node")
         if not hmac.compare_digest(str(hello.get("proof")), _proof(self._key, nonce, node)):
             connection.tell({"refused": "this is another run's meeting"})
@@ -170,11 +170,11 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
     """Connect to node 0 once. OSError when it is not there (yet); Refused when it is not ours."""
     connection = Connection(socket.create_connection((address, port), timeout=_HANDSHAKE_S))
     try:
-        asked = connection.hear()
+        asked = connection.receive()
         nonce = os.urandom(16).hex()
         proof = _proof(key, str(asked.get("nonce")), node)
         connection.tell({**hello, "node": node, "proof": proof, "nonce": nonce})
-        answer = connection.hear()
+        answer = connection.receive()
         if not hmac.compare_digest(str(answer.get("welcome")), _proof(key, nonce, 0)):
             raise ConnectionRejected(f"refused: {answer.get('refused', 'it does not know this run')}")
         return connection

@@ -116,7 +116,7 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
     try:
         ended = _patiently(loop, lambda: _ended_for_good(folder))
         if ended is not None:
-            return _rest_in_peace(start, ended)
+            return _wait_for_end(start, ended)
         return _lead(start) if world.node == 0 else _serve(start)
     finally:
         echo.close()
@@ -153,7 +153,7 @@ def _lead(start: SupervisorContext) -> int:
         past = restart_policy.past(events, lease.record)
         leader = Leader(node, heartbeat, lease.attempt, past, gathering, former=_last_started(events), refusal=refusal)
     except HeadwayError as error:
-        _farewell_without_a_start(folder, lease, error)
+        _end_without_start(folder, lease, error)
         raise
     heartbeat.start()
     _run_duties(node)
@@ -277,7 +277,7 @@ def _fenced(node: Node, error: RunTakenOver) -> int:
     return FAILED
 
 
-def _farewell_without_a_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> None:
+def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> None:
     """The run's folder says why it never started; a store that fails here too leaves the lease to go stale."""
     state = "stopped" if error.exit_code == WORKER_AGAIN else "failed"
     reason = str(error)
@@ -328,7 +328,7 @@ def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
     return ended if ended["attempt"] > int(submissions[-1].get("after", 0)) else None
 
 
-def _rest_in_peace(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
+def _wait_for_end(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
     """Nothing is left to do. Where whatever ends is restarted (a StatefulSet), HEADWAY_AFTER_END=idle makes us stay."""
     start.echo.say(f"this run has ended already: {ended['state']}: {ended.get('reason', '')}")
     if start.env.get("HEADWAY_AFTER_END") == "idle":

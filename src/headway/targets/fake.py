@@ -97,8 +97,8 @@ class FakeTarget:
     def status(self, handle: Handle) -> Status:
         here = bool(self.workers.get(handle.url))
         seen = evidence(_folder(handle))
-        if seen.farewell is not None:
-            return seen.farewell
+        if seen.end is not None:
+            return seen.end
         if here:
             return Status(state=State.RUNNING if seen.started else State.PENDING)
         return Status(state=State.LOST, reason="its workers are gone without a last word")

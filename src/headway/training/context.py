@@ -27,18 +27,18 @@ class Session:
     def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
         world = identities.world_of(os.environ)
         self.device = determinism.choose_device(world)
-        self.gang = ProcessGroup(world, self.device)
+        self.group = ProcessGroup(world, self.device)
         self._lease: LeaseKeeper | None = None
         if "HEADWAY_ATTEMPT" in os.environ:
             self.identity = identities.supervised(os.environ)
         else:
-            self.gang.meet()
+            self.group.init_process_group()
             self.identity = self._by_hand(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
         self.store: Store = self.identity.store
-        self.outside: ControlChannel = self._outside()
+        self.control: ControlChannel = self._control()
         self.stopping = Stopping(self.identity.grace_s, self.identity.deadline_s, say=self.say)
         self.stopping.watch()
-        self.gang.meet()
+        self.group.init_process_group()
         determinism.settle(exact=self.identity.job.exact)
 
     @property
@@ -53,7 +53,7 @@ class Session:
     def event(self, kind: str, **details: Any) -> None:
         """For the run's history: told by rank 0 for all."""
         if self.first:
-            self.outside.event(kind, **details)
+            self.control.event(kind, **details)
 
     @property
     def words(self) -> str:
@@ -66,16 +66,16 @@ class Session:
         if self._lease is not None:
             self._lease.close(failed=failed)
         if not failed:
-            self.gang.part()
+            self.group.part()
 
-    def _outside(self) -> ControlChannel:
+    def _control(self) -> ControlChannel:
         if self.identity.control_fd is not None:
             return ControlPipe(self.identity.control_fd)
         return self._lease if self._lease is not None else NoControlChannel()
 
     def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
         """Rank 0 finds or makes the folder and takes the lease; the others are told which it is."""
-        world = self.gang.world
+        world = self.group.world
         mine: RankInfo | None = None
         trouble = ""
         if world.rank == 0:
@@ -89,7 +89,7 @@ class Session:
         told = {"url": mine.store.url if mine else "", "trouble": trouble}
         if self._lease is not None and mine is not None:
             told["attempt"] = str(self._lease.attempt)
-        told = json.loads(self.gang.text_from_first(json.dumps(told)))
+        told = json.loads(self.group.broadcast_text(json.dumps(told)))
         if told["trouble"]:
             raise HeadwayError(told["trouble"])
         if mine is None:

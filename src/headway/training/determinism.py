@@ -99,7 +99,7 @@ class RngSeeder:
         if cuda:
             self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
 
-    def roll(self, stream: int, position: int = 0, part: int = 0) -> None:
+    def reseed(self, stream: int, position: int = 0, part: int = 0) -> None:
         """From here on, draws depend on (seed, stream, rank, position, part) alone."""
         word = mix(self._bases[stream] ^ position ^ part << 48)
         for generator in self._generators:

@@ -192,7 +192,7 @@ class Request:
     clip: float | None = None
     last: bool = True  # the last micro-batch of its step
     counts: bool = True  # False for a filler
-    foreseen: float = 0.0  # what all ranks expect the step to weigh: as much as the one before; 0 for no idea
+    expected_weight: float = 0.0  # what all ranks expect the step to weigh: as much as the one before; 0 for no idea
 
 
 @dataclass(slots=True)
@@ -258,13 +258,13 @@ class LocalStepper:
         self._gradients = Accumulation(modules)
         self._flag = Flag()
 
-    def relayout(self) -> None:
+    def rebuild_buckets(self) -> None:
         """Called between steps when other parameters may learn than before."""
         self._gradients.refresh()
 
-    def step(self, request: Request, wishes: StepFlags) -> Outcome:
+    def step(self, request: Request, flags: StepFlags) -> Outcome:
         loss, weight, gradients = request.loss, request.weight, self._gradients
-        found = badness(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
+        found = nonfinite_loss(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
         if request.last and not gradients.open:
             if isinstance(found, Tensor):
                 self._flag.send(found)
@@ -300,7 +300,7 @@ class DistributedStepper:
         self._sync: GradientSync | None = None
         self._checked: set[int] = set()
 
-    def relayout(self) -> None:
+    def rebuild_buckets(self) -> None:
         """Called between steps when other parameters may learn than before."""
         self._gradients.set_aside()
         self._gradients.refresh()
@@ -312,7 +312,7 @@ class DistributedStepper:
             norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
             self._sync = GradientSync(parameters, norms)
 
-    def step(self, request: Request, wishes: StepFlags) -> Outcome:
+    def step(self, request: Request, flags: StepFlags) -> Outcome:
         sync = self._layout_for(request.optimizers)
         part = self._gradients.resume(request.optimizers)
         loss = request.loss if request.counts else request.loss * 0
@@ -321,14 +321,14 @@ class DistributedStepper:
             weight = request.weight
             part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
         if self.scaler is None:  # with a scaler, an overflow is its business
-            part.bad = part.bad + badness(loss)
+            part.bad = part.bad + nonfinite_loss(loss)
         if not part.divisor:  # of the first micro-batch: what others' steps weigh meanwhile must not change it
-            part.divisor = request.foreseen if request.foreseen and loss.dtype in _PRECISE else 1.0
+            part.divisor = request.expected_weight if request.expected_weight and loss.dtype in _PRECISE else 1.0
         if not request.last:
             backward(loss, self.scaler, part.divisor)
             return _GATHERED
-        wanted = (float(wishes.stop), float(wishes.budget), float(wishes.save))
-        sync.arm(part.weight, (float(part.present), *wanted, part.bad, wishes.names), wishes.metrics)
+        wanted = (float(flags.stop), float(flags.budget), float(flags.save))
+        sync.arm(part.weight, (float(part.present), *wanted, part.bad, flags.names), flags.metrics)
         backward(loss, self.scaler, part.divisor)
         agreed = sync.reduce(part.divisor)
         self._gradients.close(part)
@@ -340,7 +340,7 @@ class DistributedStepper:
         """The buckets; made anew where parameters learn again that did not when the epoch began."""
         self._check(optimizers)
         if self._sync is None or not self._sync.covers(parameters_of(optimizers)):
-            self.relayout()
+            self.rebuild_buckets()
         assert self._sync is not None
         return self._sync
 
@@ -400,7 +400,7 @@ def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
         torch._foreach_div_(grads, float(weight))
 
 
-def badness(loss: Tensor) -> float | Tensor:
+def nonfinite_loss(loss: Tensor) -> float | Tensor:
     """1 for a loss that is not finite. On a GPU it stays there: reading it would wait for the forward pass."""
     if loss.device.type == "cpu":
         return 0.0 if math.isfinite(loss.item()) else 1.0

@@ -21,9 +21,9 @@ class RetryPolicy:
     """Calls again after every StoreError, with growing pauses, until `give_up` raises Impatient."""
 
     def __init__(
-        self, outside: ControlChannel, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+        self, control: ControlChannel, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._outside, self._give_up, self._sleep = outside, give_up, sleep
+        self._control, self._give_up, self._sleep = control, give_up, sleep
 
     def __call__(self, operation: Callable[[], Result]) -> Result:
         pause, since = FIRST_S, time.monotonic()
@@ -37,7 +37,7 @@ class RetryPolicy:
                 if not failed:
                     failed = True
                     say(f"the store does not answer, training goes on and this is tried again: {error}")
-                    self._outside.event("store_down", error=str(error))
+                    self._control.event("store_down", error=str(error))
                 self._give_up(str(error))
                 self._sleep(pause)
                 pause = min(LONGEST_S, pause * 2)
@@ -45,5 +45,5 @@ class RetryPolicy:
                 if failed:
                     seconds = round(time.monotonic() - since, 1)
                     say(f"the store answers again after {seconds} s")
-                    self._outside.event("store_back", seconds=seconds)
+                    self._control.event("store_back", seconds=seconds)
                 return result

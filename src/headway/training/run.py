@@ -50,7 +50,7 @@ from headway.training.schedules import freeze, set_rate
 from headway.training.step_boundary import StepBoundary
 
 M = TypeVar("M", bound=nn.Module)
-_NO_WISHES = StepFlags()
+_NO_FLAGS = StepFlags()
 
 
 class Run:
@@ -65,15 +65,15 @@ class Run:
         self._cuts = oom.MicroBatching(self.config, os.environ)
         self.accumulate = self._cuts.parts
         self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
-        self._dice = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
-        self._supply = BatchSource(self.world, self.device, self._dice)
-        self._journal = MetricsLogger(session)
+        self._seeder = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
+        self._batches = BatchSource(self.world, self.device, self._seeder)
+        self._metrics = MetricsLogger(session)
         self._modules: list[nn.Module] = []
-        self._keeping = CheckpointManager(session, self._journal.flush, self._modules)
+        self._checkpoints = CheckpointManager(session, self._metrics.flush, self._modules)
         self._stepper: LocalStepper | DistributedStepper = (
             LocalStepper(self._modules) if self.world.size == 1 else DistributedStepper(self._modules)
         )
-        self._boundary = StepBoundary(session, self._keeping, self._journal)
+        self._boundary = StepBoundary(session, self._checkpoints, self._metrics)
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
@@ -90,7 +90,7 @@ class Run:
         self._averages: list[Average] = []
         self._phase: Phase | None = None
         self._restored = False
-        RngSeeder(self.seed).roll(SETUP)  # the same on every rank: models are born equal
+        RngSeeder(self.seed).reseed(SETUP)  # the same on every rank: models are born equal
         atexit.register(self._close)
         hooks.tell(self._failed)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
@@ -100,11 +100,11 @@ class Run:
     @property
     def global_step(self) -> int:
         """Optimizer steps done."""
-        return self._keeping.position.step
+        return self._checkpoints.position.step
 
     @property
     def epoch(self) -> int:
-        return self._keeping.position.epoch
+        return self._checkpoints.position.epoch
 
     @property
     def main(self) -> bool:
@@ -121,12 +121,12 @@ class Run:
     def place(self, model: M) -> M:
         """The same module on this rank's device, in the config's precision, with rank 0's values, ready for `step`."""
         model.to(self.device)
-        self._session.gang.copy_from_first([*model.parameters(), *model.buffers()])
+        self._session.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         self._precision.apply(model)
         if self.config.get("compile"):
             model.compile()
         self._modules.append(model)
-        self._keeping.finite.accept(model)
+        self._checkpoints.finite.accept(model)
         return model
 
     def average(self, model: nn.Module, decay: float = 0.999) -> Average:
@@ -144,14 +144,14 @@ class Run:
         From here on everything given is part of every checkpoint, under the name it was given.
         """
         if data is not None:
-            self._supply.adopt(data)
+            self._batches.adopt(data)
             steps = len(data) if hasattr(data, "__len__") else None
-            self._keeping.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
+            self._checkpoints.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
         for number, average in enumerate(self._averages, start=1):
             objects.setdefault(f"average_{number}", average)
         if self._precision.scaler is not None:
             objects.setdefault("scaler", self._precision.scaler)
-        loaded = self._keeping.restore(objects)
+        loaded = self._checkpoints.restore(objects)
         self._restored = True
         if loaded is None:
             self._session.say("no checkpoint was ever committed here: starting at step 0")
@@ -163,7 +163,7 @@ class Run:
     def keep_epochs(self, every: int) -> None:
         """Keep the checkpoint of every so many epochs for good, as epoch_N, unless the job says which are kept."""
         if self.job.checkpoint.keep_every is None:
-            self._keeping.rhythm.keep_for_good(Cadence(epochs=every))
+            self._checkpoints.schedule.keep_for_good(Cadence(epochs=every))
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
         """How to make the bundle at the end, also an early end by the budget. The best weights are loaded by then."""
@@ -176,7 +176,7 @@ class Run:
 
         In each, only what it names learns; give its `epochs` to `run.epochs`.
         """
-        position = self._keeping.position
+        position = self._checkpoints.position
         for number, phase in enumerate(self.job.phases or tuple(otherwise)):
             if number < position.stage:
                 self._stages = number + 1
@@ -185,19 +185,19 @@ class Run:
             learning = freeze(self._modules, phase)
             self._session.say(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
             if number > position.stage or not (position.epoch or position.batch):
-                set_rate(self._keeping.objects.values(), phase.lr)
+                set_rate(self._checkpoints.objects.values(), phase.lr)
             yield phase
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs still to do. A second call is a second stage: a run resumes inside the right one."""
-        position = self._keeping.position
+        position = self._checkpoints.position
         stage, self._stages = self._stages, self._stages + 1
         if stage < position.stage:
             return
         if stage > position.stage:
             position.stage, position.epoch, position.batch = stage, 0, 0
         self._epochs, self._enough = count, False
-        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
+        self._metrics.begin(self.global_step, self._look, self._checkpoints.resumed_attempt)
         while position.epoch < count:
             yield position.epoch
             to = count if self._enough else position.epoch + 1
@@ -206,9 +206,9 @@ class Run:
     def steps(self, feed: Any) -> Iterator[Any]:
         """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
         self._prepare(feed)
-        position, boundary, supply = self._keeping.position, self._boundary, self._supply
+        position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
         self._steps = self._expected()
-        for batch in supply.training(feed, position, self.accumulate):
+        for batch in batches.training(feed, position, self.accumulate):
             counts = self._counts = type(batch) is not PaddingBatch
             self._weight = 1.0 if counts else 0.0
             boundary.inside, boundary.agreed = True, None
@@ -218,12 +218,12 @@ class Run:
                 self._guard.before_step()
             if self._profiling is not None:
                 self._profiling.before_step(before + 1)
-            self._dice.roll(MODEL, before, self._micro)
-            yield batch if counts and supply.on_cpu else supply.placed(batch)
+            self._seeder.reseed(MODEL, before, self._micro)
+            yield batch if counts and batches.on_cpu else batches.placed(batch)
             boundary.inside = False
             if self._skipped:
-                self._skipped = self._journal.forget_body()
-            self._journal.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
+                self._skipped = self._metrics.forget_body()
+            self._metrics.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
             if self._micro == 0:
                 if self._profiling is not None:
                     self._profiling.after_step(position.step)
@@ -249,43 +249,45 @@ class Run:
         part = self._part if self._boundary.inside else self._micro
         last = part + 1 >= self.accumulate
         optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
-        wishes = self._boundary.wishes() if last and self.world.size > 1 else _NO_WISHES
+        flags = self._boundary.flags() if last and self.world.size > 1 else _NO_FLAGS
         if self._counts:
             self._weight = weight
-        foreseen = self._keeping.position.weight
-        outcome = self._stepper.step(Request(loss, optimizers, weight, clip, last, self._counts, foreseen), wishes)
+        expected_weight = self._checkpoints.position.weight
+        outcome = self._stepper.step(
+            Request(loss, optimizers, weight, clip, last, self._counts, expected_weight), flags
+        )
         if not last and outcome.finite:
             self._micro = part + 1
             return False
         self._micro = 0
         if outcome.agreed is not None:
-            self._journal.arrived(outcome.agreed, self.global_step)
+            self._metrics.arrived(outcome.agreed, self.global_step)
             self._boundary.agreed = outcome.agreed
         if not outcome.finite:
             self._leave_out()
             return False
         if self._guard.skips:
             self._guard.good()
-        keeping = self._keeping
-        keeping.position.step += 1
+        checkpoints = self._checkpoints
+        checkpoints.position.step += 1
         if outcome.agreed is not None and 0 < outcome.agreed.weight < math.inf:
-            keeping.position.weight = outcome.agreed.weight
+            checkpoints.position.weight = outcome.agreed.weight
         for average in self._averages:
             average.update()
         if outcome.norm is not None:
-            self._journal.note({"grad_norm": outcome.norm})
+            self._metrics.note({"grad_norm": outcome.norm})
         if scheduler is not None:
             scheduler.step()
-        if not keeping.prepared:
-            keeping.prepare()
+        if not checkpoints.prepared:
+            checkpoints.prepare()
         return True
 
     def log(self, **values: Any) -> None:
         """Numbers of this step. Read from the device later; averaged over micro-batches and ranks by their weights."""
         if self._boundary.inside:
-            self._journal.note(values)
+            self._metrics.note(values)
         else:
-            self._journal.record(self.global_step, self._keeping.position.passed, values)
+            self._metrics.record(self.global_step, self._checkpoints.position.passed, values)
 
     def score(
         self,
@@ -300,11 +302,11 @@ class Run:
         With `patience`, that many scores in a row without a new best end these epochs.
         """
         self._boundary.heed()
-        names, gang = sorted(values), self._session.gang
-        wishes, *_ = gang.sums([self._boundary.wants_to_leave])
-        self._boundary.leave_together(wishes)
-        record = dict(zip(names, gang.from_first([float(values[name]) for name in names]), strict=True))
-        self._journal.record(self.global_step, self._keeping.position.passed, record)
+        names, group = sorted(values), self._session.group
+        flags, *_ = group.sums([self._boundary.stop_requested])
+        self._boundary.stop_all(flags)
+        record = dict(zip(names, group.broadcast([float(values[name]) for name in names]), strict=True))
+        self._metrics.record(self.global_step, self._checkpoints.position.passed, record)
         self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
         self._session.event("score", step=self.global_step, **record)
         chosen = best or (self._phase.best if self._phase else None)
@@ -313,8 +315,8 @@ class Run:
         if chosen not in record:
             raise BadInput(f"{chosen!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
         pointer = f"{self._phase.name}_best" if self._phase else "best"
-        better = self._keeping.judge(pointer, record[chosen] if higher else -record[chosen])
-        since = self._keeping.scores.since_best[pointer]
+        better = self._checkpoints.judge(pointer, record[chosen] if higher else -record[chosen])
+        since = self._checkpoints.scores.since_best[pointer]
         if patience is not None and since >= patience:
             self._enough = True
             self._session.say(f"{chosen} has not improved in {since} evaluations: enough")
@@ -325,23 +327,23 @@ class Run:
 
         With several ranks, one that is asked skips all but the first; all leave at the next `total` or `score`.
         """
-        self._dice.roll(EVALUATION, self.global_step)
-        for number, batch in enumerate(self._supply.evaluation(feed)):
+        self._seeder.reseed(EVALUATION, self.global_step)
+        for number, batch in enumerate(self._batches.evaluation(feed)):
             self._boundary.heed()
-            if number and self._boundary.wants_to_leave:
+            if number and self._boundary.stop_requested:
                 return
-            yield self._supply.placed(batch)
+            yield self._batches.placed(batch)
 
     def total(self, value: Any) -> Any:
         """The sum over ranks of a number, a tensor or a dictionary: add up sums and counts, not means."""
-        boundary, gang = self._boundary, self._session.gang
+        boundary, group = self._boundary, self._session.group
         boundary.heed()
         if isinstance(value, Tensor):
-            boundary.leave_together(gang.sums([boundary.wants_to_leave])[0])
-            return gang.sum_tensor(value)
+            boundary.stop_all(group.sums([boundary.stop_requested])[0])
+            return group.sum_tensor(value)
         numbers = list(value.values()) if isinstance(value, Mapping) else [value]
-        wishes, *sums = gang.sums([boundary.wants_to_leave, *map(float, numbers)])
-        boundary.leave_together(wishes)
+        flags, *sums = group.sums([boundary.stop_requested, *map(float, numbers)])
+        boundary.stop_all(flags)
         return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
 
     def sample(self, name: str, body: bytes) -> None:
@@ -372,9 +374,9 @@ class Run:
                 f"accumulate: auto cannot cut the batches of a {type(feed).__name__}",
                 fix="use headway.runtime.Loader, or say how many batches make a step (accumulate: 2)",
             )
-        self._journal.begin(self.global_step, self._look, self._keeping.resumed_attempt)
+        self._metrics.begin(self.global_step, self._look, self._checkpoints.resumed_attempt)
         self._feed = feed
-        self._stepper.relayout()
+        self._stepper.rebuild_buckets()
         if not self._restored:
             self._restored = True
             self._session.say("no checkpoints will be written: run.restore was not called")
@@ -383,17 +385,17 @@ class Run:
         """The process dies of this: the supervisor is told where, and whether a finer cut might save the run."""
         finer = self._cuts.finer(error)
         details = {} if finer is None else {"cut_to": finer}
-        self._session.outside.event("failed", step=self.global_step, **details)
+        self._session.control.event("failed", step=self.global_step, **details)
 
     def _close(self) -> None:
         if self._profiling is not None:
             self._profiling.close(self.global_step)
         self._boundary.close()
-        self._supply.close()
+        self._batches.close()
 
     def _leave_out(self) -> None:
         """A batch whose loss is not finite: named, and then either the end or passed over."""
-        position = self._keeping.position
+        position = self._checkpoints.position
         items = batch_names(self._feed, position.passed, position.batch)
         what = f"step {position.step + 1}" + (f", items {', '.join(map(str, items))}" if items else "")
         where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
@@ -404,19 +406,19 @@ class Run:
 
     def _expected(self) -> int:
         """How many steps there will be. Asked between steps: inside one, step and batch do not yet agree."""
-        position = self._keeping.position
-        steps = self._keeping.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
+        position = self._checkpoints.position
+        steps = self._checkpoints.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
         return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
 
     def _look(self) -> dict[str, Any]:
         """For the progress line; called from a thread."""
-        position = self._keeping.position
+        position = self._checkpoints.position
         numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
         if self._epochs is not None:  # after the last one, the position is beyond it
             numbers |= {"epochs": self._epochs, "epoch": min(position.epoch, max(0, self._epochs - 1))}
         if self._steps:
             numbers["steps"] = max(self._steps, position.step)
-        loss = self._journal.latest.get("loss")
+        loss = self._metrics.latest.get("loss")
         if loss is not None:
             numbers["loss"] = float(loss)
         return numbers

@@ -81,42 +81,42 @@ RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and t
 class StepBoundary:
     """Decides what happens between steps, during evaluations and at the end."""
 
-    def __init__(self, session: Session, keeping: CheckpointManager, journal: MetricsLogger) -> None:
-        self._session, self._keeping, self._journal = session, keeping, journal
-        self._stopping, self._gang = session.stopping, session.gang
+    def __init__(self, session: Session, checkpoints: CheckpointManager, metrics: MetricsLogger) -> None:
+        self._session, self._checkpoints, self._metrics = session, checkpoints, metrics
+        self._stopping, self._group = session.stopping, session.group
         self.inside = False  # in the loop's body: the state is between two steps
         self.agreed: ReducedFlags | None = None  # of the step in this body
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
         self._stretch = stretch(os.environ, session.identity.attempt)
-        self._alone = session.gang.world.size == 1
+        self._alone = session.group.world.size == 1
         self._limited = session.identity.deadline_s is not None
         self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
 
     # With several ranks: what this one would like, and what all do
 
-    def wishes(self) -> StepFlags:
+    def flags(self) -> StepFlags:
         first = self._session.first
-        names, metrics = self._journal.riders
-        step = self._keeping.position.step + 1
+        names, metrics = self._metrics.piggyback
+        step = self._checkpoints.position.step + 1
         return StepFlags(
             stop=self._stopping.asked,
             budget=first and self._over_budget(),
-            save=first and self._keeping.due(step),
+            save=first and self._checkpoints.due(step),
             names=names,
             metrics=metrics,
         )
 
     def after_step(self, *, stepped: bool) -> None:
         """Between two steps: a checkpoint where one is due, or the end where all agreed on it."""
-        keeping = self._keeping
+        checkpoints = self._checkpoints
         if self._stretch is not None:
-            self._stretch.before_checkpoint(keeping.position.step)
-        if keeping.saver.fenced is not None:
+            self._stretch.before_checkpoint(checkpoints.position.step)
+        if checkpoints.saver.fenced is not None:
             self._check_fence()
         if self._alone:
             stop, budget = self._stopping.asked, self._limited and self._over_budget()
-            save = stepped and keeping.due(keeping.position.step)
+            save = stepped and checkpoints.due(checkpoints.position.step)
         elif self.agreed is not None:
             stop, budget, save = self.agreed.stop, self.agreed.budget, self.agreed.save
         else:
@@ -129,8 +129,8 @@ class StepBoundary:
     def _act(self, *, stop: bool, budget: bool) -> None:
         """A checkpoint, and then perhaps the end."""
         self._settle()
-        if not self._keeping.taken_here:
-            self._keeping.take()
+        if not self._checkpoints.taken_here:
+            self._checkpoints.take()
         if stop:
             self._leave()
         if budget:
@@ -139,17 +139,17 @@ class StepBoundary:
     def after_steps(self) -> None:
         """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is."""
         self._settle()
-        self._keeping.hold()
+        self._checkpoints.hold()
 
     def after_epoch(self, to: int, *, last: bool) -> None:
         self.heed()
-        self.leave_together(self._gang.sums([self.wants_to_leave])[0])
-        position = self._keeping.position
-        self._keeping.saver.release()
+        self.stop_all(self._group.sums([self.stop_requested])[0])
+        position = self._checkpoints.position
+        self._checkpoints.saver.release()
         position.epoch, position.batch, position.passed = to, 0, position.passed + 1
-        budget = self._gang.from_first([float(self._over_budget())])[0] > 0 and not last
-        if last or budget or self._keeping.due_after_epoch:
-            self._keeping.take(epoch_ended=True)
+        budget = self._group.broadcast([float(self._over_budget())])[0] > 0 and not last
+        if last or budget or self._checkpoints.due_after_epoch:
+            self._checkpoints.take(epoch_ended=True)
         if budget:
             self._end_by_budget()
 
@@ -158,42 +158,42 @@ class StepBoundary:
         self._check_fence()
         if self.inside or not self._alone:
             return
-        if self.wants_to_leave:
-            self.leave_together(1.0)
+        if self.stop_requested:
+            self.stop_all(1.0)
         if self._over_budget():
-            self._keeping.saver.write_held()
+            self._checkpoints.saver.write_snapshot()
             self._end_by_budget()
 
     @property
-    def wants_to_leave(self) -> float:
+    def stop_requested(self) -> float:
         """1 where this rank was asked to stop, outside a step. With several ranks it rides on what they add up anyway:
         a rank that left by itself would leave the others waiting, and its checkpoint without their parts."""
         return float(self._stopping.asked and not self._stopping.interruptible and not self.inside)
 
-    def leave_together(self, wishes: float) -> None:
+    def stop_all(self, flags: float) -> None:
         """All ranks know of each other's wishes here: one is enough."""
-        if wishes > 0:
-            self._keeping.saver.write_held()
+        if flags > 0:
+            self._checkpoints.saver.write_snapshot()
             self._leave()
 
     def finish(self, bundle: Bundle | None) -> None:
-        keeping = self._keeping
-        if not keeping.taken_here and not keeping.fresh:
-            keeping.take()
-        keeping.saver.drain()
+        checkpoints = self._checkpoints
+        if not checkpoints.taken_here and not checkpoints.fresh:
+            checkpoints.take()
+        checkpoints.saver.drain()
         self._check_fence()
         self._stopping.interruptible = True
         if self._stopping.asked:
             raise Stop
         if self._session.first and bundle is None and self.bundle is not None:
-            self._session.say(f"exporting the best, of step {keeping.load_best()}")
+            self._session.say(f"exporting the best, of step {checkpoints.load_best()}")
             bundle = self.bundle()
         if self._session.first and bundle is not None:
             self._export(bundle)
-        self._journal.finish()
+        self._metrics.finish()
         self._finished = True
         self._end("finished", "", 0)
-        self._session.say(f"finished at step {keeping.position.step}: {self._session.store.url}")
+        self._session.say(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
 
     def close(self) -> None:
         """At exit, however it came: what was logged and copied is written, within reason."""
@@ -201,27 +201,27 @@ class StepBoundary:
             return
         self._closed = True
         left = self._stopping.left_s
-        self._keeping.saver.close(timeout_s=EXPORT_S if left is None else left)
-        self._journal.close()
-        if self._keeping.saver.fenced is None:
+        self._checkpoints.saver.close(timeout_s=EXPORT_S if left is None else left)
+        self._metrics.close()
+        if self._checkpoints.saver.fenced is None:
             try:
-                self._journal.finish()
+                self._metrics.finish()
             except HeadwayError as error:  # nothing more can be done for them here
                 say(f"the newest metrics could not be written: {error}")
         hurry = min(5.0, self._stopping.left_s or 5.0)  # what trackers miss now, the next attempt gives them
-        self._journal.see_off(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
+        self._metrics.close_trackers(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
         self._session.close(failed=not self._finished)
 
     def _settle(self) -> None:
-        if self._gang.world.size > 1:
-            self._journal.settle(self._gang.exchange, self._keeping.position.step)
+        if self._group.world.size > 1:
+            self._metrics.settle(self._group.exchange, self._checkpoints.position.step)
 
     def _over_budget(self) -> bool:
         """With what is left, the last checkpoint and the export are done in time; it is at most a fifth of all."""
         total = self._session.identity.deadline_s
         if total is None:
             return False
-        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._keeping.saver.last_seconds + self._export_s))
+        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._checkpoints.saver.last_seconds + self._export_s))
         return self._stopping.over_budget(margin)
 
     def _leave(self) -> NoReturn:
@@ -229,8 +229,8 @@ class StepBoundary:
         left = self._stopping.left_s
         if left is None:  # another rank was asked
             left = max(1.0, self._session.identity.grace_s - RESERVE_S)
-        step = self._keeping.position.step
-        if self._keeping.saver.drain(left):
+        step = self._checkpoints.position.step
+        if self._checkpoints.saver.drain(left):
             self._session.say(f"stopped at step {step}; start again to go on")
         else:
             self._session.say(f"stopped at step {step} without its checkpoint; an earlier one stands")
@@ -239,30 +239,30 @@ class StepBoundary:
 
     def _end_by_budget(self) -> NoReturn:
         """The budget is nearly spent: the state is kept; export the best so far, and be done."""
-        keeping, session = self._keeping, self._session
-        session.say(f"the budget ends here, at step {keeping.position.step}")
-        keeping.saver.drain()
+        checkpoints, session = self._checkpoints, self._session
+        session.say(f"the budget ends here, at step {checkpoints.position.step}")
+        checkpoints.saver.drain()
         if session.first and self.bundle is not None:
-            session.say(f"exporting the best so far, of step {keeping.load_best()}")
+            session.say(f"exporting the best so far, of step {checkpoints.load_best()}")
             self._export(self.bundle())
         self._finished = True
-        session.event("budget", step=keeping.position.step)
+        session.event("budget", step=checkpoints.position.step)
         self._end("budget", "the budget is spent", 0)
         raise SystemExit(0)
 
     def _export(self, bundle: Bundle) -> None:
-        self._keeping.require_finite()
+        self._checkpoints.require_finite()
         export.export(bundle, self._session, say)
 
     def _end_of_stretch(self, short: StepLimit) -> None:
         """Where only a few steps were asked for: end after them, with a checkpoint."""
-        keeping = self._keeping
-        if not short.after_step(keeping.position.step, keeping.saver.drain):
+        checkpoints = self._checkpoints
+        if not short.after_step(checkpoints.position.step, checkpoints.saver.drain):
             return
         self._settle()
-        if not keeping.taken_here:
-            keeping.take()
-        keeping.saver.drain()
+        if not checkpoints.taken_here:
+            checkpoints.take()
+        checkpoints.saver.drain()
         self._check_fence()
         self._finished = True
         self._end("finished", "the steps asked for are done", 0)
@@ -274,6 +274,6 @@ class StepBoundary:
             self._session.event("ended", state=state, reason=reason, exit_code=code)
 
     def _check_fence(self) -> None:
-        lost = self._keeping.saver.fenced
+        lost = self._checkpoints.saver.fenced
         if lost is not None:
             raise lost

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.targets.kubernetes.client import Forbidden
-from headway.targets.kubernetes.doctor import still_billed
+from headway.targets.kubernetes.doctor import billable_resources
 from headway.targets.kubernetes.options import Options
 
 HERE = Options(cluster="ml", location="us-east1-c", project="my-project")
@@ -52,18 +52,18 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_pool_has_its_price_and_its_command() -> None:
     plain = {"metadata": {"name": "cpu", "labels": {"cloud.google.com/gke-nodepool": "system"}}}
-    one, two = still_billed(Cluster(node("gpus"), node("gpus"), node("spots", spot=True), plain), HERE)
+    one, two = billable_resources(Cluster(node("gpus"), node("gpus"), node("spots", spot=True), plain), HERE)
     assert one.startswith("2 nodes with GPUs in pool gpus, $1.46/h")
     assert "resize ml --node-pool gpus --num-nodes 0 --location us-east1-c --project my-project" in one
     assert two.startswith("1 node with GPUs in pool spots, $0.37/h")
 
 
 def test_a_node_of_unknown_price_is_named_all_the_same() -> None:
-    (line,) = still_billed(Cluster(node("odd", "nvidia-tesla-k80")), HERE)
+    (line,) = billable_resources(Cluster(node("odd", "nvidia-tesla-k80")), HERE)
     assert line.startswith("1 node with GPUs in pool odd; ")
 
 
 def test_no_gpus_no_words_and_no_rights_no_failure() -> None:
-    assert still_billed(Cluster(), HERE) == []
-    assert still_billed(Cluster(forbidden=True), HERE) == []
-    assert still_billed(Cluster(node("gpus")), Options(platform="plain")) == []
+    assert billable_resources(Cluster(), HERE) == []
+    assert billable_resources(Cluster(forbidden=True), HERE) == []
+    assert billable_resources(Cluster(node("gpus")), Options(platform="plain")) == []

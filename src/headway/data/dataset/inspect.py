@@ -368,7 +368,7 @@ def verify(dest: str, *, progress: Progress | None = None) -> Verified:
     total, done = sum(file.bytes for file in wanted), 0
     damage: list[Damage] = []
     for file in wanted:
-        what = _wrong_with(store, file)
+        what = _problems_of(store, file)
         if what:
             damage.append(Damage(file.key, what))
         done += file.bytes
@@ -386,7 +386,7 @@ def _files(manifest: Manifest) -> Iterator[ShardFile | OtherFile]:
     yield from manifest.files
 
 
-def _wrong_with(store: Store, file: ShardFile | OtherFile) -> str:
+def _problems_of(store: Store, file: ShardFile | OtherFile) -> str:
     try:
         size = store.stat(file.key).size
         if size != file.bytes:

@@ -113,7 +113,7 @@ DETACH_S = 10.0  # a network lets go of a removed container a moment later
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     """Stop what runs, remove everything, and look again."""
     before = _things(engine, command, handle.url)
-    ended = status.said_farewell_or_never_began(handle)
+    ended = status.ended_or_never_started(handle)
     if ended:  # on its way out: nobody waits for a checkpoint
         _await_the_end(engine, command, handle.url, LEAVING_S)
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)

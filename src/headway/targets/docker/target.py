@@ -29,9 +29,9 @@ from headway.rundir.status import (
     about_key_files,
     evidence,
     folder_of,
+    has_ended,
     place_of,
     run_url,
-    said_farewell,
     unwritable,
 )
 from headway.rundir.submission import owner
@@ -115,7 +115,7 @@ class DockerTarget:
         if not receipt.left:
             secrets.clear(handle.url)
             docker_resources.free_the_lease(handle)
-            if said_farewell(handle):
+            if has_ended(handle):
                 spawn.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
@@ -174,15 +174,15 @@ class DockerTarget:
         if _elsewhere(handle):
             return watch.status()
         found = evidence(folder_of(handle))
-        if found.farewell is not None:  # needs no daemon, and asks none
-            return found.farewell
+        if found.end is not None:  # needs no daemon, and asks none
+            return found.end
         starting, things = spawn.starting(place_of(handle.url, KIND)), self._containers(handle.url)
         if starting or any(thing.live for thing in things):
             state = State.RUNNING if found.started else State.PENDING
             return Status(state=state, reason=_reason(things) or "is being started")
         # Read again: a supervisor that is gone has written all it will ever write.
         found = evidence(folder_of(handle))
-        return found.farewell or Status(state=State.LOST, reason=self._why_lost(found, things))
+        return found.end or Status(state=State.LOST, reason=self._why_lost(found, things))
 
     def _why_lost(self, found: StatusInputs, things: list[DockerResource]) -> str:
         if not things:

@@ -287,7 +287,7 @@ def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> I
 POOL, ZONE = "cloud.google.com/gke-nodepool", "topology.kubernetes.io/zone"
 
 
-def still_billed(api: Api, options: Options) -> list[str]:
+def billable_resources(api: Api, options: Options) -> list[str]:
     """One line for each pool of Google's that has GPU nodes. Nothing where the nodes may not be seen."""
     if options.platform != "gke":
         return []

@@ -11,7 +11,7 @@ from headway.core.plan import RUN
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
 from headway.rundir.accounting import spent_s
 from headway.rundir.layout import RunFolder
-from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s, said_farewell_or_never_began
+from headway.rundir.status import FAREWELL_S, LEAVING_S, ended_or_never_started, grace_s
 from headway.rundir.submission import owner
 from headway.storage.secrets import resolve
 from headway.targets.kubernetes import admission, client, manifests, status
@@ -37,7 +37,7 @@ _TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
 def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
     """Everything of this run, found by label. What is gone already is success."""
     before = _everything(api, options, handle)
-    ended = said_farewell_or_never_began(handle)
+    ended = ended_or_never_started(handle)
     patience = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
     for item in before:
         if item["kind"] in _TRAINING:

@@ -114,9 +114,9 @@ def _by_folder(watched: ReaperConfig, age_s: float, folder: RunFolder) -> str:
     from headway.rundir.status import evidence
 
     found = evidence(folder)
-    if found.farewell is not None and found.farewell.state in FOR_GOOD:
-        return f"the run is {found.farewell.state.value}"
-    if found.farewell is not None and folder.read_json(STOP) is not None:
+    if found.end is not None and found.end.state in FOR_GOOD:
+        return f"the run is {found.end.state.value}"
+    if found.end is not None and folder.read_json(STOP) is not None:
         return "the run was stopped"
     if not found.started and watched.max_wait_s is not None and age_s > watched.max_wait_s:
         return f"it has waited for more than {watched.max_wait_s:g} s"

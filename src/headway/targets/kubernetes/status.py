@@ -135,7 +135,7 @@ def pod_of(item: Object) -> Pod:
     )
 
 
-def own_account(api: Api, options: Options, run: str, url: str) -> list[str]:
+def cluster_events(api: Api, options: Options, run: str, url: str) -> list[str]:
     """Warnings about a run and its pods, which a cluster remembers for an hour, and how pods that are there ended."""
     pods = workers(api, options, run, url) or reaper(api, options, run, url)
     said = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
@@ -179,7 +179,7 @@ def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> l
         return []
 
 
-def own_words(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
+def container_logs(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
     """Pod, time and line of what containers printed themselves, the one before a restart first."""
     for pod in workers(api, options, run, url) or reaper(api, options, run, url):
         for previous in ("true", "false"):
@@ -297,9 +297,9 @@ def status(
     api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs, *, submitting: bool
 ) -> Status:
     """One truth of two: the folder's word on how it ended counts, unless the cluster will start it again."""
-    farewell = found.farewell
-    if farewell is not None and (farewell.state in FOR_GOOD or not _goes_on(handle, looked)):
-        return farewell
+    end = found.end
+    if end is not None and (end.state in FOR_GOOD or not _goes_on(handle, looked)):
+        return end
     if looked.live:
         return _alive(api, options, handle, looked, found)
     if submitting:
@@ -316,7 +316,7 @@ def _goes_on(handle: Handle, looked: ClusterView) -> bool:
 
 def _alive(api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs) -> Status:
     running = [pod for pod in looked.pods if pod.running and not pod.leaving]
-    if found.started and found.farewell is None and running:
+    if found.started and found.end is None and running:
         return Status(state=State.RUNNING, reason=_people(looked.pods))
     if not found.started:
         hopeless = _hopeless(api, options, looked)

@@ -82,7 +82,7 @@ class KubernetesTarget:
             looked, trouble = None, error.problem.what
         found = evidence(folder_of(handle))
         if looked is None:
-            return found.farewell or _unasked(handle, trouble)
+            return found.end or _unasked(handle, trouble)
         return kubernetes_status.status(
             self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found)
         )
@@ -94,7 +94,9 @@ class KubernetesTarget:
             silent = False
             yield line
         if silent and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
-            for pod, moment, text in kubernetes_status.own_words(self._api(), self.options, handle.run, handle.url):
+            for pod, moment, text in kubernetes_status.container_logs(
+                self._api(), self.options, handle.run, handle.url
+            ):
                 yield LogLine(rank=SUPERVISOR, time=moment, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
@@ -122,7 +124,7 @@ class KubernetesTarget:
 
     def evidence(self, handle: Handle) -> list[str]:
         """For `headway why`: the cluster's own words about the run, also about pods that are gone."""
-        return kubernetes_status.own_account(self._api(), self.options, handle.run, handle.url)
+        return kubernetes_status.cluster_events(self._api(), self.options, handle.run, handle.url)
 
     def doctor(self, job: Job) -> Iterator[Finding]:
         """What is ready for this job in the cluster, and the exact command for what is missing."""
@@ -130,11 +132,11 @@ class KubernetesTarget:
 
         return doctor.findings(self._api(), self.options, job, self._context())
 
-    def still_billed(self) -> list[str]:
+    def billable_resources(self) -> list[str]:
         """GPU nodes that are there, whether or not anybody trains, with what they cost and how to shrink them."""
         from headway.targets.kubernetes import doctor as pools
 
-        return pools.still_billed(self._api(), self.options)
+        return pools.billable_resources(self._api(), self.options)
 
     def _api(self) -> Api:
         return self.api or Client(context=self.options.context, fix=kubernetes_status.get_credentials(self.options))

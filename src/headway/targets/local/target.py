@@ -28,9 +28,9 @@ from headway.rundir.status import (
     evidence,
     folder_of,
     grace_s,
+    has_ended,
     place_of,
     run_url,
-    said_farewell,
     unwritable,
 )
 from headway.storage import join, local_path, open_store
@@ -120,7 +120,7 @@ class LocalTarget:
                 f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
-        place, ended = place_of(handle.url, KIND), said_farewell(handle)
+        place, ended = place_of(handle.url, KIND), has_ended(handle)
         leader = _recorded(handle.url)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
             leader = None  # the original's, from before this was copied
@@ -132,7 +132,7 @@ class LocalTarget:
             ask_after_s=LEAVING_S if ended else 0.0,
             grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
         )
-        if not receipt.left and (ended or said_farewell(handle)):
+        if not receipt.left and (ended or has_ended(handle)):
             spawn.clear(place, inside_run=local_path(handle.url) is not None)
         return receipt
 
@@ -169,8 +169,8 @@ class LocalTarget:
         # Looked at before the folder: a supervisor that is gone has written all it will ever write.
         starting, leader = spawn.starting(place_of(handle.url, KIND)), self._leader(handle.url)
         seen = evidence(folder_of(handle))
-        if seen.farewell is not None:
-            return seen.farewell
+        if seen.end is not None:
+            return seen.end
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
             return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)

@@ -21,11 +21,11 @@ from headway.rundir.status import (
     evidence,
     folder_of,
     free_the_lease,
+    has_ended,
     next_start,
     over,
     place_of,
     run_url,
-    said_farewell,
     unwritable,
 )
 from headway.storage import join, local_path
@@ -113,12 +113,12 @@ class SlurmTarget:
             listed, trouble = None, error
         seen = evidence(folder_of(handle))
         if listed is None:
-            return seen.farewell or _unasked(handle, trouble)
+            return seen.end or _unasked(handle, trouble)
         live = next((job for job in listed if job.live), None)
         if live is not None:
             return _standing(handle, live, seen)
-        if seen.farewell is not None:
-            return seen.farewell
+        if seen.end is not None:
+            return seen.end
         if starting_now:
             return Status(state=State.PENDING, reason="is being submitted")
         return self._without_a_farewell(handle, seen)
@@ -130,12 +130,12 @@ class SlurmTarget:
     def down(self, handle: Handle) -> Receipt:
         """SIGTERM and the plan's grace period, then scancel, and a second look. What is gone already is success."""
         place = place_of(handle.url, KIND)
-        number, ended = self._number(handle), said_farewell(handle)
+        number, ended = self._number(handle), has_ended(handle)
         receipt = lifecycle.take_down(self.ask, handle, known=number, place=place, ended=ended)
         if not receipt.left:
             lifecycle.clear_secrets(place)
             free_the_lease(handle)
-            if said_farewell(handle):
+            if has_ended(handle):
                 _clear(place, handle)
         return receipt
 
@@ -188,9 +188,9 @@ def _label(job: Job) -> dict[str, str]:
 
 def _standing(handle: Handle, job: Job, seen: StatusInputs) -> Status:
     """Of a run whose job is in the queue. One that was stopped and waits again has not ended."""
-    if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
-        return seen.farewell
-    if job.state in RUNNING and seen.started and seen.farewell is None:
+    if seen.end is not None and seen.end.state in FOR_GOOD:
+        return seen.end
+    if job.state in RUNNING and seen.started and seen.end is None:
         return Status(state=State.RUNNING, reason=str(job))
     if job.state == ENDING:
         return Status(state=State.RUNNING if seen.started else State.PENDING, reason=str(job))
@@ -208,9 +208,9 @@ def _unasked(handle: Handle, trouble: CommandError) -> Status:
 
 def _clear(place: Path, handle: Handle) -> None:
     """Remove what a resume makes again. A run's own folder keeps its logs and its code; a bucket has them already."""
-    farewell = evidence(folder_of(handle)).farewell
+    end = evidence(folder_of(handle)).end
     shutil.rmtree(place / "headway", ignore_errors=True)
-    if farewell is not None and farewell.state in (State.FINISHED, State.BUDGET):
+    if end is not None and end.state in (State.FINISHED, State.BUDGET):
         shutil.rmtree(place / "env", ignore_errors=True)  # may be large, and takes minutes to make again
     # The supervisor removes what a script wrote, and its list of it, once all is in the bucket.
     unsaved = any(place.glob("node-*/files")) or any(place.glob("node-*/workdir.json"))

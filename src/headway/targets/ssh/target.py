@@ -24,9 +24,9 @@ from headway.rundir.status import (
     evidence,
     folder_of,
     free_the_lease,
+    has_ended,
     place_of,
     run_url,
-    said_farewell,
     unwritable,
 )
 from headway.rundir.submission import owner
@@ -76,10 +76,10 @@ def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any
             fetch_file(host, f"{where.place(node)}/start.log", link.here / f"start-{node}.log")
     try:
         seen = evidence(folder_of(handle))
-        after = submission.awaited_after(submission.read(folder_of(handle)))
+        after = submission.attempts_before(submission.read(folder_of(handle)))
     except HeadwayError:  # no folder, or no way to it: nobody will ask
         return
-    if seen.farewell is None and any(state["there"] for state in states):
+    if seen.end is None and any(state["there"] for state in states):
         status = without_a_farewell(seen, states)
         plain = {"state": status.state.value, "reason": status.reason, "exit_code": status.exit_code, "after": after}
         open_store(str(link.here)).write(ENDING, json.dumps(plain).encode())
@@ -91,7 +91,7 @@ def kept(handle: Handle) -> Status | None:
         known = json.loads((place_of(handle.url, KIND) / ENDING).read_bytes())
     except (OSError, ValueError):
         return None
-    if known["after"] != submission.awaited_after(submission.read(folder_of(handle))):
+    if known["after"] != submission.attempts_before(submission.read(folder_of(handle))):
         return None
     return Status(state=State(known["state"]), reason=known["reason"], exit_code=known["exit_code"])
 
@@ -187,7 +187,7 @@ class SshTarget:
 
     def status(self, handle: Handle) -> Status:
         seen = evidence(folder_of(handle))
-        known = seen.farewell or kept(handle)
+        known = seen.end or kept(handle)
         if known is not None:
             return known
         with SshConnections(self.options, handle, self._machines(handle)) as link:
@@ -364,8 +364,8 @@ class SshTarget:
         except RemoteError as error:
             return _unasked(handle, error)
         seen = evidence(folder_of(handle))
-        if seen.farewell is not None:
-            return seen.farewell
+        if seen.end is not None:
+            return seen.end
         live = [str(host) for host, state in zip(link.hosts, states, strict=True) if _runs(state)]
         if live:
             doing = "" if seen.started else f": {states[0]['last']}" if states[0]["last"] else ": setting up"
@@ -409,7 +409,7 @@ class SshTarget:
     def _end_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
         with SshConnections(self.options, handle, machines) as link:
             where = link.where
-            seen, stayed = lifecycle.end(link.hosts, where, handle, ended=said_farewell(handle))
+            seen, stayed = lifecycle.end(link.hosts, where, handle, ended=has_ended(handle))
             recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in link.hosts]
             created = seen or recorded
             states = link.refresh()

@@ -227,16 +227,16 @@ def _trains(handle: Handle) -> bool:
         seen = evidence(folder_of(handle))
     except HeadwayError:  # no folder, or no way to it
         return False
-    return seen.started and seen.farewell is None and seen.lease is not None and seen.lease.holder is not None
+    return seen.started and seen.end is None and seen.lease is not None and seen.lease.holder is not None
 
 
 def _is_done(handle: Handle) -> bool:
     """Whether its supervisor has said that nothing is left to do, and exits with 0. A failed one would be restarted."""
     try:
-        farewell = evidence(folder_of(handle)).farewell
+        end = evidence(folder_of(handle)).end
     except HeadwayError:  # no folder, or no way to it
         return False
-    return farewell is not None and farewell.state in (State.FINISHED, State.BUDGET)
+    return end is not None and end.state in (State.FINISHED, State.BUDGET)
 
 
 def _patience_s(handle: Handle) -> float:

@@ -125,13 +125,13 @@ class VertexTarget:
         try:
             job: Job | None = self._newest(handle)
         except ApiError as error:
-            return evidence(folder_of(handle)).farewell or _unasked(handle, error)
+            return evidence(folder_of(handle)).end or _unasked(handle, error)
         seen = evidence(folder_of(handle))
-        if seen.farewell is not None and seen.farewell.state in FOR_GOOD:
-            return seen.farewell
+        if seen.end is not None and seen.end.state in FOR_GOOD:
+            return seen.end
         if job is not None and job.live:
             return self._standing(handle, job, seen)
-        return seen.farewell or self._without_a_farewell(job, seen)
+        return seen.end or self._without_a_farewell(job, seen)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         """Every line of the run's folder; before the supervisor begins, what Cloud Logging holds."""
@@ -186,7 +186,7 @@ class VertexTarget:
     def _standing(self, handle: Handle, job: Job, seen: StatusInputs) -> Status:
         """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
         where = f"{job} is {job.words}"
-        if job.state in UNDER_WAY and seen.started and seen.farewell is None:
+        if job.state in UNDER_WAY and seen.started and seen.end is None:
             return Status(state=State.RUNNING, reason=where)
         again = next_start(handle, started=seen.started)
         return Status(state=State.PENDING, reason=where + again)

@@ -71,7 +71,7 @@ class CheckpointManager:
         self._session = session
         job, world = session.identity.job, session.identity.world
         self.position, self.scores = TrainState(), Scores()
-        self.rhythm = CheckpointSchedule(job.checkpoint, spot=job.resources.spot)
+        self.schedule = CheckpointSchedule(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
         self.finite = FiniteCheck(modules, self.objects)
         self.data: dict[str, Any] = {}  # the feed's fingerprint and length
@@ -86,7 +86,7 @@ class CheckpointManager:
             session.store,
             RankSlot(rank=world.rank, ranks=world.size, attempt=session.identity.attempt),
             self._catalogue,
-            session.outside,
+            session.control,
             environment=self.environment,
             flush_metrics=flush_metrics,
             pin=session.device.type == "cuda",
@@ -130,7 +130,7 @@ class CheckpointManager:
             except HeadwayError as error:
                 trouble = error
         choice = -2.0 if trouble else float(loaded.step) if loaded else -1.0
-        choice = session.gang.from_first([choice])[0]
+        choice = session.group.broadcast([choice])[0]
         for damage in damaged:
             say(f"the checkpoint of step {damage.step} is damaged and was passed over: {damage.why}")
             session.event("damaged", step=damage.step, why=damage.why)
@@ -221,13 +221,13 @@ class CheckpointManager:
         """Whether a checkpoint is to be taken after this step. While a named one waits, others can wait too."""
         if self._names:
             return True
-        return self.rhythm.due_after_step(step) and not self.saver.crowded
+        return self.schedule.due_after_step(step) and not self.saver.crowded
 
     @property
     def due_after_epoch(self) -> bool:
         passed = self.position.passed
-        keep = self.rhythm.name_to_keep(-1, passed, epoch_ended=True)
-        return bool(self._names) or keep is not None or self.rhythm.due_after_epoch(passed)
+        keep = self.schedule.name_to_keep(-1, passed, epoch_ended=True)
+        return bool(self._names) or keep is not None or self.schedule.due_after_epoch(passed)
 
     @property
     def fresh(self) -> bool:
@@ -248,13 +248,13 @@ class CheckpointManager:
         if not self.objects:
             return
         position = self.position
-        keep = self.rhythm.name_to_keep(position.step, position.passed, epoch_ended=epoch_ended)
+        keep = self.schedule.name_to_keep(position.step, position.passed, epoch_ended=epoch_ended)
         if keep is not None:
             self.name_next(keep)
         tree, tensors = flatten(self._state())
         moment = self._moment(tree, names=tuple(self._names), score=self._score, forever=keep is not None)
         self._names, self._score = [], None
-        self.rhythm.taken()
+        self.schedule.taken()
         self._taken = self._here
         self.saver.take(moment, tensors, self._spread(tensors))
 

@@ -19,7 +19,7 @@ from headway.core.errors import Denied, NoBucket, NoCheckpoint, NotThere, StoreE
 from headway.rundir.layout import checkpoint_folder
 from headway.storage.base import Store
 from headway.training.checkpoint.index import CheckpointEntry, read_last
-from headway.training.checkpoint.serialization import Damaged, build, decode_record, read_record, unsealed
+from headway.training.checkpoint.serialization import Damaged, build, check_checksum, decode_record, read_record
 from headway.training.checkpoint.staging import read_image
 
 Result = TypeVar("Result")
@@ -96,7 +96,7 @@ class CheckpointReader:
     def load(self, step: int) -> Loaded:
         """One checkpoint, every byte of it checked. Damaged when anything is missing or is not what was written."""
         folder = checkpoint_folder(step)
-        manifest = unsealed(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
+        manifest = check_checksum(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
         try:
             if manifest["step"] != step:
                 raise Damaged(f"{folder}/manifest.json is that of step {manifest['step']}")

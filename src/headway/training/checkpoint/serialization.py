@@ -140,12 +140,12 @@ def decode_record(body: bytes, key: str) -> dict[str, Any]:
     return value
 
 
-def sealed(record: dict[str, Any]) -> bytes:
+def with_checksum(record: dict[str, Any]) -> bytes:
     """The record with a checksum of its own, for a file that no other vouches for."""
     return encode_record({**record, "checksum": hashlib.sha256(encode_record(record)).hexdigest()})
 
 
-def unsealed(body: bytes, key: str) -> dict[str, Any]:
+def check_checksum(body: bytes, key: str) -> dict[str, Any]:
     record = decode_record(body, key)
     checksum = record.pop("checksum", None)
     try:

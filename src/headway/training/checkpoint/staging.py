@@ -38,7 +38,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def deal(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
+def partition_tensors(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
     """Which rank writes which tensor: those in `spread`, alike on every rank, by size; the rest is rank 0's."""
     shares: list[list[str]] = [[] for _ in range(ranks)]
     load = [0] * ranks

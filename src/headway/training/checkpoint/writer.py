@@ -25,8 +25,8 @@ from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
 from headway.storage.parallel import AT_ONCE, for_each
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
-from headway.training.checkpoint.serialization import encode_record, read_record, sealed
-from headway.training.checkpoint.staging import Image, Layout, deal, signature
+from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
+from headway.training.checkpoint.staging import Image, Layout, partition_tensors, signature
 from headway.training.control_channel import ControlChannel, say
 from headway.training.retry import GiveUp, RetryPolicy
 
@@ -78,16 +78,16 @@ class AsyncCheckpointWriter:
         store: Store,
         seat: RankSlot,
         catalogue: CheckpointIndex,
-        outside: ControlChannel,
+        control: ControlChannel,
         *,
         environment: Mapping[str, Any],
         flush_metrics: Callable[[int], None] = lambda step: None,
         pin: bool = False,
     ) -> None:
-        self._store, self._seat, self._catalogue, self._outside = store, seat, catalogue, outside
+        self._store, self._seat, self._catalogue, self._control = store, seat, catalogue, control
         self._environment, self._pin = environment, pin
         self._flush_metrics = flush_metrics
-        self._patience = RetryPolicy(outside, self._hopeless)
+        self._patience = RetryPolicy(control, self._hopeless)
         self._change = threading.Condition()
         self._waiting: Snapshot | None = None
         self._writing: Snapshot | None = None
@@ -142,7 +142,7 @@ class AsyncCheckpointWriter:
                 self._free.append(self._held.image)
                 self._held = None
 
-    def write_held(self) -> None:
+    def write_snapshot(self) -> None:
         """We are being stopped: write what was held."""
         held, self._held = self._held, None
         if held is not None:
@@ -182,7 +182,7 @@ class AsyncCheckpointWriter:
         self._thread.join(timeout_s)
 
     def _mine(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> dict[str, Tensor]:
-        names = deal(tensors, spread, self._seat.ranks)[self._seat.rank]
+        names = partition_tensors(tensors, spread, self._seat.ranks)[self._seat.rank]
         return {name: tensors[name] for name in names}
 
     def _room(self, mine: Mapping[str, Tensor], moment: CheckpointRequest) -> Image:
@@ -253,7 +253,7 @@ class AsyncCheckpointWriter:
         files = {f"{part}.safetensors": record, **self._parts(moment)}
         self._commit(moment, files)
         self.last_seconds = time.monotonic() - began
-        self._outside.event(
+        self._control.event(
             "checkpoint",
             step=moment.step,
             names=list(moment.names),
@@ -316,7 +316,7 @@ class AsyncCheckpointWriter:
             "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
             "files": dict(files),
         }
-        patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": sealed(manifest)}))
+        patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": with_checksum(manifest)}))
         patient(self._catalogue.fence.require)  # held still meanwhile, and overtaken: then nothing is ours to remove
         self.committed = moment.step
         patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))

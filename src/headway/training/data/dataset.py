@@ -59,7 +59,7 @@ class Loader:
         self._collate = collate or _default_collate()
         self._item = getattr(dataset, "item", None)
         self._block: tuple[tuple[int, int], NDArray[np.int64]] | None = None
-        self._dice: RngSeeder | None = None
+        self._seeder: RngSeeder | None = None
 
     @staticmethod
     def _check(dataset: Any, batch_size: int) -> None:
@@ -111,9 +111,9 @@ class Loader:
     def _fetch(self, epoch: int, index: int) -> Any:
         if self._item is not None:
             return self._item(index, rng(self.seed or 0, epoch, index))
-        if self._dice is None or self._dice.seed != (self.seed or 0):
-            self._dice = RngSeeder(self.seed or 0)
-        self._dice.roll(ITEM, index, epoch)
+        if self._seeder is None or self._seeder.seed != (self.seed or 0):
+            self._seeder = RngSeeder(self.seed or 0)
+        self._seeder.reseed(ITEM, index, epoch)
         return self.dataset[index]
 
 

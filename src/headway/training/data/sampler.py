@@ -58,7 +58,7 @@ class Prefetcher:
             batch_size=None,
             sampler=self._keys,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             worker_init_fn=_settle_worker,
             persistent_workers=True,
             multiprocessing_context="fork",  # the feed is shared as it is: nothing is pickled, nothing loaded again
@@ -104,12 +104,12 @@ def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: in
             f"{world} ranks would all be given the same batches of this {type(source).__name__}",
             fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
         )
-    dice.roll(DATA, 0, epoch)
+    dice.reseed(DATA, 0, epoch)
     batches = iter(source)
     number = 0
     while True:
         number += 1
-        dice.roll(DATA, number, epoch)
+        dice.reseed(DATA, number, epoch)
         try:
             batch = next(batches)
         except StopIteration:
@@ -118,7 +118,7 @@ def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: in
             yield batch
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
@@ -140,14 +140,14 @@ class BatchSource:
     """Batches for one rank. Worker processes are kept for as long as the run lives."""
 
     def __init__(self, world: RankTopology, device: torch.device, dice: RngSeeder) -> None:
-        self._world, self._device, self._dice = world, device, dice
+        self._world, self._device, self._seeder = world, device, dice
         self.on_cpu = device.type == "cpu"
         self._prefetchers: dict[int, Prefetcher] = {}
 
     def adopt(self, feed: Any) -> None:
         """A feed without a seed of its own gets the run's."""
         if getattr(feed, "seed", 0) is None:
-            feed.seed = self._dice.seed
+            feed.seed = self._seeder.seed
 
     def training(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
         """This rank's micro-batches of the epoch from the position on; `Filler` where a part is empty."""
@@ -156,7 +156,7 @@ class BatchSource:
             if position.batch and world.rank == 0:
                 say(f"{type(feed).__name__} cannot be entered in the middle: replaying {position.batch} batches")
             skip = position.batch * micros
-            return from_iterable(feed, self._dice, position.passed, skip, world.size)
+            return from_iterable(feed, self._seeder, position.passed, skip, world.size)
         self.adopt(feed)
         parts, of = range(world.rank * micros, (world.rank + 1) * micros), world.size * micros
         workers = getattr(feed, "workers", 0)

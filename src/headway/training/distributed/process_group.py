@@ -26,7 +26,7 @@ class ProcessGroup:
     def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device
 
-    def meet(self) -> None:
+    def init_process_group(self) -> None:
         if self.world.size == 1:
             return
         if not dist.is_initialized():
@@ -66,7 +66,7 @@ class ProcessGroup:
         dist.all_reduce(total)
         return total
 
-    def from_first(self, values: Sequence[float]) -> list[float]:
+    def broadcast(self, values: Sequence[float]) -> list[float]:
         """Rank 0's values, on every rank."""
         if self.world.size == 1:
             return list(values)
@@ -74,18 +74,18 @@ class ProcessGroup:
         dist.broadcast(tensor, 0)
         return tensor.tolist()
 
-    def text_from_first(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         if self.world.size == 1:
             return text
         body = text.encode()
-        size = int(self.from_first([float(len(body))])[0])
+        size = int(self.broadcast([float(len(body))])[0])
         letters = torch.zeros(size, dtype=torch.uint8, device=self.device)
         if self.world.rank == 0:
             letters.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         dist.broadcast(letters, 0)
         return bytes(letters.cpu().tolist()).decode()
 
-    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Every rank has rank 0's values afterwards."""
         if self.world.size == 1:
             return

@@ -140,7 +140,7 @@ class MetricsLogger:
                 resume_attempt=resumed_attempt,
                 also=self._loggers.feed,
             )
-            self._reporter = Reporter(look, self._session.outside, self._metrics.flush)
+            self._reporter = Reporter(look, self._session.control, self._metrics.flush)
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Logged inside the loop's body."""
@@ -177,7 +177,7 @@ class MetricsLogger:
             self._close_step(step, self._sums, self._weight)
 
     @property
-    def riders(self) -> tuple[float, list[Any]]:
+    def piggyback(self) -> tuple[float, list[Any]]:
         """For the next reduction: a digest of the names, and the weight and sums to be added over ranks."""
         names = self._riding
         return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
@@ -188,13 +188,13 @@ class MetricsLogger:
         if not names:
             return
         sums, weight = self._sums, self._weight
-        if agreed.names == _digest(names) * self._session.gang.world.size:
+        if agreed.names == _digest(names) * self._session.group.world.size:
             sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
         self._close_step(step, sums, weight)  # where ranks logged different things, rank 0's own stand
 
     def settle(self, exchange: Callable[[float, Sequence[Any]], ReducedFlags], step: int) -> None:
         """Add up now what would have ridden on the next step. Every rank calls this at the same place."""
-        self.arrived(exchange(*self.riders), step)
+        self.arrived(exchange(*self.piggyback), step)
 
     @property
     def _riding(self) -> list[str]:
@@ -212,7 +212,7 @@ class MetricsLogger:
         if self._reporter is not None:
             self._reporter.close()
 
-    def see_off(self, *, finished: bool, within_s: float) -> None:
+    def close_trackers(self, *, finished: bool, within_s: float) -> None:
         """Let the trackers end: the last thing, when everything is in the run folder."""
         self._loggers.close(finished=finished, within_s=within_s)
 

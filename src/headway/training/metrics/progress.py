@@ -68,13 +68,13 @@ class Reporter:
     def __init__(
         self,
         look: Callable[[], dict[str, Any]],
-        outside: ControlChannel,
+        control: ControlChannel,
         flush: Callable[[], None],
         *,
         shown: bool = True,
     ) -> None:
         self._bill = Bill(os.environ)
-        self._look, self._outside, self._flush, self._shown = look, outside, flush, shown
+        self._look, self._control, self._flush, self._shown = look, control, flush, shown
         self._live = shown and sys.stderr.isatty()
         self._over = threading.Event()
         self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -115,7 +115,7 @@ class Reporter:
         self._seen.append((now, numbers["step"]))
         self._add_speed(numbers)
         numbers |= self._bill.numbers
-        self._outside.progress(**numbers)
+        self._control.progress(**numbers)
         if self._live:
             sys.stderr.write(f"\r\033[K{line(numbers)}")
             sys.stderr.flush()

@@ -31,6 +31,7 @@ from headway.launcher.gc import ORPHAN, TargetRef, look, remove
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir.layout import PLAN, RunFolder
+from headway.rundir.submission import owner
 from headway.storage import join, open_store, subfolders
 from headway.targets import registry
 from tests.contract.plays import FAKE
@@ -222,6 +223,7 @@ def main(words: list[str]) -> int:
     TARGETS.setdefault("fake", FAKE)
     plan = Plan.from_json(asked.plan.read_text())
     registry.of_plan(plan)  # imported once, for all
+    owner()  # made once, for all: a start that made it would make more requests than the next
     announce_store_requests()
     for request in range(asked.first, MOST + 1, asked.every):
         name = f"{asked.prefix}-{request}"

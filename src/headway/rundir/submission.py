@@ -11,10 +11,9 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy
+from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy, StoreError
 from headway.core.paths import home
 from headway.core.plan import Plan
 from headway.core.types import Handle
@@ -163,7 +162,7 @@ class Owner:
 
 def owner() -> Owner:
     """Us. Makes the id at the first call; where the home folder cannot be written there is none, and that is logged."""
-    return Owner(id=known_id() or _made(home() / FILE), name=who())
+    return Owner(id=known_id() or _made(), name=who())
 
 
 def known_id() -> str:
@@ -174,21 +173,14 @@ def known_id() -> str:
         return ""
 
 
-def _made(path: Path) -> str:
-    """Written whole under another name first. Of two processes at once, both take the id that was first."""
-    temporary = path.with_name(f"{FILE}-{os.urandom(8).hex()}")
+def _made() -> str:
+    """A new id, kept. Of two processes at once, both take the one that was first."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{os.urandom(8).hex()}\n")
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink(missing_ok=True)
-        return known_id()
-    except OSError as error:
+        open_store(str(home())).write(FILE, f"{os.urandom(8).hex()}\n".encode(), when=ABSENT)
+    except Conflict:
+        pass  # another process was quicker
+    except StoreError as error:
         logging.getLogger("headway").warning(
-            f"what this run makes cannot be marked as yours, so headway gc will not remove it: {path}: {error}"
+            f"what this run makes cannot be marked as yours, so headway gc will not remove it: {error}"
         )
-        return ""
+    return known_id()

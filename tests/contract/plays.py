@@ -18,9 +18,9 @@ FAKE = Entry("headway.targets.fake:FakeTarget", options="headway.targets.fake:Op
 SCRIPT = """\
 import json, os, signal, sys
 
+os.environ["HEADWAY_RESUME_DIR"]  # so it may go on from there, and is started again by itself where that is paid for
 play = json.loads(sys.argv[1])
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
-saved = os.environ.get("HEADWAY_RESUME_DIR")  # so it may be started again by itself where that is paid for
 if play["until_stopped"]:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
 for line in play["lines"]:
@@ -31,9 +31,28 @@ sys.exit(play["exit_code"])
 """
 
 
+# Nothing in it loads earlier state.
+FORGETFUL = "forgetful.py"
+FORGETS = """\
+import pathlib, time
+
+pathlib.Path("model.pt").write_bytes(b"weights")
+print("begins", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
 def write_project(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "play.py").write_text(SCRIPT)
+    return folder
+
+
+def write_forgetful(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FORGETFUL).write_text(FORGETS)
+    (folder / "requirements.txt").write_text("")
     return folder
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-import torch
-from torch import Tensor
 
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
@@ -167,21 +163,3 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
         where=store.url,
         fix=f"choose one of {', '.join([*names, *map(str, steps)])}",
     )
-
-
-# Weights in torch's own file format, for programs that read nothing else: tensors and plain containers, no code.
-
-
-def as_pth(state: Mapping[str, Any]) -> bytes:
-    """What `torch.load(path, weights_only=True)` reads. The same tensors give the same bytes, however they lay."""
-    body = io.BytesIO()
-    torch.save(_plain(state), body)
-    return body.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return value

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from headway.artifacts.checkpoint_model import CheckpointModel, as_pth, open_trained
+from headway.artifacts.checkpoint_model import CheckpointModel, open_trained
+from headway.artifacts.torch_files import as_pth
 from headway.bundle.format import RECORD, Bundle, to_json
 from headway.bundle.publish import publish
 from headway.core.errors import BadInput, NotThere

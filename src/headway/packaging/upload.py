@@ -42,7 +42,7 @@ def data_problems(job: Job) -> list[Problem]:
     """Splits, weights, limits and filters that the prepared data on this machine does not have."""
     if job.recipe not in _LEARNS:
         return []
-    from headway.data.dataset.open import check_data
+    from headway.data.dataset.checking import check_data
 
     here = {
         name: tuple(source for source in getattr(job.data, name) if _prepared(source.source))

@@ -13,9 +13,9 @@ __all__ = ["Feed", "Loader", "Run", "start"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'headway.runtime' has no attribute {name!r}")
-    import headway
+    from headway import training
 
-    return getattr(headway.training, name)
+    return getattr(training, name)
 
 
 def __dir__() -> list[str]:

@@ -219,7 +219,7 @@ def _from_cluster(where: Reference) -> str:
     namespace = _namespace()
     try:
         answer = cluster.Client()("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
-    except cluster.Gone:
+    except cluster.NotFound:
         fix = f"kubectl -n {namespace} create secret generic {name} --from-literal={key}=…"
         raise BadInput(f"there is no secret {where} in namespace {namespace}", fix=fix) from None
     except cluster.Forbidden:

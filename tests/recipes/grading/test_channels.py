@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from headway.recipes.grading.data import clahe, six_channels, to_lab
+from headway.recipes.grading.channels import clahe, six_channels, to_lab
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headway.launcher import lifecycle
 from headway.spec import Accelerator, Budget, Resources
 from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex import lifecycle as vertex_lifecycle
+from tests.contract.plays import FORGETFUL, write_forgetful
 from tests.contract.suite import WAITS, eventually
 from tests.targets.test_slurm import CHAIN
 from tests.targets.vertex.jobs import ready_image
@@ -75,6 +77,23 @@ def test_a_primary_machine_that_is_gone_is_an_attempt_more(lab: Lab) -> None:
     eventually(lambda: attempts(hold) == 2, "Vertex AI starts it again")
     lab.prints(hold, 2)
     assert hold.stop().status.state is State.STOPPED
+
+
+def test_a_script_that_would_start_from_the_beginning_is_not_paid_for_again_when_its_machine_is_gone(
+    lab: Lab, tmp_path: Path
+) -> None:
+    script = {"script": FORGETFUL, "root": str(write_forgetful(tmp_path / "forgetful")), "args": ()}
+    hold = lab.prints(lab.start(FakeBehaviour(), **script))
+    assert hold.folder.plan().resume == "beginning"
+    lab.machines(hold).crash("workerpool0-0")
+    assert lab.ends(hold) is State.FAILED
+    reason = hold.target.status(hold.handle).reason
+    assert "not started again by itself" in reason
+    assert f"headway resume {hold.run}" in reason
+    assert lab.texts(hold) == ["begins"]
+    again = lifecycle.resume(hold.url, target=hold.target)
+    lab.prints(again, 2)
+    assert again.stop().status.state is State.STOPPED
 
 
 def test_vertexs_own_retries_do_not_train_again_what_has_failed(lab: Lab) -> None:

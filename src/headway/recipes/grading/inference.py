@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from headway.artifacts.checkpoint_model import as_pth
 from headway.artifacts.inference_engine import Run
 from headway.artifacts.onnx import Graph
 from headway.artifacts.predictor import Answer, Field, Instance
+from headway.artifacts.torch_files import as_pth
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
 from headway.recipes.common.images import open_picture, squashed

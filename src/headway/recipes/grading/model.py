@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from headway.backbones import Encoder, build
 from headway.core.errors import BadInput
+from headway.recipes.grading.channels import COUNT, six_channels
 from headway.recipes.grading.config import Config
-from headway.recipes.grading.data import COUNT, six_channels
 
 # CBAM (Woo et al., 2018): what to look at, and where; with a rim, because cards wear from the outside in.
 

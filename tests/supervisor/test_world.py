@@ -150,7 +150,7 @@ def vertex(**changes: Any) -> Env:
 def test_a_plain_process_is_a_world_of_its_own() -> None:
     world = node_world({}, plan(processes=2, kind="local"))
     assert (world.node, world.nodes, world.size, world.master_addr) == (0, 1, 2, "127.0.0.1")
-    assert str(world) == "world: 1 node, 2 ranks, from nothing: a plain process"
+    assert str(world) == "2 processes on this machine"
 
 
 def test_the_replica_index_of_a_pytorchjob_is_a_node_and_not_a_rank() -> None:

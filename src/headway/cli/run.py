@@ -144,11 +144,18 @@ def render(plan: Plan, folder: Path) -> None:
         (folder / request.name).write_text(text)
 
 
+def _budget(plan: Plan) -> str:
+    """The budget, and the limit that the target itself enforces besides."""
+    limits = plan.limits
+    if plan.kind == "local" and limits.budget_s is None:
+        return "none (this machine is not billed)"
+    return f"{'none' if limits.budget_s is None else duration(limits.budget_s)}; second limit: {limits.second}"
+
+
 def describe(plan: Plan) -> str:
     """What a person wants to know before launching."""
-    job, code, limits = plan.job, plan.code, plan.limits
+    job, code = plan.job, plan.code
     what = f"recipe {job['recipe']}" if job.get("recipe") else " ".join([f"script {job['script']}", *job["args"]])
-    budget = "none" if limits.budget_s is None else duration(limits.budget_s)
     biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
     rows = {
         "trains": f"{what}, seed {job['seed']}",
@@ -158,10 +165,11 @@ def describe(plan: Plan) -> str:
         "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
         "resume": in_plan(plan.resume),
         "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
-        "budget": f"{budget}; behind it: {limits.second}",
+        "budget": _budget(plan),
         **price_rows(plan.price),
-        "asks for": ", ".join(request.name for request in plan.requests),
     }
+    if plan.kind != "local":
+        rows["requests"] = ", ".join(request.name for request in plan.requests)
     lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
     notes = [f"  note      {note}" for note in (*plan.notes, *late_checkpoints(plan))]
     compared = elsewhere(plan.price)

@@ -117,7 +117,7 @@ def _outputs(url: str) -> Iterator[Finding]:
 
     try:
         require_conditional_put(open_store(url))
-        yield Finding("ok", f"outputs: {url} can be written, and keeps its word on conditional writes")
+        yield Finding("ok", f"outputs: {url} is writable and supports conditional writes")
     except HeadwayError as error:
         yield Finding("bad", f"outputs: {error.problem.what}", error.problem.fix)
 

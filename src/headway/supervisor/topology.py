@@ -22,6 +22,9 @@ from headway.supervisor import rendezvous
 Env = Mapping[str, str]
 
 
+PLAIN = "a plain process"  # no cluster, no launcher: nothing in the environment tells of other nodes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
     """Which node this is. `said_by` names the variable that gave the number of nodes."""
@@ -287,6 +290,8 @@ class NodeTopology:
         return self.master_port + 1
 
     def __str__(self) -> str:
+        if self.nodes == 1 and self.source == PLAIN:
+            return f"{self.size} process{'es' if self.size > 1 else ''} on this machine"
         if self.nodes == 1:
             return f"world: 1 node, {_count(self.size, 'rank')}, from {self.source}"
         ranks = f"rank {self.ranks[0]}" if self.processes == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
@@ -303,9 +308,7 @@ def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = Non
     if seat is None and plan.kind not in _UNMANAGED:
         seat = foreign(env, plan.nodes)
     if seat is None:
-        seat = NodeInfo(
-            node=0, nodes=1, master_addr=LOOPBACK, source="nothing: a plain process", said_by="the environment"
-        )
+        seat = NodeInfo(node=0, nodes=1, master_addr=LOOPBACK, source=PLAIN, said_by="the environment")
     _hold_against(seat, plan)
     return NodeTopology(
         node=seat.node,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The trackers a job may name under `log_to`, and what each needs to be installed. Imports none of them.
 #
-# A new tracker is one line here (sorted), one file in runtime/loggers/, one name in the job file's `log_to`.
+# A new tracker is one line here (sorted), one file in training/metrics/trackers/, one name in the job file's `log_to`.
 
 
 class Kind(NamedTuple):

@@ -328,7 +328,7 @@ class TestDocker(TargetContract):
     def test_a_container_that_does_not_say_whose_it_is_is_unknown_where_its_folder_is_not_here(
         self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        labels, newer = render._labels, ("headway.rundir.submission", "headway.rundir.submission-name")
+        labels, newer = render._labels, ("headway.owner", "headway.owner-name")
 
         def of_an_older_headway(plan: Plan) -> list[str]:
             words = labels(plan)

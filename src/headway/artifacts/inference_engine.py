@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headway.artifacts.onnx import Graph
 
-log = logging.getLogger("headway.serving")
+log = logging.getLogger("headway.serve")
 
 Engine = Literal["auto", "torch", "onnx"]
 Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]  # a graph's inputs in order -> its outputs in order

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 RUN_LABEL = "headway.run"  # on everything a target creates: found again without a database
 OWNER_LABEL, OWNER_NAME_LABEL = (
-    "headway.rundir.submission",
-    "headway.rundir.submission-name",
+    "headway.owner",
+    "headway.owner-name",
 )  # whose it is, for `gc` and for people
 OWNER, OWNER_NAME = "{OWNER}", "{OWNER_NAME}"  # stand in a plan where these will be: a plan is the same for everybody
 ORIGIN = "origin"  # among a handle's details: the folder for which they were written, where it is not the handle's own

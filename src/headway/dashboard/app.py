@@ -24,7 +24,7 @@ from headway.core.errors import HeadwayError, UnknownRun
 from headway.dashboard.runs import RunService
 from headway.storage import local_path
 
-log = logging.getLogger("headway.dashboard")
+log = logging.getLogger("headway.ui")
 
 STATIC: Final = Path(__file__).parent / "static"
 COOKIE: Final = "headway-ui"

@@ -29,7 +29,7 @@ from headway.storage.base import Entry
 # Folders and buckets that the dashboard was given: looked through in the background, again and again.
 
 
-log = logging.getLogger("headway.dashboard")
+log = logging.getLogger("headway.ui")
 
 _AGAIN_S: Final = 15.0
 _FOLDERS_AT_ONCE: Final = 16  # a look at a run is a handful of round trips where it is in a bucket

@@ -66,7 +66,7 @@ STATIC: Final = Path(__file__).parent / "static"
 INDEX: Final = STATIC / "index.html"
 
 
-log = logging.getLogger("headway.serving")
+log = logging.getLogger("headway.serve")
 
 Handler = Callable[[Request], Awaitable[Response]]
 

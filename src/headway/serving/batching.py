@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, Service
 
-log = logging.getLogger("headway.serving")
+log = logging.getLogger("headway.serve")
 
 Work = Callable[[Sequence[Any], bool], list[Any]]  # (prepared inputs, explain) -> answers
 

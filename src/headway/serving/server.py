@@ -108,10 +108,10 @@ class JsonLines(logging.Formatter):
 def log_to_stderr(quiet: bool = False) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("headway.serving", "uvicorn.error"):
+    for name in ("headway.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING if quiet or name != "headway.serving" else logging.INFO)
+        logger.setLevel(logging.WARNING if quiet or name != "headway.serve" else logging.INFO)
 
 
 def port_of(environment: dict[str, str] | None = None) -> int:

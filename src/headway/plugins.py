@@ -1,6 +1,8 @@
-"""The recipes that ship with Headway, by name. Imports none of them: settings are checked without their models.
+"""The registry of recipes, targets and trackers, as "module:Class" strings that are imported on use.
 
-A new recipe is one folder, one entry here (sorted), one job file in examples/, one folder of tests.
+Imports none of them: job files are validated without loading models. A new recipe is one folder, one entry here
+(sorted), one job file in examples/ and one folder of tests. A new tracker is one line here (sorted), one file in
+training/metrics/trackers/ and one name in the job file's `log_to`.
 """
 
 from __future__ import annotations
@@ -17,14 +19,12 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# The trackers a job may name under `log_to`, and what each needs to be installed. Imports none of them.
-#
-# A new tracker is one line here (sorted), one file in training/metrics/trackers/, one name in the job file's `log_to`.
+# Trackers: the values of `log_to`
 
 
 class Kind(NamedTuple):
-    package: str  # what must be importable where rank 0 runs
-    home: str  # "module:Class", imported in a process of its own
+    package: str  # must be importable where rank 0 runs
+    home: str  # "module:Class", imported in a separate process
 
 
 TRACKERS: Final[dict[str, Kind]] = {
@@ -35,12 +35,12 @@ TRACKERS: Final[dict[str, Kind]] = {
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """The packages that these trackers need and that are not installed beside this Headway."""
+    """Return the packages that these trackers need and that are not installed in this environment."""
     return sorted({TRACKERS[name].package for name in names if find_spec(TRACKERS[name].package) is None})
 
 
 def problems(job: Job) -> list[Problem]:
-    """What would keep the job's trackers silent, for a target whose ranks run in this very environment."""
+    """Return problems with the job's trackers, for a target whose ranks run in this very environment."""
     missing = lacking(job.log_to)
     what = f"log_to names {', '.join(job.log_to)}, and {', '.join(missing)} is not installed beside this Headway"
     return [Problem(what=what, where="log_to", fix=install_command("loggers"))] if missing else []
@@ -51,27 +51,27 @@ class Recipe:
     """Training code that ships with Headway, as "module:name" strings that are imported on use."""
 
     name: str
-    summary: str  # one line, for people who choose
+    summary: str  # one line, to choose by
     config: str  # a frozen dataclass; its module imports nothing heavy
-    train: str  # (run, config): the loop
+    train: str  # (run, config): the training loop
     rebuild: str  # (config, state of the model in a checkpoint) -> model
     bundle: str  # (model, config, job, scores) -> BundleParts
     evaluate: str  # (model, config, data, split, cache=…) -> Evaluation
-    predictor: str  # (bundle) -> something that turns a list of inputs into a list of answers
-    data_default: str  # what is trained on when the job names no data
-    graphs: str = ""  # (model, config) -> the graphs that ONNX and torch.export get; none where there are none yet
-    takes: Literal["pictures", "text"] = "pictures"  # what `headway predict` is given: files, or what is typed
+    predictor: str  # (bundle) -> a callable that maps a list of inputs to a list of predictions
+    data_default: str  # the training data if the job names none
+    graphs: str = ""  # (model, config) -> the graphs for ONNX and torch.export; empty if not supported yet
+    takes: Literal["pictures", "text"] = "pictures"  # inputs of `headway predict`: files, or typed text
     phases: bool = False  # whether it trains in the phases that a job names
-    extras: tuple[str, ...] = ()  # parts of Headway it needs besides `train`
+    extras: tuple[str, ...] = ()  # pip extras of Headway that it needs besides `train`
 
     def load_config(self) -> type[Any]:
-        """The dataclass of its settings. Imports nothing heavy."""
+        """Import the dataclass of its settings. Imports nothing heavy."""
         loaded = self.load("config")
         assert isinstance(loaded, type)
         return loaded
 
     def load(self, attribute: str) -> Any:
-        """What one of the strings above names."""
+        """Import the object that one of the strings above names."""
         module, _, name = getattr(self, attribute).partition(":")
         return getattr(import_module(module), name)
 
@@ -133,7 +133,7 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def require_recipe(name: str, *, where: str) -> Recipe:
-    """The recipe that a bundle names. BadBundle for one that this Headway does not have."""
+    """Return the recipe that a bundle names. Raises BadBundle if this Headway does not have it."""
     if name not in RECIPES:
         raise BadBundle(
             f"it is of the recipe {name[:100]!r}, which this Headway does not have",
@@ -143,18 +143,18 @@ def require_recipe(name: str, *, where: str) -> Recipe:
     return RECIPES[name]
 
 
-# The recipes and targets a job file may name, with the types of their settings. Loaded one by one, on use.
+# Targets, and the catalog by which job files are validated
 
 
-Loader = Callable[[], "type[Any]"]  # gives a frozen dataclass
+Loader = Callable[[], "type[Any]"]  # returns a frozen dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a kind of target lives ("module:Class"), and the pip extra it needs."""
+    """A kind of target: where it is ("module:Class"), and the pip extra it needs."""
 
     target: str
-    options: str  # "module:Dataclass": what its entry in the job file may say
+    options: str  # "module:Dataclass": the options of its entry in the job file
     extra: str | None
     summary: str
 
@@ -162,7 +162,7 @@ class Entry:
         return _load(self.target, self.extra)
 
     def load_options(self) -> type[Any]:
-        """A frozen dataclass whose fields are the keys that this kind's entry may have."""
+        """Import the frozen dataclass whose fields are the keys that this kind's entry may have."""
         return _load(self.options, self.extra)
 
 
@@ -218,13 +218,13 @@ def _load(home: str, extra: str | None) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    recipes: Mapping[str, Loader] = field(default_factory=dict)  # name -> its config
-    targets: Mapping[str, Loader] = field(default_factory=dict)  # kind -> its options
-    data: Mapping[str, str] = field(default_factory=dict)  # recipe -> the source it uses where a job names none
+    recipes: Mapping[str, Loader] = field(default_factory=dict)  # name -> config
+    targets: Mapping[str, Loader] = field(default_factory=dict)  # kind -> options
+    data: Mapping[str, str] = field(default_factory=dict)  # recipe -> data source if a job names none
 
 
 def shipped() -> Catalog:
-    """What this Headway has."""
+    """Return the catalog of the recipes and targets that ship with this version."""
 
     return Catalog(
         recipes={name: recipe.load_config for name, recipe in RECIPES.items()},

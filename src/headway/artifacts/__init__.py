@@ -1,1 +1,1 @@
-"""What is made from a trained model: evaluation, export, comparison, prediction, report."""
+"""Artifacts of a trained model: evaluation, export, comparison, prediction, report."""

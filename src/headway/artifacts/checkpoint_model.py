@@ -1,11 +1,12 @@
-"""A recipe's model as a checkpoint of a run holds it: what `eval` and `export` work on. Needs torch."""
+"""Rebuild a recipe's model from a checkpoint of a run, for `eval` and `export`. Needs torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from headway.artifacts.best_scores import scores_in
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.rundir.layout import RunFolder
@@ -23,28 +24,6 @@ if TYPE_CHECKING:
     from headway.training.checkpoint.index import CheckpointEntry
 
 
-# The validation scores of the best weights so far, kept in every checkpoint beside the weights.
-
-
-_BESIDE: Final = ("attempt", "kind", "rank", "spent_s", "step", "time")  # what every event notes, whatever it is about
-
-
-def scores_in(event: Mapping[str, Any]) -> dict[str, float]:
-    """What a run's `score` event measured."""
-    return {name: float(value) for name, value in event.items() if name not in _BESIDE}
-
-
-class BestScores(dict[str, float]):
-    """Give it to `run.restore`, and to the bundle."""
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(self)
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.clear()
-        self.update(state)
-
-
 BEST, LAST = "best", "last"
 
 
@@ -54,19 +33,19 @@ class CheckpointModel:
     job: Job
     config: Any
     model: nn.Module
-    checkpoint: str  # the name it was found by
+    checkpoint: str  # the name by which it was found
     step: int
-    scores: Mapping[str, float]  # the run's own validation of these weights, where it was done
-    environment: Mapping[str, Any]  # what they were trained with: versions, threads, device
+    scores: Mapping[str, float]  # the run's own validation of these weights, if there was one
+    environment: Mapping[str, Any]  # versions, threads and device of the training
 
     def bundle(self) -> BundleParts:
-        """Ready to be exported."""
+        """Make the bundle for export."""
         made: BundleParts = self.recipe.load("bundle")(self.model, self.config, self.job, self.scores)
         return made
 
 
 def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
-    """The model of a run, by a checkpoint's name or step. `best` is the newest one where none was scored."""
+    """Open the model of a run by a checkpoint's name or step. `best` means the newest one if none was scored."""
     store = open_store(run_url)
     folder = RunFolder(store)
     plan = folder.plan()
@@ -95,7 +74,7 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
 
 
 def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str, where: str) -> nn.Module:
-    """The model that took these weights to itself. A run of an older Headway may be of a model that is no more."""
+    """Rebuild the model with these weights. Raises NoCheckpoint if the model has changed since it was trained."""
     try:
         model: nn.Module = recipe.load("rebuild")(config, weights)
     except (RuntimeError, KeyError) as error:
@@ -109,7 +88,7 @@ def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str
 
 
 def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's state. Where a run keeps an average of its weights, that is what it scores and exports."""
+    """Return the model's state, averaged if the run keeps an average: that is what it scores and exports."""
     averaged = state.get("average_1", {}).get("weights", {})
     return {**state["model"], **averaged}
 
@@ -126,19 +105,19 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def scores_at(folder: RunFolder, step: int) -> dict[str, float]:
-    """What the run itself measured at a step, without what it logs at every step."""
+    """Return what the run itself measured at a step, without the metrics logged at every step."""
     records = [event for event in folder.events() if event["kind"] == "score" and event.get("step") == step]
     return scores_in(records[-1]) if records else {}
 
 
 def _best_of_phases(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:
-    """A run in phases has a best of each: that of the newest counts."""
+    """Return the newest phase's best checkpoint. A run in phases has one best per phase."""
     found = [(one.step, name) for one in kept for name in one.names if name.endswith(f"_{BEST}")]
     return max(found, default=None)
 
 
 def _step(store: Store, checkpoint: str) -> tuple[int, str]:
-    """Which step a name stands for."""
+    """Resolve a checkpoint's name to its step and the name it was found under."""
     kept = CheckpointReader(store).recorded()
     if not kept:
         raise NoCheckpoint("this run has no checkpoint yet", where=store.url, fix="headway resume RUN")

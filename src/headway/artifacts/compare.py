@@ -1,4 +1,4 @@
-"""Runs side by side: what they scored and how sure that is, what was set differently, how they learnt."""
+"""`headway compare`: metrics with confidence intervals, settings and curves of several runs, as a record and a page."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from string import Template
 from typing import Any, Final
 
 from headway._version import __version__
-from headway.artifacts.checkpoint_model import scores_in
+from headway.artifacts.best_scores import scores_in
 from headway.artifacts.svg_chart import Line, chart, thinned
 from headway.core.errors import BadInput
 from headway.rundir.layout import REPORT, RunFolder
 from headway.storage import open_store
 
-# One run as it enters a comparison, read from its folder alone. Nothing heavy is imported.
+# One run of a comparison, read from its folder alone
 
 
 SAMPLES: Final = "report_samples.json"
 _NOT_CURVES: Final = ("step", "epoch", "time")
-_OUTCOME: Final = ("outputs", "export", "name")  # where a run lies, not how it was trained
+_OUTCOME: Final = ("outputs", "export", "name")  # job keys that say where a run is, not how it was trained
 
 Points = list[tuple[float, float]]
 
@@ -31,9 +31,9 @@ class RunSummary:
     name: str
     url: str
     recipe: str
-    measured: str  # on what: "test of builtin:cards, 1,000 inputs", or "its own validation"
+    measured: str  # on which data: "test of builtin:cards, 1,000 inputs", or "its own validation"
     metrics: Mapping[str, float]
-    samples: Mapping[str, Any]  # by metric, what each input adds to it; none for a run that was not evaluated
+    samples: Mapping[str, Any]  # per metric, each input's contribution; empty if the run was not evaluated
     settings: Mapping[str, Any]  # dotted keys
     curves: Mapping[str, Points]
     steps: int
@@ -41,7 +41,7 @@ class RunSummary:
 
 
 def read_run(url: str) -> RunSummary:
-    """Its report where it was evaluated, and the last scores of its own validation where not."""
+    """Read a run: its report if it was evaluated, else the last scores of its own validation."""
     folder = RunFolder(open_store(url))
     job = folder.plan().job
     report = folder.read_json(REPORT)
@@ -61,7 +61,7 @@ def read_run(url: str) -> RunSummary:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"config": {"lr": 1}} as {"config.lr": 1}."""
+    """Flatten to dotted keys: {"config": {"lr": 1}} becomes {"config.lr": 1}."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -79,13 +79,13 @@ def _measured(report: Mapping[str, Any] | None) -> str:
 
 
 def _validated(folder: RunFolder) -> dict[str, float]:
-    """The newest scores that the run measured itself."""
+    """Return the newest scores that the run measured itself."""
     scored = [event for event in folder.events() if event["kind"] == "score"]
     return scores_in(scored[-1]) if scored else {}
 
 
 def _samples(folder: RunFolder, report: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Only those of the very evaluation that the report is of."""
+    """Return the samples, if they belong to the same evaluation as the report."""
     kept = folder.read_json(SAMPLES) if report else None
     if report is None or kept is None:
         return {}
@@ -103,19 +103,19 @@ def _curves(history: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     return curves
 
 
-# From contenders to one plain record: metrics with intervals, differences to the first run, settings, curves.
-#
-# Intervals are percentiles of a bootstrap over inputs (seeded). Where two runs were measured on the same inputs, the
-# difference is drawn on the same inputs each time, which sees differences that lie within both intervals. What an
-# interval does not see is the seed of the training: for that, train again.
+# The comparison as a plain record
 
-
-_POINTS: Final = 60  # of a curve
+_POINTS: Final = 60  # per curve
 _ABSENT: Final = "–"
 
 
 def compare(contenders: Sequence[RunSummary], *, resamples: int = 1000, level: float = 0.95) -> dict[str, Any]:
-    """All that can be said of two or more runs. The first one is what the others are compared with."""
+    """Compare two or more runs: metrics with intervals, differences from the first run, settings and curves.
+
+    Intervals are percentiles of a seeded bootstrap over inputs. If two runs were measured on the same inputs, their
+    difference is a paired bootstrap, which detects differences smaller than either interval. Intervals do not include
+    the variance between training seeds: for that, train again.
+    """
     if len(contenders) < 2:
         raise BadInput("one run cannot be compared", fix="headway compare RUN RUN…")
     return {
@@ -134,7 +134,7 @@ def compare(contenders: Sequence[RunSummary], *, resamples: int = 1000, level: f
 
 
 def settings(contenders: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """What was not set alike, by dotted key."""
+    """Return the settings that differ between runs, by dotted key."""
     keys = sorted({key for contender in contenders for key in contender.settings})
     rows = {key: [contender.settings.get(key, _ABSENT) for contender in contenders] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
@@ -146,7 +146,7 @@ def _about(contender: RunSummary) -> dict[str, Any]:
 
 
 def _shared(each: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names that any has, in the order in which they first come."""
+    """List the names that any of them has, in order of first appearance."""
     return list(dict.fromkeys(name for names in each for name in names))
 
 
@@ -167,7 +167,7 @@ def _value(contender: RunSummary, first: RunSummary, name: str, resamples: int, 
 
 
 def paired(one: RunSummary, other: RunSummary) -> bool:
-    """Whether both were measured on the very same inputs."""
+    """Whether both runs were measured on the same inputs."""
     return one.measured == other.measured and bool(one.samples) and bool(other.samples)
 
 
@@ -191,14 +191,14 @@ def _notes(contenders: Sequence[RunSummary]) -> list[str]:
 __all__ = ["RunSummary", "compare", "read_run"]
 
 
-# A comparison as a page: tables, and every curve with one line a run. Read without a network.
+# The comparison as a self-contained HTML page
 
 
 _NOISY = ("grad_norm", "loss")
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The whole page as text."""
+    """Render the page: tables, and a chart per curve with one line per run. It needs no network."""
     assets = files("headway.artifacts") / "report_assets"
     names = [run["name"] for run in found["runs"]]
     body = [
@@ -217,7 +217,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def shown(entry: Mapping[str, Any]) -> str:
-    """0.912 [0.901, 0.923], and where it is known, by how much it differs from the first run."""
+    """Format 0.912 [0.901, 0.923], with the difference from the first run if it is known."""
     if entry.get("value") is None:
         return ""
     text = f"{entry['value']:.4f}"
@@ -230,7 +230,7 @@ def shown(entry: Mapping[str, Any]) -> str:
 
 
 def differs(entry: Mapping[str, Any]) -> bool:
-    """Whether the interval of the difference leaves out 0."""
+    """Whether the interval of the difference excludes 0."""
     gap = entry.get("difference")
     return gap is not None and (gap["low"] > 0 or gap["high"] < 0)
 

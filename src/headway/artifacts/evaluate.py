@@ -1,6 +1,6 @@
-"""`headway eval`: score a run's model on data it has not learnt from; writes report.json and report.html.
+"""`headway eval`: score a run's or a bundle's model on held-out data, and write report.json and report.html.
 
-Needs torch. What is measured is the recipe's business; it hands back an `Evaluation`.
+Needs torch. The recipe decides what is measured and returns an `Evaluation`.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ SAMPLES = "report_samples.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One input with the model's answer, for people to look at."""
+    """One input with the model's answer, shown in the report."""
 
     picture: bytes | None = None  # PNG
-    given: str = ""  # what was asked, where it was text
+    given: str = ""  # the input, if it is text
     answer: str
     expected: tuple[str, ...]
-    right: bool | None = None  # None where nothing can tell
+    right: bool | None = None  # None if that cannot be decided
     group: str = ""
     note: str = ""  # how good this one is, in a few words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """More than a metric's one number: a row for each class, a confusion matrix. In both reports."""
+    """A table for both reports, such as one row per class or a confusion matrix."""
 
     name: str  # its key in report.json
     title: str
     head: tuple[str, ...]
     rows: Sequence[Sequence[str | float | None]]
-    matrix: bool = False  # counts to be shaded; the first column says which class it was in truth
+    matrix: bool = False  # shade the counts as a confusion matrix; the first column is the true class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What is reached without learning anything from an input: metrics mean little without it."""
+    """The metrics of a trivial predictor that ignores its input, to compare a model's metrics with."""
 
-    words: str  # what it does: "always says grade 5"
+    words: str  # a description of what it does: "always says grade 5"
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What a recipe found out about a model on one split."""
+    """A recipe's results for a model on one split."""
 
-    data: str  # which data, in words
+    data: str  # a description of the data
     count: int  # how many inputs
     metrics: Mapping[str, float]
-    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the same, for parts of the data
-    examples: Sequence[Example] = ()  # taken in order, never picked
-    best: Sequence[Example] = ()  # picked: those that went best, and …
-    worst: Sequence[Example] = ()  # … those that went worst, the worst first
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the metrics of subsets of the data
+    examples: Sequence[Example] = ()  # the first ones in order, not selected
+    best: Sequence[Example] = ()  # selected: those with the best answers
+    worst: Sequence[Example] = ()  # selected: those with the worst answers, worst first
     baseline: Baseline | None = None
     tables: Sequence[Table] = ()
-    samples: Mapping[str, Any] = field(default_factory=dict)  # by metric, what each input adds to it: for intervals
+    samples: Mapping[str, Any] = field(default_factory=dict)  # per metric, each input's contribution, for intervals
 
 
 def evaluate(
     ref: str, *, checkpoint: str = "best", split: str = "test", data: str | None = None, root: str | None = None
 ) -> dict[str, Any]:
-    """Measure a run's model, or a bundle's, on its own data or on what `data` names (see `evaluate_data`).
+    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `named_data`).
 
-    A run gets both reports into its folder; a bundle is left as it is. Returns what report.json says, or would say.
+    For a run, both reports are written to its folder; a bundle is not changed. Returns the contents of report.json.
     """
     if split not in SPLITS:
         raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
@@ -90,7 +90,7 @@ def evaluate(
 
 
 def evaluate_run(run_url: str, *, checkpoint: str = "best", split: str = "test") -> dict[str, Any]:
-    """The same, for a run on its own data."""
+    """Evaluate a run on its own data."""
     return evaluate(run_url, checkpoint=checkpoint, split=split)
 
 
@@ -117,7 +117,7 @@ def _of_run(run_url: str, checkpoint: str, split: str, data: str | None, root: s
 
 
 def _cache_here(cache: Cache) -> Cache:
-    """The run's own where its folder is on this machine, else this machine's."""
+    """Return the run's cache if its folder exists on this machine, else this machine's default."""
     return cache if cache.dir is None or Path(cache.dir).expanduser().is_dir() else replace(cache, dir=None)
 
 
@@ -158,7 +158,7 @@ def _record(recipe: str, split: str, found: Evaluation, seconds: float) -> dict[
 
 
 def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
-    """What each input adds to each metric, beside report.json: intervals and comparisons are drawn from it."""
+    """Write each input's contribution to each metric beside report.json: intervals and comparisons resample them."""
     from headway.storage import open_store
 
     about = {name: record[name] for name in ("data", "split", "count", "step")}
@@ -167,14 +167,14 @@ def write_samples(run_url: str, record: Mapping[str, Any], samples: Mapping[str,
 
 
 def extremes(good: Sequence[float], count: int = 6) -> tuple[list[int], list[int]]:
-    """Which inputs went best and which went worst, given how good each is; none is both."""
+    """Return the rows of the best and the worst inputs, given a quality per input. No row is in both."""
     order = sorted(range(len(good)), key=lambda row: (-good[row], row))
     count = min(count, len(order) // 2)
     return order[:count], order[len(order) - count :][::-1]
 
 
 def is_bundle(ref: str) -> bool:
-    """Whether a bundle lies there, and not a run."""
+    """Whether there is a bundle at `ref`, rather than a run."""
     from headway.bundle.format import RECORD
     from headway.core.errors import NotThere
     from headway.storage import open_store
@@ -186,18 +186,18 @@ def is_bundle(ref: str) -> bool:
     return True
 
 
-# What `headway eval --data` names: prepared data as it is, or a splits.json whose pictures are prepared for it.
+# `headway eval --data`: prepared data, or a splits.json whose images are prepared on the fly
 
 
-PICTURES: Final = "pictures"  # where those of a splits.json lie while they are prepared
+PICTURES: Final = "pictures"  # folder of a splits.json's images during preparation
 _SIDES: Final = ("front", "back")
-_AT_ONCE: Final = 16  # pictures fetched at the same time
+_AT_ONCE: Final = 16  # images fetched in parallel
 _ALIASES: Final = {"val": ("val", "valid", "validation", "dev"), "test": ("test", "testing"), "train": ("train",)}
 
 
 @contextmanager
 def named_data(data: str | None, root: str | None, split: str, config: Any, *, otherwise: Data) -> Iterator[Data]:
-    """The data to read `split` from; where none is named, `otherwise`. Prepared pictures are gone afterwards."""
+    """Context manager: the data to read `split` from, or `otherwise` if `data` is None. Deletes what it prepared."""
     if data is None:
         yield otherwise
     elif not data.endswith(".json"):
@@ -215,7 +215,7 @@ def _only(source: str, split: str) -> Data:
 
 
 def _prepared(data: str, root: str | None, split: str, config: Any, folder: Path) -> str:
-    """Whole pictures, squashed to the square that the model sees."""
+    """Prepare the images of a splits.json: whole, squashed to the square that the model takes."""
     from headway.data.prepare.pipeline import PrepareOptions, prepare
 
     entries = _entries(data, split)
@@ -247,13 +247,13 @@ def _entries(data: str, split: str) -> list[Any]:
 
 
 def _named(entry: Any) -> list[str]:
-    """The pictures of an entry, as it names them."""
+    """List the image paths of an entry, as written there."""
     found = [entry.get(side) for side in _SIDES] if isinstance(entry, dict) else []
     return [path for path in found if isinstance(path, str)]
 
 
 def _moved(entry: Any, keys: Mapping[str, str]) -> Any:
-    """The entry with its pictures where they were brought to. Preparing says what else is wrong with it."""
+    """Rewrite the entry's image paths to where they were fetched. Preparation reports any other problem with it."""
     return (
         entry
         if not _named(entry)
@@ -265,7 +265,7 @@ def _moved(entry: Any, keys: Mapping[str, str]) -> Any:
 
 
 def _bring(keys: Iterable[str], base: str, to: Path) -> None:
-    """Linked where they lie here, else fetched, many at once. What is missing stays missing: preparing reports it."""
+    """Link local images and fetch remote ones, in parallel. Skips missing ones: preparation reports them."""
     here = local_path(base)
 
     def bring(key: str) -> None:
@@ -289,7 +289,7 @@ def _key(path: str, base: str) -> str:
 
 
 def _relative(path: str, base: str) -> str:
-    """Other tools write whole paths: accepted where they lie below the root."""
+    """Make a path relative to the root. Other tools write absolute paths, accepted if they lie below it."""
     for start in (f"{base.rstrip('/')}/", f"{local_path(base)}/"):
         if path.startswith(start):
             return path[len(start) :]

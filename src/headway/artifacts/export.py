@@ -1,4 +1,4 @@
-"""Export a run's bundle: the one it has, or one made from a checkpoint."""
+"""Export a run's or a bundle's model: as a bundle, or as `.pth`, ONNX or torch.export files for other programs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from headway.training.checkpoint.reader import CheckpointReader
 
 
 def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = None) -> str:
-    """Make or find the run's bundle, publish it at `to` if given, and return where it is.
+    """Find or make the run's bundle, publish it at `to` if given, and return its URL.
 
-    Without a checkpoint's name the bundle that the run exported is used; a run that has none gets that of its best one.
+    Without `checkpoint`, uses the bundle that the run exported or, if there is none, makes one of its best checkpoint.
     """
     inside = join(run_url, "export")
     if checkpoint is None and _has_bundle(inside):
@@ -48,7 +48,7 @@ def _has_bundle(url: str) -> bool:
 
 
 def _unpacked(bundle: Bundle, folder: Path) -> Path:
-    """A checked bundle's files under their own names, with a record that says so."""
+    """Copy a verified bundle's files under their original names, and write a bundle.json that matches."""
     for name in bundle.record.files:
         shutil.copyfile(bundle.folder / name, folder / name)
     files = {name: replace(entry, at=None) for name, entry in bundle.record.files.items()}
@@ -56,7 +56,7 @@ def _unpacked(bundle: Bundle, folder: Path) -> Path:
     return folder
 
 
-# A run's model, or a bundle's, as files for other programs: `.pth` state dicts, ONNX, torch.export. Needs torch.
+# Files for other programs
 
 
 FORMATS: Final = ("onnx", "pt2", "pth")
@@ -64,10 +64,10 @@ _EPOCH: Final = "epoch_"
 
 
 def write_pth(run_url: str, to: str) -> list[str]:
-    """Every named checkpoint, and the best weights with their settings; returns the files' names.
+    """Write every named checkpoint, and the best weights with their settings; return the file names.
 
     phase1_best.pth, checkpoint_epoch_5.pth …: {"model_state_dict", "step", "epoch", "scores"}
-    NAME_state_dict.pth, NAME_config.json: the best weights alone, and the settings they need
+    NAME_state_dict.pth, NAME_config.json: the best weights alone, and the settings to use them with
     """
     return _put(_pth_files(run_url), to)
 
@@ -97,11 +97,11 @@ def _best_files(parts: Any, weights: dict[str, Tensor]) -> Iterator[tuple[str, b
     yield settings, parts.files.get(settings) or to_json(dict(parts.config))
     for name, body in parts.files.items():
         if name not in (settings, f"{parts.name}_state_dict.pth"):
-            yield name, body  # a vocabulary, a tokenizer: weights are worth nothing without them
+            yield name, body  # a vocabulary, a tokenizer: the weights cannot be used without them
 
 
 def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> dict[str, Any]:
-    """The model as `onnx` or `pt2` files with a record of what goes in and out, each checked against the model."""
+    """Write the model as `onnx` or `pt2` files, checked against it, with a JSON record of their inputs and outputs."""
     from headway.artifacts.onnx import WRITERS
 
     recipe, name, model, config, files = _opened(ref, checkpoint)
@@ -118,7 +118,7 @@ def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> d
 
 
 def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str, bytes]]:
-    """What a graph is made of, from a run or a bundle."""
+    """Open a run or a bundle; return its recipe, name, model, config and the files to ship with a graph."""
     from headway.artifacts.evaluate import is_bundle
 
     if is_bundle(ref):
@@ -135,7 +135,7 @@ def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str,
 
 
 def _belongs(name: str) -> bool:
-    """What a program needs beside the graph: vocabularies and settings, not the weights once more."""
+    """Whether a program needs the file beside the graph: vocabularies and settings, but not the weights."""
     return name.endswith(".json") and name not in ("bundle.json", "config.json")
 
 
@@ -144,7 +144,7 @@ def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _put(files: Iterator[tuple[str, bytes]], to: str) -> list[str]:
-    """Into a folder or an object store, replacing files of the same names and no others."""
+    """Write files to a folder or an object store. Replaces files of the same names and no others."""
     folder = local_path(to)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file", fix="choose a folder")

@@ -1,7 +1,7 @@
-"""What computes a model's answers: torch, or ONNX Runtime where it says the same and was measured to be faster.
+"""Choice of the inference engine: torch, or ONNX Runtime if it gives the same results and is measured to be faster.
 
-Writing a graph takes half a minute, so that it is kept, by the weights' checksum, and is only made for `onnx`. `auto`
-uses one that is there already. Whatever is used was checked against torch at this very start.
+Exporting a graph takes half a minute, so it happens only for `onnx`, and the graph is cached under the checksum of the
+weights. `auto` uses a cached graph. At every start, the engine is verified against torch before it is used.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("headway.serve")
 
 Engine = Literal["auto", "torch", "onnx"]
-Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]  # a graph's inputs in order -> its outputs in order
+Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]  # inputs in the graph's order -> outputs in the graph's order
 _TIMES: Final = 7
-_ROWS: Final = (1, 8)  # alone, and in a batch
+_ROWS: Final = (1, 8)  # batch sizes: a single input, and a batch
 
 
 @runtime_checkable
 class SingleGraphService(Protocol):
-    """A service whose plain answers, or what they begin with, come from one pass through one graph."""
+    """A service whose answers, without explanations, come from one pass through one graph, or start with one."""
 
     def graph(self) -> Graph: ...
 
     def use(self, run: Run) -> None:
-        """From now on this computes what the graph does."""
+        """Replace the graph's computation by `run`."""
         ...
 
 
 def choose(service: object, bundle: Bundle, asked: Engine) -> str:
-    """Give the service its engine, and say which and why. BadInput where one is demanded that cannot be had."""
+    """Set the service's engine; return which one and why. Raises BadInput if `onnx` is requested but impossible."""
     if asked == "torch":
         return "torch, as asked"
     if not isinstance(service, SingleGraphService):
@@ -93,7 +93,7 @@ def _write(graph: Graph, path: Path) -> None:
 
 
 def session(graph: Graph, path: Path) -> Run:
-    """ONNX Runtime over a file, with as many threads as torch has."""
+    """Open an ONNX Runtime session over a file, with as many threads as torch."""
     import torch
 
     from headway.artifacts.onnx import NotExported
@@ -102,10 +102,10 @@ def session(graph: Graph, path: Path) -> Run:
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are for decoding pictures, too
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # image decoding needs the cores, too
     try:
         opened = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors share no base of their own; whatever it says, this file is of no use
+    except Exception as error:  # ONNX Runtime's errors have no common base class; the file cannot be used in any case
         raise NotExported(f"{path.name} cannot be read: {error}", fix=f"rm {path}") from error
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -123,8 +123,10 @@ def _torch(graph: Graph, inputs: Sequence[Tensor]) -> Any:
 
 
 def race(graph: Graph, *runs: Callable[[Sequence[Tensor]], Any]) -> list[float]:
-    """Seconds of each for one input and for a batch: the medians' sum. In turns, so that what disturbs hits all alike;
-    the first turn is not counted."""
+    """Benchmark each for one input and for a batch; return the sums of the median seconds.
+
+    Runs alternate, so that disturbances affect all alike. The first round is warm-up.
+    """
     whole = [0.0] * len(runs)
     for rows in _ROWS:
         inputs = [each[:1].repeat(rows, *[1] * (each.dim() - 1)) for each in graph.inputs.values()]

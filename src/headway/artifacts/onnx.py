@@ -1,7 +1,7 @@
-"""Models as graphs for other runtimes: ONNX and torch.export, each checked by value against the model it came from.
+"""Export of models as graphs, to ONNX and torch.export, each verified numerically against the model it came from.
 
-A recipe names its graphs: a whole model where one pass answers, or the parts that a loop calls. What is written runs
-without Headway, and without torch in the case of ONNX. Needs torch, and the extra `onnx` for ONNX.
+A recipe lists its graphs: the whole model if one pass gives the answer, or the parts that a decoding loop calls. The
+files run without Headway, ONNX also without torch. Needs torch, and the extra `onnx` for ONNX.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from headway.core.errors import HeadwayError, MissingExtra
 OPSET: Final = 18
 BATCH: Final = "batch"
 _MOST: Final = 4096
-_TOLERANCE: Final = 1e-3  # of the largest value: other kernels sum in another order
+_TOLERANCE: Final = 1e-3  # relative to the largest value: other kernels sum in another order
 
 
 class NotExported(HeadwayError):
-    """A graph that could not be made, or that does not answer as its model does."""
+    """Raised if a graph cannot be exported, or does not reproduce its model's outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A module with everything that is needed to trace it."""
+    """A module with everything needed to trace it."""
 
-    name: str  # of the file
-    module: nn.Module  # in eval mode; takes tensors, gives a tensor or a tuple of them
-    inputs: Mapping[str, Tensor]  # by name, in order: an example, with at least two rows
+    name: str  # file name without extension
+    module: nn.Module  # in eval mode; takes tensors, returns a tensor or a tuple of tensors
+    inputs: Mapping[str, Tensor]  # example inputs by name, in order, with at least two rows
     outputs: tuple[str, ...]
-    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # input -> dimension -> what varies there
-    at_most: Mapping[str, int] = field(default_factory=dict)  # of what varies; 4,096 where it is not said
-    more: Sequence[Mapping[str, Tensor]] = ()  # further inputs, of other sizes, that the check tries
-    about: str = ""  # what it does, for the record
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # input -> dimension -> name of the size
+    at_most: Mapping[str, int] = field(default_factory=dict)  # upper bound per dynamic size; 4,096 by default
+    more: Sequence[Mapping[str, Tensor]] = ()  # further inputs, of other sizes, for the verification
+    about: str = ""  # a description for the record
 
 
 def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
-    """`NAME.onnx`, one file. NotExported unless ONNX Runtime answers as the model does."""
+    """Write a single file `NAME.onnx`. Raises NotExported unless ONNX Runtime reproduces the model's outputs."""
     try:
-        # By name: none of them need be there for the checks of types. torch's exporter needs the third.
+        # Imported by name, so that type checks do not need them. torch's exporter needs onnxscript.
         onnx, onnxruntime, _ = (import_module(name) for name in ("onnx", "onnxruntime", "onnxscript"))
     except ModuleNotFoundError as error:
         raise MissingExtra("onnx", needed_for="headway export --as onnx", lacking=error.name or "onnx") from None
@@ -79,7 +79,7 @@ def write_onnx(graph: Graph, folder: Path) -> dict[str, Any]:
 
 
 def write_pt2(graph: Graph, folder: Path) -> dict[str, Any]:
-    """`NAME.pt2`, which `torch.export.load` reads. NotExported unless it answers as the model does."""
+    """Write `NAME.pt2` for `torch.export.load`. Raises NotExported unless it reproduces the model's outputs."""
     path = folder / f"{graph.name}.pt2"
     with _translated(graph, "torch.export"), _quiet():
         program = torch.export.export(
@@ -98,7 +98,7 @@ WRITERS: Final = {"onnx": write_onnx, "pt2": write_pt2}
 
 
 def _dynamic(graph: Graph) -> tuple[Any, ...]:
-    """What varies, shaped like the module's arguments: those that go into *args make one tuple."""
+    """Return the dynamic shapes in the structure of the module's arguments: those in *args form one tuple."""
     names = {name for each in graph.dynamic.values() for name in each.values()}
     kinds = {name: torch.export.Dim(name, min=1, max=graph.at_most.get(name, _MOST)) for name in sorted(names)}
     shapes = [{at: kinds[name] for at, name in graph.dynamic.get(each, {}).items()} for each in graph.inputs]
@@ -110,7 +110,10 @@ def _dynamic(graph: Graph) -> tuple[Any, ...]:
 
 
 def checked(graph: Graph, answer: Any, what: str) -> float:
-    """The largest difference to the model, relative to its largest value, over all inputs that are tried."""
+    """Return the largest deviation from the model over all inputs, relative to the model's largest value.
+
+    Raises NotExported if shapes differ or the deviation exceeds the tolerance.
+    """
     worst = 0.0
     for inputs in (graph.inputs, *graph.more):
         with torch.no_grad():
@@ -154,7 +157,7 @@ def _translated(graph: Graph, what: str) -> Iterator[None]:
         yield
     except HeadwayError:
         raise
-    except Exception as error:  # exporters raise anything; it ends here, with its cause
+    except Exception as error:  # exporters raise any type; it is chained as the cause
         first = str(error).strip().splitlines()[:1]
         raise NotExported(
             f"{graph.name} cannot be written as {what}: {type(error).__name__}: {first[0] if first else ''}",
@@ -164,7 +167,7 @@ def _translated(graph: Graph, what: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of what is meant so, at length."""
+    """Context manager: silence the exporters' long warnings about intended behaviour."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""`headway predict`: what a model says to inputs of your own. Takes a bundle, or a run that has one. Needs torch."""
+"""`headway predict`: apply a bundle's model, or that of a run that has exported one, to your inputs. Needs torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
 
 
 def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """One answer an input, in order, each with at least `input` and `text`."""
+    """Return one answer per input, in order, each with at least `input` and `text`."""
     _, answer = open_predictor(ref)
     return answer(list(inputs))
 
 
 def open_predictor(ref: str) -> tuple[Recipe, Answer]:
-    """The recipe of a bundle, or of a run that has one, and its model, ready to be asked again and again."""
+    """Open a bundle, or a run's bundle; return its recipe and a reusable prediction function."""
     bundle = Bundle.open(bundle_of(ref))
     recipe = require_recipe(bundle.recipe, where=bundle.url)
     answer: Answer = recipe.load("predictor")(bundle)
@@ -29,7 +29,7 @@ def open_predictor(ref: str) -> tuple[Recipe, Answer]:
 
 
 def bundle_of(ref: str) -> str:
-    """A bundle's own URL, or that of the one in a run's folder."""
+    """Return the URL of a bundle: `ref` itself, or the one in a run's folder."""
     if _has(ref, RECORD):
         return ref
     inside = join(ref, "export")

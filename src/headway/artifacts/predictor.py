@@ -1,7 +1,7 @@
-"""What a recipe gives a server: which inputs it takes, and answers for many of them at once. Imports nothing heavy.
+"""The interface between recipes and the server: input fields, batched answers and errors. Imports nothing heavy.
 
-A recipe's service is built from a bundle. The server reads requests, holds the limits and makes the batches; the
-service sees pixels and text that are already checked, and knows nothing of HTTP.
+A recipe's Service is built from a bundle. The server parses requests, enforces limits and forms batches; the service
+receives validated pixels and text, and knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import Any, Final, Literal, Protocol
 from headway.bundle.format import Bundle
 from headway.core.errors import BadBundle
 
-# What a client did wrong, or the server could not do, as JSON problem details (RFC 9457).
-
-
 MEDIA_TYPE = "application/problem+json"
 
 
 class PredictionError(Exception):
-    """A request that is answered with a problem instead of predictions."""
+    """An error response, as JSON problem details (RFC 9457): a bad request, or a failure of the server."""
 
     def __init__(self, status: int, detail: str, *, at: str = "", headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -48,26 +45,26 @@ class Field:
     required: bool = True
 
 
-Instance = Mapping[str, Any]  # field -> pixels or text, checked
+Instance = Mapping[str, Any]  # field name -> pixels or text, validated
 Answer = dict[str, Any]  # plain JSON
 
 
 class Service(Protocol):
-    """A model that answers. `answer` runs in one thread at a time; `prepare` may run in several."""
+    """A recipe's model behind the server. `answer` runs in one thread at a time; `prepare` may run in several."""
 
     @property
     def fields(self) -> tuple[Field, ...]: ...
 
     def prepare(self, instance: Instance) -> Any:
-        """Everything that can be done for one input alone: resizing, splitting into subwords."""
+        """Do the work that concerns one input alone: resizing, splitting into subwords."""
         ...
 
     def answer(self, prepared: Sequence[Any], *, explain: bool) -> list[Answer]:
-        """One answer an input, in order. `explain` adds what the try-out page shows, such as attention maps."""
+        """Return one answer per input, in order. `explain` adds what the demo page shows, such as attention maps."""
         ...
 
 
-# Recipe -> "module:Class", made from a Bundle. Sorted; each is imported only when it serves.
+# Recipe -> "module:Class" of its service, constructed from a Bundle and imported on use. Sorted.
 SERVICES: Final[dict[str, str]] = {
     "captioning": "headway.recipes.captioning.inference:CaptionService",
     "classification": "headway.recipes.classification.inference:ClassService",

@@ -1,6 +1,6 @@
-"""report.json and report.html: what was trained on what, how it went, how good it is. Read without a network.
+"""report.json and report.html: a run's job, training history and evaluation. The page needs no network.
 
-The page is built from the run folder alone: metrics, events, plan, and what an evaluation found.
+Built from the run folder alone (metrics, events, plan) and an evaluation's results.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# A job as the file that would give it: what differs from the defaults, durations and sizes as people type them.
+# The job as a job file
 
 
 def as_job_file(job: Job) -> str:
-    """Loading it gives the same job again."""
+    """Write the job as YAML that loads as the same job: non-default values only, in the units that users type."""
     typed = _typed(job)
     config = _config(job)
     typed.pop("config", None)
     if config:
         typed["config"] = config
     if typed.get("targets") == {"local": {"kind": "local"}}:
-        del typed["targets"]  # every job has it
+        del typed["targets"]  # the default of every job
     order = sorted(typed, key=lambda name: list(keys_of(Job)).index(name))
     text: str = yaml.safe_dump({name: typed[name] for name in order}, sort_keys=False, allow_unicode=True)
     return text
 
 
 def _config(job: Job) -> dict[str, Any]:
-    """The settings that are not the recipe's defaults."""
+    """Return the settings that differ from the recipe's defaults."""
     settings = dict(to_plain(job.config))
     if job.recipe not in RECIPES:
         return settings
@@ -58,7 +58,7 @@ def _config(job: Job) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> dict[str, Any]:
-    """A dataclass as the mapping one would write for it."""
+    """Convert a dataclass to the mapping that a user would write for it."""
     written = {}
     for key in keys_of(type(value)).values():
         member = getattr(value, key.field.name)
@@ -88,7 +88,7 @@ def _value(value: Any, key: Key) -> Any:
 
 
 PAGE = "report.html"
-_NOISY = ("grad_norm", "loss")  # drawn with their running mean
+_NOISY = ("grad_norm", "loss")  # drawn with a running mean
 _NOT_CURVES = ("step", "epoch", "time")
 _WORDS = {
     "bleu_1": "BLEU-1",
@@ -118,9 +118,9 @@ _HEADINGS = {
 
 
 def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | None = None) -> dict[str, Any]:
-    """Both files into the run folder. Returns what report.json says: `record`, how the training went, and its cost.
+    """Write both files to the run folder; return the contents of report.json: `record`, the training and its cost.
 
-    Of `found`, the page shows the examples and tables.
+    The page also shows the examples and tables of `found`.
     """
     folder = RunFolder(open_store(run_url))
     plan = folder.plan()
@@ -142,14 +142,14 @@ def write_report(run_url: str, record: Mapping[str, Any], found: Evaluation | No
 
 
 def _cost(plan: Plan, seconds: float) -> dict[str, Any]:
-    """By the price that the plan was reviewed with; no dollars where nothing is billed."""
+    """Return the cost by the price in the reviewed plan; `usd` is None if the target is not billed."""
     usd = spent_usd(plan, seconds)
     return {"usd": None if usd is None else round(usd, 4), "budget_usd": plan.price.get("ceiling_usd"),
             "expected_usd": plan.price.get("expected_usd"), "target": plan.target}  # fmt: skip
 
 
 def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
-    """How long, over how many attempts. Time between attempts is nobody's."""
+    """Summarise the training: duration, attempts, ranks, steps. Time between attempts does not count."""
     events = folder.events()
     ended = folder.ended()
     return {
@@ -163,10 +163,11 @@ def _training(folder: RunFolder, history: Sequence[Mapping[str, Any]], ranks: in
 
 
 def _by_the_wall_clock(events: Sequence[Mapping[str, Any]]) -> float:
-    """Attempt by attempt, for runs started by hand with an earlier Headway: nobody counted their seconds."""
+    """Sum the attempts' durations from event times, for runs started by hand with an older Headway, which did not
+    record the seconds spent."""
     times: dict[int, list[float]] = {}
     for event in events:
-        if isinstance(event.get("time"), (int, float)):  # the supervisor writes it as text, and counts besides
+        if isinstance(event.get("time"), (int, float)):  # the supervisor writes text, and records the seconds itself
             times.setdefault(event["attempt"], []).append(float(event["time"]))
     return sum(max(seen) - min(seen) for seen in times.values())
 
@@ -178,7 +179,7 @@ def page(
     history: Sequence[Mapping[str, Any]],
     found: Evaluation | None = None,
 ) -> str:
-    """The whole page as text."""
+    """Render the page."""
     assets = files("headway.artifacts") / "report_assets"
     tables, examples = (found.tables, found.examples) if found else ((), ())
     body = [
@@ -208,7 +209,7 @@ def _subtitle(record: Mapping[str, Any], job: Job) -> str:
 
 
 def _tiles(record: Mapping[str, Any]) -> str:
-    """The few numbers one looks for first."""
+    """Render the headline numbers."""
     metrics, training = record["metrics"], record["training"]
     wanted = [name for name in ("exact_held_out", "exact_seen", "exact", "bleu_4") if name in metrics]
     if "exact_held_out" in wanted:
@@ -224,7 +225,7 @@ def _tiles(record: Mapping[str, Any]) -> str:
 
 
 def _charts(history: Sequence[Mapping[str, Any]]) -> str:
-    """The loss, the scores between 0 and 1 together, then other scores, then what else was logged at every step."""
+    """Chart the loss, then the scores between 0 and 1 together, then other scores, then other per-step metrics."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for record in history:
         for name, value in record.items():
@@ -247,7 +248,7 @@ def _figure(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, flo
 
 
 def _metrics(record: Mapping[str, Any]) -> str:
-    """A row a metric; a column for the whole split, for each part of it, and for the run's own validation."""
+    """Render a row per metric, with columns for the whole split, each subset and the run's own validation."""
     groups, validation = record["groups"], record["validation"]
     baseline = record.get("baseline") or {"metrics": {}, "words": ""}
     plain = [name for name in record["metrics"] if not any(name.endswith(f"_{group}") for group in groups)]
@@ -274,7 +275,7 @@ def _metrics(record: Mapping[str, Any]) -> str:
 
 
 def _detail(table: Table) -> str:
-    """A table of its own; a matrix is shaded by the share of its row."""
+    """Render a table; shade a matrix by each cell's share of its row."""
     if not table.matrix:
         shown = [[_cell(value) for value in row] for row in table.rows]
         return f"<h3>{_text(table.title)}</h3>{_table(table.head, shown)}"
@@ -299,7 +300,7 @@ def _cell(value: str | float | None) -> str:
 
 
 def _sheets(examples: Sequence[Example]) -> str:
-    """Pictures with what was said of them, a block for each group."""
+    """Render examples with the model's answers, one block per group."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example.group, []).append(example)
@@ -327,7 +328,7 @@ def _picture(example: Example) -> str:
 
 
 def _given(example: Example) -> str:
-    """What the model was asked: a picture, or a text."""
+    """Render the model's input: an image or a text."""
     if example.picture is None:
         return f"<blockquote>{_text(example.given)}</blockquote>"
     data = base64.b64encode(example.picture).decode()
@@ -389,7 +390,7 @@ def _row(cells: Sequence[str], tag: str, kind: str) -> str:
 
 
 def named(metric: str) -> str:
-    """A metric's name as people write it: exact_held_out → exactly right, new combinations."""
+    """Return a metric's display name: exact_held_out → exactly right, new combinations."""
     for tail in ("held_out", "seen"):
         if metric.endswith(f"_{tail}"):
             return f"{named(metric.removesuffix(f'_{tail}'))}, {_WORDS[tail]}"

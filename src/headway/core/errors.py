@@ -1,4 +1,7 @@
-"""The errors a person sees: what happened, where, and what to type next. Costs nothing to import."""
+"""Errors for users: what happened, where, and what to type next. Also exit codes, install hints and safe JSON parsing.
+
+Costs nothing to import.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# What `headway` returns to the shell. Other people's scripts rely on these numbers.
+# Exit codes of `headway`. Other people's scripts rely on these numbers.
 FINISHED, FAILED, BAD_INPUT, BUDGET_ENDED, RESUMABLE, LEFT_BEHIND = range(6)
 
-# What a worker (the supervisor, process 1) returns to the place that runs it.
+# Exit codes of a worker (the supervisor, process 1) to the platform that runs it.
 WORKER_DONE, WORKER_AGAIN = 0, 143
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One thing wrong with what the user gave us. `where` is file:line:column when there is one."""
+    """One problem with the user's input. `where` is file:line:column when there is one."""
 
     what: str
     where: str = ""
@@ -30,7 +33,7 @@ class Problem:
 
 
 class HeadwayError(Exception):
-    """Everything Headway raises on purpose. The command line prints it without a traceback."""
+    """Base class of every error that Headway raises on purpose. The command line prints it without a traceback."""
 
     exit_code = FAILED
 
@@ -43,13 +46,13 @@ class HeadwayError(Exception):
 
 
 class BadInput(HeadwayError):
-    """The user can mend this: a file, an argument, a name."""
+    """An error that the user can fix: a file, an argument, a name."""
 
     exit_code = BAD_INPUT
 
 
 class BadJob(BadInput):
-    """A job file with problems: all of them, not the first."""
+    """A job file with problems. Lists all of them, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -65,11 +68,11 @@ class BadBundle(BadInput):
 
 
 class UnknownRun(BadInput):
-    """No run answers to that name, or more than one does."""
+    """No run has that name, or more than one does."""
 
 
 class MissingExtra(BadInput):
-    """The verb needs an optional part of Headway that is not installed."""
+    """The command needs an optional part of Headway that is not installed."""
 
     def __init__(self, extra: str, *, needed_for: str, lacking: str = "") -> None:
 
@@ -79,11 +82,11 @@ class MissingExtra(BadInput):
 
 
 class StoreError(HeadwayError):
-    """A folder or bucket said no. Subclasses say which kind of no."""
+    """A folder or bucket refused a request. Subclasses say why."""
 
 
 class NotThere(StoreError):
-    """The object does not exist. (Not: it could not be looked up.)"""
+    """The object does not exist. (Not raised when the lookup itself failed.)"""
 
 
 class NoBucket(StoreError):
@@ -97,23 +100,23 @@ class Denied(StoreError):
 
 
 class Conflict(StoreError):
-    """A conditional write lost: somebody else was first. Nothing was changed."""
+    """A conditional write lost to another writer. Nothing was changed."""
 
 
 class DiskFull(StoreError):
-    """No space left. What was there before is still whole."""
+    """No space left. Existing objects are intact."""
 
 
 class Transient(StoreError):
-    """Try again: the store was busy, slow, or out of reach. Neither damage nor absence."""
+    """The store was busy, slow or unreachable: retry. Says nothing about whether the object exists or is damaged."""
 
 
 class TargetError(HeadwayError):
-    """The place that runs plans refused or failed."""
+    """A target refused or failed."""
 
 
 class RunBusy(BadInput):
-    """A second start on a live run."""
+    """A live run was started a second time."""
 
 
 class RunFailed(HeadwayError):
@@ -121,16 +124,17 @@ class RunFailed(HeadwayError):
 
 
 class NoCheckpoint(HeadwayError):
-    """Commits were recorded, and none can be read: going on would throw work away."""
+    """Checkpoints were committed but none can be read: continuing would throw work away."""
 
 
-# Optional parts of Headway: what to type when one is missing.
-#
-# The command names the packages, never `headway` itself: an index may hold another project by that name.
+# Optional dependencies
 
 
 def install_command(extra: str) -> str:
-    """The pip command that brings the packages of `extra`, as this Headway's own metadata lists them."""
+    """Return the pip command that installs the packages of `extra`, as listed in Headway's metadata.
+
+    It names the packages, never `headway` itself: a package index may hold another project by that name.
+    """
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -145,7 +149,7 @@ def install_command(extra: str) -> str:
 
 @contextmanager
 def needs(extra: str, verb: str) -> Iterator[None]:
-    """Around the imports of a verb: a missing package becomes the pip command that brings it."""
+    """Wrap a command's imports: turn a missing package into a MissingExtra with the pip command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -154,11 +158,8 @@ def needs(extra: str, verb: str) -> Iterator[None]:
         raise MissingExtra(extra, needed_for=f"headway {verb}", lacking=error.name or "a package") from None
 
 
-# Text of strangers, read with suspicion. Costs an import of json.
-
-
 def json_of(text: str | bytes | bytearray) -> Any:
-    """What the JSON says. ValueError is the only way it fails, also for what is nested without end."""
+    """Parse untrusted JSON. Raises ValueError and nothing else, also for input that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""How prices, estimates and ceilings look on a terminal."""
+"""Formatting for the terminal: numbers, tables, sizes, prices. Plain text; colour only where a person reads it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headway.planning import Plan
-
-
-# How numbers, tables and sizes look on a terminal. Plain text; colour only where a person reads it.
 
 
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
@@ -53,7 +50,7 @@ def ago(then: float, now: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, two spaces between them."""
+    """Format a table: columns as wide as their widest cell, two spaces between them."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -67,7 +64,7 @@ def as_json(value: Any) -> str:
 
 
 def usd(amount: float) -> str:
-    """4.404 -> $4.40; what is less than a dollar keeps three digits."""
+    """4.404 -> $4.40; amounts below a dollar keep three digits."""
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
 
 
@@ -76,7 +73,7 @@ def paid(plan: Plan) -> bool:
 
 
 def price_rows(price: Mapping[str, Any]) -> dict[str, str]:
-    """Lines of a plan's description, by their heads."""
+    """Return the price lines of a plan's description, by heading."""
     if "missing" in price:
         return {"price": f"not known: {price['missing']}"}
     if not price.get("usd_per_hour"):
@@ -119,7 +116,7 @@ def _besides(price: Mapping[str, Any]) -> dict[str, str]:
 
 
 def elsewhere(price: Mapping[str, Any]) -> str:
-    """The table of hours and cost on the usual accelerators."""
+    """Format the table of hours and cost on common accelerators."""
     rows = [
         (row["accelerator"], row["machine"], f"{row['hours']:.2f}", usd(row["usd"]), usd(row["spot_usd"]), row["basis"])
         for row in price.get("elsewhere", ())

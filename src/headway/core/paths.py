@@ -1,4 +1,4 @@
-"""Where Headway keeps what it can make again: the index of runs, packaged code. Never a run's only copy of anything."""
+"""Headway's state folder. It holds only what can be made again (run index, packaged code), never a run's only copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """$HEADWAY_HOME, or the user's state folder. Not created here."""
+    """Return $HEADWAY_HOME, or `headway` in the user's XDG state folder. Does not create it."""
     chosen = os.environ.get("HEADWAY_HOME")
     if chosen:
         return Path(chosen).expanduser()

@@ -1,4 +1,7 @@
-"""A plan: a job resolved for one target, as plain values. The same inputs give the same bytes."""
+"""The plan: a job resolved for one target, as plain values. The same inputs give the same bytes.
+
+Also the three ways in which a run resumes; a plan records one of them as `resume`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from headway.core.errors import BadPlan, json_of
 from headway.core.types import Request
 
 SCHEMA = 1
-RUN = "{RUN}"  # stands where the run's name will be until launch
-UNRESOLVED = "unresolved"  # a remote fingerprint that nobody could look up yet
+RUN = "{RUN}"  # placeholder for the run's name until launch
+UNRESOLVED = "unresolved"  # the fingerprint of remote data that has not been looked up yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """What is sent: a content-named archive, and Headway's own wheel beside it."""
+    """The code to send: an archive named by its content, and Headway's own wheel."""
 
     sha256: str
     files: int
@@ -30,12 +33,12 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Durations, never times of day: clocks may jump. None means no limit."""
+    """Limits of a run. Durations, never times of day, because clocks may jump. None means no limit."""
 
     budget_s: float | None
     max_wait_s: float | None
     grace_s: float
-    second: str  # the limit that stands behind the budget on this target, in words
+    second: str  # the target's own limit, which takes effect if the budget does not; in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +55,8 @@ class Plan:
     processes: int  # ranks on each node
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
-    price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: what is known of them
-    resume: str = ""  # how it resumes: headway.core.plan; empty in plans of a Headway that did not look
+    price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known
+    resume: str = ""  # EXACT, BY_SCRIPT or BEGINNING; empty in plans of older versions, which did not look
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -65,12 +68,12 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Of what would be done. What it is believed to cost is left out: beliefs change as runs are seen."""
+        """SHA-256 of what would be done. The price is left out: estimates change as more runs are recorded."""
         return hashlib.sha256(replace(self, price={}).to_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:
-        """The plan that `to_json` wrote. Anything else is a BadPlan that says what is wrong."""
+        """Parse what `to_json` wrote. Raises BadPlan, which says what is wrong, for anything else."""
         try:
             raw = json_of(text)
             if raw["schema"] != SCHEMA:
@@ -92,13 +95,13 @@ class Plan:
             ) from None
 
 
-# The three ways in which a run resumes, and the words for them. A plan records one of them as `resume`.
+# How a run resumes
 
 
-EXACT: Final = "exact"  # a recipe, or a script that uses headway.start(): to the bit, from the newest checkpoint
-BY_SCRIPT: Final = "script"  # its sources load earlier state: its files are restored, the rest is up to the script
-BEGINNING: Final = "beginning"  # nothing in its sources loads earlier state
-UNKNOWN: Final = ""  # the plan is of a Headway that did not look
+EXACT: Final = "exact"  # a recipe, or a script that uses headway.start(): bit for bit, from the newest checkpoint
+BY_SCRIPT: Final = "script"  # the sources load earlier state: files are restored, the rest is up to the script
+BEGINNING: Final = "beginning"  # nothing in the sources loads earlier state
+UNKNOWN: Final = ""  # the plan was made by an older version, which did not look
 
 _PLAN: Final = {
     EXACT: "exact: goes on from the newest checkpoint",
@@ -115,10 +118,10 @@ _AGAIN: Final = {
 
 
 def in_plan(kind: str) -> str:
-    """One line for a plan, and for `headway status`."""
+    """Return the line that describes this kind of resume in a plan and in `headway status`."""
     return _PLAN.get(kind, _PLAN[UNKNOWN])
 
 
 def again(kind: str) -> str:
-    """A clause that says what the next start does."""
+    """Return a clause that says what the next start does."""
     return _AGAIN.get(kind, _AGAIN[UNKNOWN])

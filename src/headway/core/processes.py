@@ -1,4 +1,4 @@
-"""Who a process is, beyond its number: Linux reuses pids, so a pid alone proves nothing. Reads /proc only."""
+"""Identify processes by pid and start time: Linux reuses pids, so a pid alone proves nothing. Reads /proc only."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def here() -> str:
-    """This boot of this kernel in this pid namespace: pids can be compared only within it."""
+    """Identify this boot and pid namespace: pids can be compared only within one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux, or a hardened container: nobody can compare pids with us
+    except OSError:  # not Linux, or a hardened container: a name that no other process has, so no pids are compared
         return f"unknown/{os.getpid()}"
 
 
 def started(pid: int) -> str:
-    """When the kernel started it, in clock ticks since boot; empty when there is none, or only its corpse."""
+    """Return a process's start time in clock ticks since boot; empty when it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -26,12 +26,12 @@ def started(pid: int) -> str:
 
 
 def alive(pid: int, since: str) -> bool:
-    """True while the very process that had `since` as its start time runs."""
+    """Return whether the process that started at `since` still runs."""
     return bool(since) and started(pid) == since
 
 
 def environment(pid: int) -> dict[str, str] | None:
-    """The HEADWAY_ variables that it was started with; None where it is gone, or not for this user to look at."""
+    """Return the HEADWAY_ variables that a process was started with; None if it is gone or not readable by us."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

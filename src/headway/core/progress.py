@@ -1,4 +1,4 @@
-"""How far something that takes a while has come: told from within, shown by whoever listens. Costs nothing unheard."""
+"""Progress reporting by a context variable: long work calls `tell`, a caller may listen. Free without a listener."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
-Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+Report = Callable[[str, int, int], None]  # what is being done, units done, units in total
 
 _LISTENER: ContextVar[Report | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def with_listener(report: Report) -> Iterator[None]:
-    """What is told meanwhile, in this thread, goes to `report`."""
+    """Send the progress that is reported inside the block, in this thread, to `report`."""
     before = _LISTENER.set(report)
     try:
         yield
@@ -30,7 +30,7 @@ def tell(what: str, done: int, total: int) -> None:
 
 
 def counted(things: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The same things, and each is told when it is done with."""
+    """Yield the same items, reporting progress for each."""
     for number, thing in enumerate(things):
         tell(what, number, total)
         yield thing

@@ -1,4 +1,4 @@
-"""How long to try before giving up, and the pauses in between. Costs nothing to import."""
+"""Retry policy and loop: how long to retry and how long to pause in between. Costs nothing to import."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """Tries end after `tries` requests or `total_s`, whichever is first; then Transient is raised.
+    """Limits and back-off of retries: at most `tries` requests and `total_s`, then Transient is raised.
 
-    A run that must outlast a longer outage waits on its own account: here is only what a hiccup takes.
+    Meant for brief faults. A run that must survive a longer outage retries at a higher level.
     """
 
     tries: int = 6
@@ -25,10 +25,10 @@ class RetryPolicy:
     first_pause_s: float = 0.2
     longest_pause_s: float = 10.0
     connect_s: float = 5.0
-    request_s: float = 60.0  # one request from its start to the last byte of its answer
+    request_s: float = 60.0  # one request, from its start to the last byte of the response
 
     def pauses(self) -> Iterator[float]:
-        """Growing, and each drawn at random, so that a gang that failed together does not come back together."""
+        """Yield exponentially growing pauses with jitter, so that ranks that failed together do not retry together."""
         longest = self.first_pause_s
         for _ in range(self.tries - 1):
             yield random.uniform(longest / 2, longest)
@@ -36,7 +36,7 @@ class RetryPolicy:
 
 
 def keep_trying(call: Callable[[], Result], patience: RetryPolicy) -> Result:
-    """The call's result. What it raises is raised at once, except Transient: that is tried again."""
+    """Return the call's result, retrying on Transient. Any other exception is raised at once."""
     started = time.monotonic()
     for pause in patience.pauses():
         try:

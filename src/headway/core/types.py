@@ -1,4 +1,4 @@
-"""The contract of a place that runs plans. Seven verbs; everything else lives outside it."""
+"""The contract of a target (`Target`, seven methods) and the values that it exchanges with the launcher."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-RUN_LABEL = "headway.run"  # on everything a target creates: found again without a database
+RUN_LABEL = "headway.run"  # on every resource that a target creates, so that runs are found without a database
 OWNER_LABEL, OWNER_NAME_LABEL = (
     "headway.owner",
     "headway.owner-name",
-)  # whose it is, for `gc` and for people
-OWNER, OWNER_NAME = "{OWNER}", "{OWNER_NAME}"  # stand in a plan where these will be: a plan is the same for everybody
-ORIGIN = "origin"  # among a handle's details: the folder for which they were written, where it is not the handle's own
-EXPIRES_LABEL = "headway.expires"  # when it may be removed whatever happens, in Unix seconds
+)  # id and readable name of the owner, for `gc` and for people
+OWNER, OWNER_NAME = "{OWNER}", "{OWNER_NAME}"  # placeholders in a plan, filled in at launch: plans hold no user's name
+ORIGIN = "origin"  # key in a handle's details: the folder for which they were written, if it is not the handle's own
+EXPIRES_LABEL = "headway.expires"  # Unix seconds after which the resource may be removed whatever its state
 
 
 class State(str, Enum):
-    """Where a run is. `LOST` ended without a farewell (killed, host gone): resumable, nothing is known to be wrong."""
+    """State of a run. `LOST`: it ended without an `ended` event (killed, host gone); resumable, no known fault."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One thing `submit` will ask of the target, as data. `{RUN}` stands where the run's name will be."""
+    """One request that `submit` will make to the target, as data. `{RUN}` is a placeholder for the run's name."""
 
     name: str  # a file name for `plan --render`: "supervisor.json", "statefulset.yaml"
     body: Mapping[str, Any]
@@ -78,41 +78,39 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """What was created, what was removed, and what a re-listing found afterwards (empty: nothing is left)."""
+    """Record of a teardown: created, removed, and `left`: still there when listed again (empty: nothing is left)."""
 
     run: str
     created: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    unverified: tuple[str, ...] = ()  # removed by the word of a command alone: nobody could be asked afterwards
+    unverified: tuple[str, ...] = ()  # a delete command reported success, but nothing could be listed afterwards
 
 
 class Target(Protocol):
-    """A place that runs plans. A new one is one file, one registry line, one test file."""
+    """A place that runs plans. A new target is one file, one line in the registry and one test file."""
 
     def check(self, job: Job) -> list[Problem]:
-        """What would stop this job here, found without spending anything."""
+        """Return everything that would prevent this job from running here. Spends nothing."""
 
     def render(self, plan: Plan) -> list[Request]:
-        """The exact requests that `submit` will make. Pure."""
+        """Return the exact requests that `submit` will make. Pure."""
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        """Start it, all or nothing: what fails half-way leaves nothing behind."""
+        """Start the run, all or nothing: a submission that fails half-way removes what it created."""
 
     def status(self, handle: Handle) -> Status: ...
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]: ...
 
     def down(self, handle: Handle) -> Receipt:
-        """Stop gracefully, then by force, and remove all but the run folder. Idempotent; finds things by label."""
+        """Stop gracefully, then by force; remove all but the run folder. Idempotent; finds resources by label."""
 
     def found(self) -> list[Handle]:
-        """Everything here that carries our label, without any local state."""
+        """List everything here that carries our label, without any local state."""
 
 
-# One thing that `headway doctor` found: what works, what is worth knowing, what does not and what to type.
-
-
+# One result of `headway doctor`: a check that passed, a note, or a problem and the command that fixes it.
 @dataclass(frozen=True, slots=True)
 class Finding:
     mark: str  # ok, note, bad

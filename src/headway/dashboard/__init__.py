@@ -1,1 +1,1 @@
-"""`headway ui`: all runs in a browser, read from their folders. No database, and nothing to keep up."""
+"""`headway ui`: all runs in a browser, read from their folders. No database."""

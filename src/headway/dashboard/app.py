@@ -1,4 +1,7 @@
-"""The dashboard's routes. Reads run folders; the two requests that act need a page of this very server to make them."""
+"""The dashboard's HTTP routes.
+
+They read run folders; the two that change a run accept requests from the dashboard's own pages only.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ log = logging.getLogger("headway.ui")
 
 STATIC: Final = Path(__file__).parent / "static"
 COOKIE: Final = "headway-ui"
-ACTS: Final = "x-headway-ui"  # a header that a form or picture of another site cannot send
-_NEAR_S, _FAR_S = 1.0, 5.0  # between looks at a run in a folder here, and in a bucket
+ACTS: Final = "x-headway-ui"  # a custom header, which a form or image on another site cannot send
+_NEAR_S, _FAR_S = 1.0, 5.0  # between polls of a run in a local folder, and in a bucket
 _PAGE: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -42,11 +45,11 @@ _SHOWN: Final = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", 
                  "gif": "image/gif", "txt": "text/plain", "json": "text/plain", "md": "text/plain"}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
-Act = Callable[[str], str]  # a run's URL -> the state it is in afterwards
+Act = Callable[[str], str]  # a run's URL -> its state afterwards
 
 
 class DashboardApp:
-    """Who may ask, and what is answered. `hosts` are the names this server goes by: any other is somebody's trick."""
+    """Authorization and routes. `hosts` are this server's names: any other Host header is refused (DNS rebinding)."""
 
     def __init__(self, board: RunService, *, stop: Act, resume: Act, hosts: frozenset[str], token: str | None) -> None:
         self._board, self._acts = board, {"stop": stop, "resume": resume}
@@ -89,7 +92,7 @@ class DashboardApp:
         return guarded
 
     def _authorize(self, request: Request) -> Response | None:
-        """A name of ours, and the token where there is one: in the first address, in a cookie from then on."""
+        """Check the Host header, and the token if there is one: from the URL at first, then from a cookie."""
         if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
             raise PredictionError(421, "this server does not go by that name")
         if self._token is None:
@@ -149,7 +152,10 @@ class DashboardApp:
         return Response(body, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
     async def report(self, request: Request) -> Response:
-        """The run's own page, which may come from anywhere: it is shown without scripts and apart from this site."""
+        """Return the run's report.html.
+
+        It is untrusted, so a CSP sandbox isolates it from this site and disables scripts.
+        """
         body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read("report.html"))
         alone = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'"}
         return Response(body, media_type="text/html", headers=alone)
@@ -158,7 +164,7 @@ class DashboardApp:
         return await _answer(lambda: self._board.verified(_id(request), int(request.path_params["step"])))
 
     async def live(self, request: Request) -> Response:
-        """What changes, as it changes, until the run has ended or nobody listens any more."""
+        """Stream changes as server-sent events until the client disconnects."""
         id_ = _id(request)
         pause_s = _FAR_S if local_path(self._board.url(id_)) is None else _NEAR_S
 
@@ -182,7 +188,10 @@ class DashboardApp:
         return {**{key: found[key] for key in kept}, "last": {k: v for k, v in last.items() if v == v}}
 
     async def act(self, request: Request) -> Response:
-        """Stop or resume. Only a page of ours can ask: it sends a header that needs our own origin."""
+        """Stop or resume a run.
+
+        Only the dashboard's own pages can do so, as the required header needs the same origin.
+        """
         name = request.path_params["act"]
         if name not in self._acts:
             raise PredictionError(404, "nothing is here")
@@ -195,12 +204,12 @@ class DashboardApp:
 
 
 async def _answer(work: Callable[[], Any]) -> Response:
-    """In a thread: folders may be far away."""
+    """Run `work` in a thread, as folders may be remote, and return its result as JSON."""
     return JSONResponse(_plain(await asyncio.to_thread(work)))
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a number that is not finite, such as the loss of a run that diverged, is null."""
+    """Convert to plain JSON values. A non-finite number, such as the loss of a diverged run, becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

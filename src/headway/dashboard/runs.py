@@ -1,4 +1,4 @@
-"""What the dashboard shows: runs of the index and of the places it was given, and everything in a run's folder."""
+"""The dashboard's data: discover runs, cache their records, and read everything that the pages show of a run."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from headway.rundir.status import folder_status, row_of
 from headway.storage import Store, join, open_store, subfolders
 from headway.storage.base import Entry
 
-# Folders and buckets that the dashboard was given: looked through in the background, again and again.
+# Scanning folders and buckets in the background
 
 
 log = logging.getLogger("headway.ui")
 
 _AGAIN_S: Final = 15.0
-_FOLDERS_AT_ONCE: Final = 16  # a look at a run is a handful of round trips where it is in a bucket
-_A_BATCH: Final = 100  # runs, after which those found so far are listed
+_FOLDERS_AT_ONCE: Final = 16  # a run in a bucket takes several round trips
+_A_BATCH: Final = 100  # record found runs in the index in batches of this size
 
 
 class FolderScanner:
-    """Every run below `outputs` comes into the index: those that are there, and those that are started later."""
+    """Adds every run below `outputs` to the index: existing runs, and those started later."""
 
     def __init__(self, ledger: Ledger, outputs: Sequence[str]) -> None:
         self._ledger = ledger
         self._roots = [open_store(each) for each in outputs]
         self._seen: set[str] = set()
-        self.looking = {root.url for root in self._roots}  # those that have not been looked through once
+        self.looking = {root.url for root in self._roots}  # not scanned completely yet
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Raises at once where a place cannot be listed at all."""
+        """Start the background scan. Raises at once if an output folder cannot be listed."""
         for root in self._roots:
             next(iter(subfolders(root)), None)
         if self._roots:
@@ -57,7 +57,7 @@ class FolderScanner:
         self._over.set()
 
     def look(self) -> int:
-        """Once through all of them; how many runs were new."""
+        """Scan all folders once; return the number of new runs."""
         return sum(map(self._look, range(len(self._roots))))
 
     def _look(self, number: int) -> int:
@@ -70,7 +70,7 @@ class FolderScanner:
                 rows = pool.map(lambda url: row_of(RunFolder(open_store(url))), batch)
                 known = [row for row in rows if row is not None]
                 self._ledger.record(*known)
-                self._seen.update(row.url for row in known)  # half a folder is looked at again: it may become whole
+                self._seen.update(row.url for row in known)  # an incomplete folder is scanned again
                 found += len(known)
         self.looking.discard(root.url)
         return found
@@ -79,21 +79,21 @@ class FolderScanner:
         while True:
             try:
                 self.look()
-            except (HeadwayError, OSError) as error:  # out of reach for a moment: said, and tried again
+            except (HeadwayError, OSError) as error:  # briefly unreachable: log it, and retry
                 log.warning("%s", error)
             if self._over.wait(_AGAIN_S):
                 return
 
 
-# What never changes is read once: the segments of runs that pages ask about every other second.
+# Caching immutable segments, since pages poll every other second
 
 
 _MOST_BYTES: Final = 128 << 20
-_SEGMENT: Final = re.compile(r"(events|logs)/[^/]+\.(jsonl|log)$")  # those of metrics are kept as curves
+_SEGMENT: Final = re.compile(r"(events|logs)/[^/]+\.(jsonl|log)$")  # metrics are kept as curves instead
 
 
 class RecordCache:
-    """Of all runs together; what was not asked for longest is forgotten first."""
+    """An LRU cache of segments, shared by all runs."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most, self._size = most_bytes, 0
@@ -120,7 +120,7 @@ class RecordCache:
 
 
 class CachedStore:
-    """A store whose segments are read once. Everything else is asked for anew."""
+    """A store that reads each segment once. Everything else is read anew."""
 
     def __init__(self, store: Store, memory: RecordCache) -> None:
         self._store, self._memory = store, memory
@@ -149,17 +149,17 @@ class CachedStore:
 
 
 _RUNS_AT_ONCE = 8
-_FRESH_S = 2.0  # how long a state of a run that goes on is believed
+_FRESH_S = 2.0  # how long the state of a live run is cached
 
 
 def run_id(url: str) -> str:
-    """A short name for an address: what pages and requests call a run. Only runs that are listed have one."""
+    """Return the short id that pages and requests use for a run's URL. Only listed runs are found by it."""
     return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
 class _Known:
-    """What was last seen of a run. That of an ended one is not read again."""
+    """Cached summary of a run. That of an ended run is not read again."""
 
     seen: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class _Known:
 
 
 class RunService:
-    """Reads; never changes a run, except by the two verbs that the pages offer."""
+    """Reads runs for the pages. Never changes a run."""
 
     def __init__(self, ledger: Ledger | None = None, places: FolderScanner | None = None) -> None:
         self._ledger = ledger or Ledger()
@@ -179,11 +179,11 @@ class RunService:
         self._lock = Lock()
 
     def runs(self, *, query: str = "", offset: int = 0, limit: int = 100) -> dict[str, Any]:
-        """One page of runs, newest first. Only those of the page are looked at closely, however many there are."""
+        """Return one page of runs, newest first. Only the runs on the page are read, however many there are."""
         total, rows = self._ledger.page(query.split(), offset=offset, limit=limit)
         with self._lock:
             self._urls.update((run_id(row.url), row.url) for row in rows)
-        with ThreadPoolExecutor(_RUNS_AT_ONCE) as pool:  # each look is a round trip where the folder is in a bucket
+        with ThreadPoolExecutor(_RUNS_AT_ONCE) as pool:  # a round trip each if the folder is in a bucket
             runs = list(pool.map(self._summary, rows))
         return {"total": total, "runs": runs, "looking": sorted(self._places.looking) if self._places else []}
 
@@ -191,7 +191,7 @@ class RunService:
         base = {"id": run_id(row.url), "name": row.name, "url": row.url, "target": row.target, "job": row.job,
                 "created": row.created, "state": row.state}  # fmt: skip
         known = self._known.setdefault(row.url, _Known())
-        resumed = known.ended and row.state != known.facts.get("state")  # as the index has noted since
+        resumed = known.ended and row.state != known.facts.get("state")  # according to the index
         if resumed or (not known.ended and time.monotonic() - known.seen > _FRESH_S):
             known.facts = self._looked_at(row)
             known.seen, known.ended = time.monotonic(), known.facts.get("ended", False)
@@ -207,7 +207,7 @@ class RunService:
             return {"state": "damaged", "ended": False, "trouble": str(error).splitlines()[0]}
         except (HeadwayError, OSError) as error:
             return {"state": "gone", "ended": False, "trouble": str(error).splitlines()[0]}
-        except Exception as error:  # whatever it is, it is this run's alone: the others are listed
+        except Exception as error:  # any bug with one run must not hide the others
             log.exception("%s cannot be shown", row.url)
             return {"state": "damaged", "ended": False, "trouble": f"{type(error).__name__}: {error}"}
         if state != row.state:
@@ -218,10 +218,13 @@ class RunService:
         return {"state": state, "ended": ended, "progress": told, "best": score}
 
     def url(self, id_: str) -> str:
-        """Of a listed run. UnknownRun for anything else: pages cannot name folders of their own."""
+        """Return the URL of a listed run.
+
+        Raises UnknownRun for anything else, so that pages cannot name arbitrary folders.
+        """
         with self._lock:
             found = self._urls.get(id_)
-        if found is None:  # of a page that nobody has turned to since we began
+        if found is None:  # on a page not requested since the server started
             with self._lock:
                 self._urls.update((run_id(row.url), row.url) for row in self._ledger.rows())
                 found = self._urls.get(id_)
@@ -273,15 +276,15 @@ class RunService:
         return found
 
     def logs(self, id_: str, *, rank: int | None, query: str, last: int) -> dict[str, Any]:
-        """The newest lines that contain `query`, oldest first."""
+        """Return the newest lines that contain `query`, oldest first."""
         return {"lines": last_lines(self.folder(id_), rank=rank, query=query, last=last)}
 
     def verified(self, id_: str, step: int) -> dict[str, Any]:
-        """Whether this checkpoint is what was written: all of it is read."""
+        """Read a whole checkpoint and compare it with its manifest."""
         return verified(self.folder(id_), step)
 
     def configs(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Where the job files of these runs differ: one row a setting, one value a run."""
+        """Return the settings in which the runs' job files differ: one row per setting, one value per run."""
         flat = [_flat(self.folder(id_).plan().job) for id_ in ids]
         keys = sorted(set().union(*flat)) if flat else []
         return [
@@ -292,7 +295,7 @@ class RunService:
 
 
 def best_score(folder: RunFolder) -> float | None:
-    """Of the checkpoint that was last named the best: of the last phase, where there are several."""
+    """Return the score of the checkpoint last named the best; with several phases, that of the last phase."""
     kept = folder.kept_checkpoints()
     scores = [each.get("score") for each in kept if any(name.endswith("best") for name in each.get("names", ()))]
     return scores[-1] if scores else None
@@ -309,7 +312,7 @@ def _state_of(folder: RunFolder) -> str:
 
 
 def _spent(folder: RunFolder, plan: Plan) -> dict[str, Any]:
-    """Time and money over all attempts, against the budget where there is one."""
+    """Return time and money over all attempts, and the budget if there is one."""
     seconds = spent_s(folder)
     return {"seconds": round(seconds, 1), "budget_s": plan.limits.budget_s, "usd": spent_usd(plan, seconds),
             "budget_usd": plan.price.get("ceiling_usd")}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The panel itself: from what was seen of a run to what a terminal of this size shows. Pure, apart from rich."""
+"""The terminal view of `headway watch`: poll a run, and render the result with rich to fit the terminal."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
 
 
-# A curve in one line of text.
+# Sparklines
 
 
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 
 
 def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> str:
-    """At most `width` characters, each the mean of its stretch; a stretch without a finite number is a blank.
+    """Render values as at most `width` characters, one per bin of equal length.
 
-    The least mean is the lowest mark and the greatest the highest. A flat curve lies low.
+    Each shows the mean of its bin, or is blank if the bin has no finite value.
+
+    The lowest mean gets the lowest mark, the highest the highest. A flat curve gets the lowest mark.
     """
     if width <= 0 or not len(values):
         return ""
@@ -49,7 +51,7 @@ def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> st
     def mark(mean: float | None) -> str:
         if mean is None:
             return " "
-        # A span too wide for a number is halved on both sides of the division.
+        # Both sides are halved so that a very wide span does not overflow.
         share = (mean / 2 - low / 2) / (span / 2) if math.isfinite(span) and span > 0 else 0.0
         return marks[min(top, max(0, round(share * top)))]
 
@@ -57,7 +59,7 @@ def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> st
 
 
 def thinned(values: Sequence[float], most: int) -> list[float | None]:
-    """The mean of each of at most `most` stretches of equal length; None for one without a finite number."""
+    """Return the mean of each of at most `most` bins of equal length; None for a bin without finite values."""
     return [_mean(values[start:stop]) for start, stop in _stretches(len(values), most)] if len(values) else []
 
 
@@ -72,17 +74,17 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(value / len(finite) for value in finite) if finite else None
 
 
-# What is to be seen of a run at one moment: from its folder, and from its target's word on where it stands.
+# Polling a run: its folder, and its target's status
 
 
-NEAR_S, FAR_S = 1.0, 5.0  # how often a folder here, and one elsewhere, is read again
+NEAR_S, FAR_S = 1.0, 5.0  # between reads of a local folder, and of a remote one
 _WIDEST: Final = 512
-_FIRST: Final = ("loss", "score")  # what is looked for first
+_FIRST: Final = ("loss", "score")  # metrics shown first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One curve, thinned to more than a terminal is wide."""
+    """One curve, downsampled to more points than a terminal is wide."""
 
     values: tuple[float, ...]
     last: float
@@ -98,7 +100,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
-    """One moment. `trouble` is why something could not be read; what was seen before stays shown."""
+    """State of a run at one moment.
+
+    `trouble` is why a read failed; the values are then those of the last successful one.
+    """
 
     run: str
     target: str
@@ -114,7 +119,7 @@ class RunSnapshot:
 
 
 class RunPoller:
-    """Looks again when asked, and not more often than the folder's distance allows."""
+    """Polls a run on demand, but not more often than NEAR_S (local folder) or FAR_S (remote folder)."""
 
     def __init__(self, launched: RunHandle, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._launched, self._clock = launched, clock
@@ -126,11 +131,11 @@ class RunPoller:
         self.view = RunSnapshot(run=launched.run, target=launched.handle.target, url=launched.url)
 
     def look(self, *, now: bool = False) -> RunSnapshot:
-        """The newest view. `now`: whatever was seen a moment ago, read it again."""
+        """Return the newest snapshot. With `now`, read again even if the last one is recent."""
         if now or self._clock() - self._looked >= self._every_s:
             try:
                 self.view = self._seen()
-            except (HeadwayError, ValueError) as error:  # a store out of reach for a moment: said, and tried again
+            except (HeadwayError, ValueError) as error:  # the store is briefly unreachable: show it, and retry
                 self.view = _troubled(self.view, str(error).splitlines()[0])
             self._looked = self._clock()
         return self.view
@@ -158,7 +163,7 @@ class RunPoller:
 
 
 def ordered(names: Sequence[str]) -> list[str]:
-    """Those one looks for first, first; the rest by name."""
+    """Sort metric names: loss and score first, the rest by name."""
     return sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
 
 
@@ -173,12 +178,12 @@ _FEWEST_LOGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """One view and the last words, drawn to fit: curves first, log lines in what room is left."""
+    """A snapshot and the last log lines, drawn to fit: curves first, log lines in the remaining space."""
 
     view: RunSnapshot
     words: Sequence[LogLine]
     hint: str = ""
-    most_words: int | None = None  # by default as many as there is room for
+    most_words: int | None = None  # default: as many as fit
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width, height = options.max_width - 4, options.height or console.height
@@ -220,7 +225,7 @@ def _bar(view: RunSnapshot, width: int) -> RenderableType:
 
 
 def where(view: RunSnapshot) -> list[str]:
-    """Epoch, step, speed, and how long it will take: as far as they are known."""
+    """Return epoch, step, speed and remaining time, as far as they are known."""
     progress = view.progress
     parts = []
     if "epoch" in progress:
@@ -237,7 +242,7 @@ def where(view: RunSnapshot) -> list[str]:
 
 
 def money(view: RunSnapshot) -> str:
-    """Time and money, against the budget where there is one."""
+    """Format time and money spent, and the budget if there is one."""
     time = f"spent {duration(view.spent_s)}" + (f" of {duration(view.budget_s)}" if view.budget_s else "")
     if view.spent_usd is None:
         return f"{time}, nothing is billed"
@@ -263,13 +268,13 @@ def _span(trace: Series) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, whatever the size."""
+    """Format with four significant digits."""
     return f"{value:.4g}"
 
 
 def _lines(words: Sequence[LogLine]) -> Iterator[Text]:
     for line in words:
         head = ("headway: ", "dim") if line.rank < 0 else (f"[{line.rank}] " if line.rank else "", "dim")
-        # Control characters of the run's own output must not move our cursor.
+        # Control characters in the run's output must not move the cursor.
         told = "".join(mark if mark.isprintable() else " " for mark in line.text)
         yield Text.assemble(head, told, no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""A run's metrics for drawing: thinned to what a screen can show."""
+"""A run's checkpoints, log lines and downsampled metrics, for the dashboard's pages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.core.types import LogLine
 from headway.rundir.history import Curves
 from headway.rundir.layout import RunFolder, Segment, checkpoint_folder, lines, parse_log, rank_of, segments
 
-# A run's checkpoints: what was saved, what is still there, and whether it is what was written.
+# Checkpoints
 
 
 _SPAN: Final = 8 << 20
 
 
 def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every one that was ever committed, oldest first; `kept` where the run's own record still has it."""
+    """List all checkpoints ever committed, oldest first; `kept` tells whether the run's index still has it."""
     kept = {each["step"]: each for each in folder.kept_checkpoints()}
     found: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -36,7 +36,7 @@ def checkpoints(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> list[
 
 
 def verified(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Read all of it and compare with what its manifest vouches for. `wrong` is empty where it is whole."""
+    """Read a whole checkpoint and compare it with its manifest. `wrong` is empty if it is intact."""
     began = time.monotonic()
     place = checkpoint_folder(step)
     wrong = list(_wrong(folder, place))
@@ -74,11 +74,11 @@ def _sha256(folder: RunFolder, key: str, size: int) -> str:
     return digest.hexdigest()
 
 
-# What a run printed, for a page: its last lines without reading the rest, or all that contain a word.
+# Log lines
 
 
 def last_lines(folder: RunFolder, *, rank: int | None, query: str, last: int) -> list[dict[str, Any]]:
-    """The newest lines that contain `query`, oldest first, over all ranks by time."""
+    """Return the newest lines that contain `query`, oldest first, over all ranks by time."""
     streams: dict[str, list[Segment]] = {}
     for segment in segments(folder.store, "logs"):
         if rank in (None, rank_of(segment.writer)):
@@ -89,7 +89,7 @@ def last_lines(folder: RunFolder, *, rank: int | None, query: str, last: int) ->
 
 
 def _end(folder: RunFolder, parts: list[Segment], query: str, last: int) -> list[LogLine]:
-    """The last such lines of one stream, from its end backwards."""
+    """Return the last matching lines of one stream, reading its segments from the end backwards."""
     found: list[LogLine] = []
     for segment in reversed(parts):
         read = (parse_log(rank_of(segment.writer), line) for line in lines(folder.store, segment))
@@ -103,13 +103,13 @@ Numbers = NDArray[np.float64]
 
 
 class Metrics:
-    """All curves of one run. `refresh` reads only segments that it has not seen."""
+    """All curves of one run. `refresh` reads only new segments."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._curves = Curves(folder)
 
     def refresh(self) -> bool:
-        """Whether there was anything new."""
+        """Read new segments; return whether there were any."""
         return self._curves.refresh()
 
     @property
@@ -120,8 +120,10 @@ class Metrics:
         return self._curves.last()
 
     def curve(self, name: str, *, points: int, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-        """At most about `points` of a curve between two steps: the least and the most of each stretch, so that no
-        spike is lost, however far one zooms out. Values that are no numbers are left out of the line."""
+        """Return a curve between two steps, downsampled to about `points` points.
+
+        Keeps the minimum and maximum of each bin, so that no spike is lost at any zoom. Non-finite values are null.
+        """
         with self._curves.lock:
             steps, values = self._part(name, low, high)
         keep = thinned(values, points)
@@ -129,7 +131,7 @@ class Metrics:
         return {"steps": steps[keep].tolist(), "values": shown, "total": len(steps)}
 
     def _part(self, name: str, low: float | None, high: float | None) -> tuple[Numbers, Numbers]:
-        """Copies of what lies between two steps: an array that somebody looks into cannot grow."""
+        """Copy the part between two steps: an array with an exported buffer cannot grow."""
         curve = self._curves[name]
         if not len(curve):
             return np.empty(0), np.empty(0)
@@ -140,7 +142,7 @@ class Metrics:
 
 
 def thinned(values: NDArray[np.float64], points: int) -> NDArray[np.int64]:
-    """Which values to draw: both ends, and of each stretch between them its least and its most, in order."""
+    """Return the indices to draw: both ends, and the minimum and maximum of each bin, in order."""
     count = len(values)
     if count <= points:
         return np.arange(count)

@@ -1,4 +1,4 @@
-"""What is kept of the text in a source, and why the rest is not. Pure functions: every drop has a reason."""
+"""Text normalisation and filters for captions and sentence pairs. Pure functions: every exclusion has a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-# VizWiz's annotators chose this sentence from a menu instead of writing a caption.
+# VizWiz annotators chose this sentence from a menu instead of writing a caption.
 _PRE_CANNED = re.compile(r"quality issues are too severe to recognize", re.IGNORECASE)
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "‛": "'", "´": "'", "`": "'", "“": '"', "”": '"', "„": '"'})
@@ -15,18 +15,18 @@ _WORD_MARKS = re.compile(r"\w")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """Which texts are kept. Words are what spaces separate and what has a letter or digit in it."""
+    """Limits for texts. A word is separated by spaces and has at least one letter or digit."""
 
-    min_words: int = 2  # of a caption
+    min_words: int = 2  # per caption
     max_words: int = 60
     keep_flagged: bool = False  # captions that annotators rejected, or chose from a menu
-    max_sentence_words: int = 200  # of a sentence to translate
-    max_ratio: float = 9.0  # of the lengths of a sentence and its translation, where one has more than ten words
+    max_sentence_words: int = 200  # per sentence to translate
+    max_ratio: float = 9.0  # length ratio of a sentence and its translation, if one has more than ten words
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Why something is not in the prepared data. A fault is damage; anything else is a rule at work."""
+    """The reason for an exclusion. A fault is damage in the source; otherwise a rule applied."""
 
     reason: str
     detail: str = ""
@@ -34,7 +34,7 @@ class Exclusion:
 
 
 def normalised(text: str) -> str:
-    """Composed Unicode, plain quotes, single spaces; nothing invisible. Case and punctuation stay."""
+    """Normalise to NFC, plain quotes and single spaces without invisible characters. Keeps case and punctuation."""
     composed = unicodedata.normalize("NFC", text).translate(_QUOTES)
     return " ".join(_NOT_TEXT.sub(" ", composed).split())
 
@@ -44,7 +44,7 @@ def words(text: str) -> list[str]:
 
 
 def caption_drop(text: str, flag: str, rules: Rules) -> Exclusion | None:
-    """Why this caption (already normalised) goes, or None if it stays."""
+    """Return why this caption (already normalised) is excluded, or None to keep it."""
     if not is_unicode(text):
         return Exclusion("not UTF-8", repr(text)[:80], fault=True)
     if not words(text):
@@ -62,7 +62,7 @@ def caption_drop(text: str, flag: str, rules: Rules) -> Exclusion | None:
 
 
 def pair_drop(source: str, target: str, rules: Rules) -> Exclusion | None:
-    """Why this pair of sentences goes, or None if it stays."""
+    """Return why this sentence pair is excluded, or None to keep it."""
     if not is_unicode(source) or not is_unicode(target):
         return Exclusion("not UTF-8", fault=True)
     left, right = len(words(source)), len(words(target))
@@ -77,5 +77,5 @@ def pair_drop(source: str, target: str, rules: Rules) -> Exclusion | None:
 
 
 def is_unicode(text: str) -> bool:
-    """False for the lone surrogates that JSON escapes can smuggle in: they cannot be written as UTF-8."""
+    """Return False for lone surrogates, which JSON escapes can contain but UTF-8 cannot encode."""
     return text.isascii() or not any("\ud800" <= mark <= "\udfff" for mark in text)

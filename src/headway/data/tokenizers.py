@@ -1,8 +1,8 @@
-"""Tokenizers: from text to numbers and back, saved as JSON beside the data and with every model. No pickle.
+"""Tokenizers: text to ids and back, saved as JSON beside the data and with every model. No pickle.
 
 Captions: whole words. Lower case, NFC; a word is a run of letters and digits, joined by inner apostrophes, hyphens and
 points (don't, t-shirt, 3.5); other marks are dropped, as caption metrics drop them. Translation: byte-level BPE
-(`tokenizers`), which can write any text.
+(`tokenizers`), which can represent any text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _WORD = re.compile(r"[^\W_]+(?:['.-][^\W_]+)*")
 
 
 class Tokenizer(Protocol):
-    """Numbers 0 … 3 are <pad>, <start>, <end> and <unk> in each."""
+    """The tokenizer contract. Ids 0 … 3 are <pad>, <start>, <end> and <unk>."""
 
     def encode(self, text: str) -> list[int]:
-        """Without <start> and <end>: the model's code knows where it wants them."""
+        """Encode without <start> and <end>, which the model's code adds."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Up to the first <end>; <pad> and <start> say nothing."""
+        """Decode up to the first <end>, ignoring <pad> and <start>."""
 
     def to_json(self) -> str: ...
 
@@ -49,7 +49,7 @@ class WordTokenizer:
     def from_counts(
         cls, counts: Mapping[str, int], *, min_count: int = 5, max_size: int | None = None
     ) -> WordTokenizer:
-        """The words seen at least `min_count` times, the commonest first, at most `max_size` with the special ones."""
+        """Keep words seen at least `min_count` times, most frequent first; `max_size` includes the special tokens."""
         kept = sorted((-count, word) for word, count in counts.items() if count >= min_count)
         room = None if max_size is None else max(0, max_size - len(SPECIAL))
         return cls([word for _, word in kept[:room]])
@@ -77,7 +77,7 @@ class BpeTokenizer:
 
     @classmethod
     def train(cls, texts: Iterator[str], *, size: int = 8000) -> BpeTokenizer:
-        """The same texts in the same order give the same merges."""
+        """Train on texts. The same texts in the same order give the same merges."""
         from tokenizers import Tokenizer as Fast
         from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -117,7 +117,7 @@ def _said(ids: Iterable[int]) -> Iterator[int]:
 
 
 def load_tokenizer(text: str | bytes, *, where: str = "tokenizer.json") -> Tokenizer:
-    """What `to_json` wrote."""
+    """Load a tokenizer written by `to_json`."""
     try:
         raw = json.loads(text)
         kind = raw["tokenizer"]

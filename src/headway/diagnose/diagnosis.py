@@ -1,4 +1,4 @@
-"""Why a run ended as it did: from its folder, and from what its target says where it says anything. Read only."""
+"""Diagnose why a run ended, from its folder and, if its target offers any, the target's evidence. Read-only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
     from headway.rundir.layout import RunFolder
 
-LINES, NEAR = 400, 60  # of a rank's log, from its end
+LINES, NEAR = 400, 60  # lines of a rank's log, from its end
 SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What is known. Without a `name` the failure is an unknown one: then `lines` are the best there is."""
+    """Diagnosis of a run. Without a `name` the failure is unknown, and `lines` are the best evidence."""
 
     run: str
     state: str
@@ -34,22 +34,25 @@ class Diagnosis:
     evidence: str = ""
     fix: str = ""
     rank: int | None = None  # the first that failed
-    lines: tuple[str, ...] = ()  # its last words
+    lines: tuple[str, ...] = ()  # the last lines of its log
 
 
 def why(hold: RunHandle, status: Status, *, rank: int | None = None) -> Diagnosis:
-    """The cause, if it is a known one; else the last words of the first rank that failed, and of no other."""
+    """Return the cause, if a rule matches.
+
+    Otherwise return the last lines of the first rank that failed, and of no other.
+    """
     folder = hold.folder
     if status.state in (State.FINISHED, State.RUNNING):
         return Diagnosis(run=hold.run, state=status.state.value)
-    if status.state is State.PENDING:  # it may be waiting in vain
+    if status.state is State.PENDING:  # it may be waiting for something that never comes
         return _named(hold, status, [*_target_says(hold), status.reason], None, ())
     events = _events(folder)
     first = _first_failed(events) if rank is None else rank
     lines = _words_of(folder, events, first)
     says, told = _target_says(hold), [*_ending(events), status.reason]
-    # What was said last is nearest to the cause; warnings from long before are asked only if that is no help. Where a
-    # rank failed, its own words come before those of the place, which may be about its long forgotten start.
+    # The last lines are closest to the cause; earlier warnings are searched only if those match no rule. If a rank
+    # failed, its own output comes before the target's evidence, which may be about the start long before.
     near = [*lines[-NEAR:], *told, *(says if first is None else ())]
     far = [*_supervisor(folder), *lines, *says, *told]
     return _named(hold, status, near, first, tuple(last_words(lines, SHOWN)), otherwise=far)
@@ -77,11 +80,11 @@ def _named(
 
 
 def facts(hold: RunHandle) -> dict[str, str]:
-    """What is known of the run, to fill into commands."""
+    """Return facts about the run, to fill into suggested commands."""
     known = {"run": hold.run, "target": hold.handle.target}
     try:
         return known | _of_plan(hold.folder.plan())
-    except HeadwayError:  # damaged: the commands keep their capitals
+    except HeadwayError:  # damaged: the commands keep their placeholders in capitals
         return known
 
 
@@ -105,12 +108,12 @@ def _of_plan(plan: Plan) -> dict[str, str]:
 def _events(folder: RunFolder) -> list[dict[str, Any]]:
     try:
         return folder.events()
-    except (HeadwayError, ValueError):  # a damaged segment must not hide what the others say
+    except (HeadwayError, ValueError):  # a damaged segment must not hide the other evidence
         return []
 
 
 def _first_failed(events: list[dict[str, Any]]) -> int | None:
-    """Of the newest attempt; the one marked first, or the only one there is."""
+    """Return the first rank that failed in the newest attempt: the one marked first, or else the first recorded."""
     exits = [event for event in events if event.get("kind") == "rank_exit"]
     newest = max((event["attempt"] for event in exits), default=0)
     mine = [event for event in exits if event["attempt"] == newest]
@@ -119,7 +122,7 @@ def _first_failed(events: list[dict[str, Any]]) -> int | None:
 
 
 def _words_of(folder: RunFolder, events: list[dict[str, Any]], rank: int | None) -> list[str]:
-    """The log's end; where there is none, what the supervisor noted when the rank ended."""
+    """Return the last lines of the rank's log, or else the lines that the supervisor recorded when the rank exited."""
     if rank is None:
         return []
     noted = [
@@ -135,7 +138,7 @@ def _words_of(folder: RunFolder, events: list[dict[str, Any]], rank: int | None)
 
 
 def _ending(events: list[dict[str, Any]]) -> list[str]:
-    """How the supervisor put it, oldest first: kept behind what the rank itself said."""
+    """Return the supervisor's account of the end, oldest first. It is searched after the rank's own output."""
     told = [event for event in events if event.get("kind") in ("ended", "rank_exit", "failed", "logger_failed")]
     reasons = [str(event.get("reason") or event.get("error") or "") for event in told]
     killed = [f"rank {event.get('rank')} ended by {event['signal']}" for event in told if event.get("signal")]
@@ -151,11 +154,11 @@ def _supervisor(folder: RunFolder) -> list[str]:
 
 
 def _target_says(hold: RunHandle) -> list[str]:
-    """What the place itself knows, where it offers that: pods' events, a job's error."""
+    """Return the target's own evidence, if it offers any: pod events, a job's error."""
     ask = getattr(hold.target, "evidence", None)
     if ask is None:
         return []
     try:
         return [str(line) for line in ask(hold.handle)]
-    except HeadwayError:  # gone, or out of reach, which the status says: it is no cause of the run's end
+    except HeadwayError:  # gone or unreachable, as the status says: not the cause of the run's end
         return []

@@ -1,4 +1,4 @@
-"""From lines that a run or a tool printed to a cause, the line that shows it, and what to type. Pure."""
+"""Match lines that a run or a tool printed against known failures: cause, evidence and fix. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from importlib import import_module
 
 from headway.core.plan import UNKNOWN, again
 
-LONGEST_LINE = 500  # of evidence shown
-LONGEST_READ = 1500  # of a line: some patterns take the square of its length
-_MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # the surest first
+LONGEST_LINE = 500  # characters of evidence shown
+LONGEST_READ = 1500  # characters matched per line: some patterns take quadratic time
+_MODULES = ("cloud", "cluster", "memory", "devices", "network", "data", "code", "end")  # most reliable first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureRule:
-    """A failure with a name. `{words}` in cause and fix are groups of the pattern, or facts of the run."""
+    """A known failure. `{names}` in cause and fix are groups of the pattern, or facts about the run."""
 
     name: str
-    pattern: str  # matched within one line, whatever its case
+    pattern: str  # matched within one line, ignoring case
     cause: str
     fix: str
 
@@ -34,7 +34,7 @@ class Diagnosis:
 
 
 class _Facts(dict[str, str]):
-    """A fact that is not known stands in capitals, for the reader to fill in."""
+    """Facts about the run. An unknown one is its name in capitals, for the reader to fill in."""
 
     def __missing__(self, key: str) -> str:
         return key.upper()
@@ -42,7 +42,7 @@ class _Facts(dict[str, str]):
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[FailureRule, ...]:
-    """All known failures, in the order in which they are tried."""
+    """Return all failure rules, in the order in which they are tried."""
     found: list[FailureRule] = []
     for module in _MODULES:
         found += import_module(f"headway.diagnose.rules.{module}").KNOWN
@@ -55,7 +55,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def diagnose(lines: Sequence[str], facts: Mapping[str, str] | None = None) -> Diagnosis | None:
-    """The first failure of the catalogue that any line shows; of several such lines the last."""
+    """Return the diagnosis of the first rule that matches any line; its evidence is the last such line."""
     lines = [line[:LONGEST_READ] for line in lines]
     for known in catalogue():
         pattern = _compiled(known.pattern)
@@ -78,5 +78,5 @@ def _filled(known: FailureRule, line: str, values: Mapping[str, str]) -> Diagnos
 
 
 def last_words(lines: Iterable[str], count: int = 12) -> list[str]:
-    """The end of what was printed, without empty lines: for a failure that nobody knows."""
+    """Return the last non-empty lines, for a failure that no rule matches."""
     return [line for line in lines if line.strip()][-count:]

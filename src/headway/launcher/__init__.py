@@ -1,1 +1,1 @@
-"""From a plan to a run: launch, resume, stop, migrate, collect garbage."""
+"""From a plan to a run: launch, resume, stop, migrate, collect garbage, rehearse."""

@@ -1,4 +1,7 @@
-"""What runs left behind on their targets: found by label, judged by their folders, removed. Needs no local state."""
+"""Find resources that runs left behind on their targets, by label; classify them by their run folders; remove them.
+
+Needs no local state.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ from headway.targets import registry
 if TYPE_CHECKING:
     from headway.spec import Job
 
-LOOKED_AT = 200  # of the newest runs in the index, whose targets are asked too
+LOOKED_AT = 200  # newest runs in the index whose targets are searched too
 ORPHAN, LIVE, UNKNOWN, NOT_YOURS = "orphan", "live", "unknown", "not yours"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetRef:
-    """A target to ask, and how people call it."""
+    """A target to search, and its name in the job file."""
 
     name: str
     kind: str
@@ -43,7 +46,7 @@ class TargetRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Something that carries our label."""
+    """A labelled resource found on a target, and the verdict on it."""
 
     place: TargetRef
     handle: Handle
@@ -52,7 +55,7 @@ class Found:
 
 
 def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = None) -> list[TargetRef]:
-    """Where to look: a target by name; or all of the job file, all that recent runs used, and this machine."""
+    """List the targets to search: one by name; or those of the job file and of recent runs, and this machine."""
     if on is not None:
         kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
         return [TargetRef(name=on, kind=kind, options=options)]
@@ -69,19 +72,19 @@ def _identity(place: TargetRef) -> str:
 
 
 def _of_runs(ledger: Ledger) -> Iterable[TargetRef]:
-    """Runs that were not seen to their end may be in places that no job file here names any more."""
+    """Yield the targets of runs not known to have finished: no job file here may name them any more."""
     for row in ledger.rows(limit=LOOKED_AT):
         if row.state in (State.FINISHED.value, "gone"):
             continue
         try:
             known = submission.read(RunFolder(open_store(row.url)))
-        except (HeadwayError, ValueError):  # its folder is gone or out of reach: its place cannot be known from here
+        except (HeadwayError, ValueError):  # its folder is gone or unreachable, so its target is unknown
             continue
         yield TargetRef(name=str(known["target"]), kind=str(known["kind"]), options=known["options"])
 
 
 def _of_rentals() -> Iterable[TargetRef]:
-    """Rented machines on record: they are billed, though their run may have finished or its folder be gone."""
+    """Yield the targets of recorded rented machines: billed even if their run has finished or its folder is gone."""
     from headway.targets.ssh.rental import Records
 
     for rental in Records().all():
@@ -95,7 +98,7 @@ def _of_rentals() -> Iterable[TargetRef]:
 
 
 def unseen_rentals(found: Iterable[Found]) -> list[str]:
-    """Rented machines on record whose target was not asked, or could not tell."""
+    """List recorded rented machines whose target was not searched or gave no verdict."""
     from headway.targets.ssh.rental import Records
 
     urls = {each.handle.url for each in found if each.verdict != UNKNOWN}
@@ -104,7 +107,7 @@ def unseen_rentals(found: Iterable[Found]) -> list[str]:
 
 
 def once(found: Iterable[Found]) -> list[Found]:
-    """A rented machine on record is found by every target that rents: keep the one it was rented on, if it is there."""
+    """Remove duplicates: every renting target finds a recorded machine; prefer the target that rented it."""
     chosen: dict[object, Found] = {}
     for number, each in enumerate(found):
         key: object = each.handle.url if each.handle.details.get("rented") else number
@@ -114,10 +117,11 @@ def once(found: Iterable[Found]) -> list[Found]:
 
 
 def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = lease.STALE_S) -> list[Found]:
-    """Everything there that carries our label, each with a verdict. Raises what the target raises.
+    """List everything on the target that carries our label, each with a verdict. Raises what the target raises.
 
-    Other owners' things are theirs to judge. What does not say whose it is (an older Headway made it) is an orphan by
-    its own folder's word alone. What is past its latest end and seems to live must be silent for `patience_s`.
+    Other owners' resources are NOT_YOURS. A resource without an owner (made by an older Headway) is an orphan only if
+    its own run folder says that the run has ended. One that is past its expiry but seems to run is an orphan only if
+    its lease is not renewed for `patience_s`.
     """
     target = place.build()
     us, judged = known_id(), []
@@ -132,7 +136,7 @@ def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = 
 
 
 def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
-    """Of a run that several people have started, what is least ours: all of it is taken down at once, or nothing."""
+    """Keep one handle per run, the least ours if several people have started it: teardown is all or nothing."""
     strangeness = {us: 0, "": 1}
     ranked = sorted(handles, key=lambda handle: strangeness.get(str(handle.details.get("owner", "")), 2))
     chosen = {handle.url: handle for handle in ranked}
@@ -140,14 +144,14 @@ def _one_a_run(handles: list[Handle], us: str) -> list[Handle]:
 
 
 def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tuple[str, str]:
-    """Of something that is ours, or that does not say whose it is."""
+    """Classify a resource that is ours or has no owner."""
     ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
         said = evidence(folder_of(handle)).end is not None
     except (UnknownRun, NotThere):
         return _without_a_folder(handle)
-    except StoreError as error:  # a bucket out of reach says nothing about the run
+    except StoreError as error:  # an unreachable bucket says nothing about the run
         return UNKNOWN, f"its folder cannot be read: {error.problem.what}"
     if not status.state.ended:
         return _of_a_live_one(handle, status, say, patience_s if ours else None)
@@ -160,7 +164,7 @@ def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tup
 
 
 def _without_a_folder(handle: Handle) -> tuple[str, str]:
-    """Gone, or only not to be seen from here: a disk that is not mounted, a folder of another machine."""
+    """Classify a resource without a visible run folder: deleted, or not mounted here, or on another machine."""
     path, host = local_path(handle.url), str(handle.details.get("owner_name", "")).rpartition("@")[2]
     if not handle.details.get("owner"):
         return UNKNOWN, "its run folder is not to be seen here, and it does not say whose it is"
@@ -172,7 +176,7 @@ def _without_a_folder(handle: Handle) -> tuple[str, str]:
 
 
 def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float | None) -> tuple[str, str]:
-    """Live, whatever the date says: our clock may be wrong. Past its latest end, only if it is silent as well."""
+    """Classify a running resource: live, even past its expiry (our clock may be wrong) unless its lease is silent."""
     expires = _expires(handle)
     if expires is None or expires > time.time():
         return LIVE, status.state.value
@@ -182,7 +186,7 @@ def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float |
 
 
 def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
-    """Whether the run's lease is not renewed for so long, by our own clock. What waits in a queue holds none."""
+    """Return whether the lease is not renewed for `patience_s` of our own clock. A queued run holds no lease."""
     record, version = lease.read(folder.store)
     if record is None or record.holder is None:
         return False
@@ -198,7 +202,7 @@ def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
 
 
 def _expires(handle: Handle) -> float | None:
-    """When it may be removed whatever happens, where the target keeps that."""
+    """Return the Unix time after which it may be removed whatever its state, if the target records that."""
     try:
         return float(handle.details["expires"])
     except (KeyError, TypeError, ValueError):
@@ -206,7 +210,7 @@ def _expires(handle: Handle) -> float | None:
 
 
 def remove(found: Found, *, say: Say, ledger: Ledger | None = None) -> Receipt:
-    """Take it down, with a receipt in its folder where it still has one."""
+    """Take it down, and write the receipt into its run folder if there still is one."""
     target = found.place.build()
     try:
         return lifecycle.reach(found.handle.url, target=target, ledger=ledger, say=say).down()

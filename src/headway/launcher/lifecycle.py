@@ -1,6 +1,6 @@
-"""From a plan to a run and back: launch, follow, stop, resume, take down. Every step is recorded before it is made.
+"""The lifecycle of a run: launch, follow, stop, resume, take down. Every step is recorded before it is made.
 
-Whatever kills the launcher, and whenever: either nothing is left, or a run that is found and can be taken down.
+Guarantees: whenever the launcher is killed, either nothing is left, or a run that can be found and taken down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headway.targets import registry
 OnLine = Callable[[LogLine], None]
 Say = Callable[[str], None]
 EXIT_CODES = {
-    State.PENDING: errors.FINISHED,  # detached: all that was asked for has been done
+    State.PENDING: errors.FINISHED,  # detached: everything requested has been done
     State.RUNNING: errors.FINISHED,
     State.FINISHED: errors.FINISHED,
     State.FAILED: errors.FAILED,
@@ -46,7 +46,7 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run stands, and the receipt for what it made on its target (None: nobody here could look)."""
+    """A run's status, and the receipt for what it created on its target (None: not taken down from here)."""
 
     run: str
     status: Status
@@ -54,13 +54,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """What `headway` returns to the shell."""
+        """The exit code of `headway`."""
         return errors.LEFT_BEHIND if self.receipt and self.receipt.left else EXIT_CODES[self.status.state]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunHandle:
-    """A hold on one run: all that can be asked of it."""
+    """A handle on one run, with everything that can be done with it."""
 
     run: str
     url: str
@@ -74,7 +74,7 @@ class RunHandle:
         return RunFolder(open_store(self.url))
 
     def status(self) -> Status:
-        """Where it stands now. Whoever first sees that it has ended takes it down and writes the receipt."""
+        """Return the current status. The first caller to see that the run has ended takes it down (see `settle`)."""
         return self.outcome().status
 
     def outcome(self) -> Outcome:
@@ -82,7 +82,7 @@ class RunHandle:
         return self._seen(status, self.settle() if status.state.ended else None)
 
     def looked_at(self) -> Status:
-        """The target's word on it. Of a folder that was copied or moved, what has become of the other one is said."""
+        """Return the target's status of the run, corrected if its folder was moved or is a copy of another one."""
         status = self.target.status(self.handle)
         moved, original = self._moved_from(), self._copied_from()
         if status.state is State.LOST and moved:
@@ -92,7 +92,7 @@ class RunHandle:
         return status
 
     def require_in_place(self, refusal: type[HeadwayError] = TargetError) -> None:
-        """Raise where the folder was moved while its run lives: a second start would make two halves of one run."""
+        """Raise if the folder was moved while its run is live: a second start would split the run in two."""
         moved = self._moved_from()
         if moved:
             raise refusal(f"{self.run} {_moved(moved)}", where=self.url, fix=_move_back(moved, self.url))
@@ -101,17 +101,17 @@ class RunHandle:
         return self.target.logs(self.handle, follow=follow, rank=rank)
 
     def wait(self, on_line: OnLine | None = None) -> Outcome:
-        """Follow it to its end. Leaving early (Ctrl-C, kill -9) does not touch the run."""
+        """Follow the run to its end. Leaving early (Ctrl-C, kill -9) does not affect the run."""
         for line in self.logs(follow=True):
             if on_line is not None:
                 on_line(line)
         outcome = self.outcome()
-        if not outcome.status.state.ended:  # the log went on for as long as anything was heard of the run
+        if not outcome.status.state.ended:  # the log is followed until nothing more is heard of the run
             return self._seen(Status(state=State.LOST, reason=outcome.status.reason), None)
         return outcome
 
     def stop(self, reason: str = "") -> Outcome:
-        """Checkpoint, end, stay resumable: asks, waits for the plan's grace period, then uses force."""
+        """Checkpoint, end, stay resumable: request it, wait for the plan's grace period, then use force."""
         self.require_in_place()
         if not self.target.status(self.handle).state.ended:
             self._ask(reason or "asked to stop")
@@ -119,7 +119,7 @@ class RunHandle:
         return self._seen(self.looked_at(), receipt)
 
     def down(self) -> Receipt:
-        """Stop it and remove all it made on its target. Its folder stays, with the receipt in it."""
+        """Stop the run and remove everything it created on its target. Its folder stays, with the receipt in it."""
         self.require_in_place()
         original = self._copied_from()
         if original:
@@ -127,7 +127,7 @@ class RunHandle:
         receipt = self.target.down(self.handle)
         try:
             receipt = teardown.write(self.folder, receipt)
-        except StoreError as error:  # what counts is down; the next verb writes the receipt
+        except StoreError as error:  # teardown is what matters; the next command writes the receipt
             self.say(f"the receipt could not be written: {error}")
         self.ledger.update_state(self.url, self._state())
         return receipt
@@ -137,24 +137,27 @@ class RunHandle:
         return origin if origin and submission.is_run(origin) else ""
 
     def _moved_from(self) -> str:
-        """Where this folder was when its run was started, if that run is on the target still and was not copied."""
+        """Return where this folder was at launch if it was moved (not copied) and its run is still on the target."""
         origin = str(self.handle.details.get(ORIGIN, ""))
         if not origin or submission.is_run(origin) or teardown.written(self.folder) is not None:
             return ""
         try:
             found = self.target.found()
-        except HeadwayError:  # nobody can be asked: whoever needs the target says why
+        except HeadwayError:  # the target cannot be asked: callers that need it report why
             return ""
         return origin if any(same_place(each.url, origin) for each in found) else ""
 
     def _ask(self, reason: str) -> None:
         try:
             self.folder.write_json(STOP, {"by": submission.who(), "reason": reason, "at": submission.now()})
-        except StoreError as error:  # a full disk must not keep a run from being stopped: a signal says the same
+        except StoreError as error:  # a full disk must not prevent a stop: `down` sends a signal too
             self.say(f"the reason for the stop could not be recorded: {error}")
 
     def settle(self) -> Receipt | None:
-        """The receipt of a run that has ended: the one that was written, or else it is taken down now."""
+        """Return the receipt of a run that has ended, taking it down now if no receipt was written.
+
+        None while the run is kept after a failure, or if only another machine can take it down.
+        """
         known = teardown.written(self.folder)
         if known is not None:
             return known
@@ -164,7 +167,7 @@ class RunHandle:
             return None
         try:
             receipt = self.down()
-        except TargetError as error:  # another machine's: the next verb there writes the receipt
+        except TargetError as error:  # it belongs to another machine: the next command there writes the receipt
             self.say(str(error))
             return None
         run_end_hooks.on_run_end(self.folder, self.say)
@@ -177,7 +180,7 @@ class RunHandle:
     def _state(self) -> str:
         try:
             return self.target.status(self.handle).state.value
-        except HeadwayError as error:  # its plan is damaged, say; what ran has been taken down all the same
+        except HeadwayError as error:  # for example a damaged plan; the run has been taken down all the same
             self.say(str(error))
             return State.LOST.value
 
@@ -196,7 +199,7 @@ def launch(
 ) -> RunHandle:
     """Start a run of this plan and, unless detached, follow it to its end.
 
-    `env`, and `secrets` (names of variables of this shell), are added to the plan. What fails is taken down.
+    `env`, and `secrets` (names of variables of this shell), are added to the plan. A failed start is taken down.
     """
     target, ledger = target or registry.of_plan(plan), ledger or Ledger()
     verify_plan(plan, target)
@@ -209,7 +212,7 @@ def launch(
         list_code(plan, folder)
         handle = target.submit(plan, folder.name)
         submission.keep(folder, handle)
-    except BaseException:  # Ctrl-C too: half a run may be there
+    except BaseException:  # Ctrl-C too: part of the run may exist
         _undo(folder, target, plan, ledger, say)
         raise
     hold = RunHandle(run=folder.name, url=folder.url, handle=handle, target=target, ledger=ledger, say=say)
@@ -219,7 +222,7 @@ def launch(
 
 
 def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> RunHandle:
-    """A hold on a run started earlier, from its folder alone. A damaged plan does not keep it from being taken down."""
+    """Return a handle on an existing run, from its folder alone. A damaged plan does not prevent taking it down."""
     folder = RunFolder(open_store(run_url))
     known = submission.read(folder)
     return RunHandle(
@@ -233,7 +236,7 @@ def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, led
 
 
 def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What was kept of the last start, marked where it was another folder's: what it names is not this run's."""
+    """Return the details of the last start, with ORIGIN if they were recorded for another folder (copied or moved)."""
     details, origin = dict(known.get("details", {})), submission.origin(folder, dict(known))
     return {**details, ORIGIN: origin} if origin else details
 
@@ -249,12 +252,12 @@ def resume(
     budget_hours: float | None = None,
     budget_usd: float | None = None,
 ) -> RunHandle:
-    """Go on with the same plan, as a new attempt. A live run is RunBusy, one whose budget is spent needs a new total.
+    """Resume with the same plan, as a new attempt. Raises RunBusy for a live run; a spent budget needs a new total.
 
-    With `move` it goes on on another target, with the recorded code and in the same order.
+    With `move`, resumes on another target, with the recorded code and the batches in the same order.
 
-    A finished run is left as it is: there is nothing to do, and that is no error. A run that ended out of our sight is
-    watched until its lease has gone stale.
+    A finished run is left as it is, which is not an error. A run on a host that cannot be seen from here is watched
+    until its lease has gone stale.
     """
     hold = reach(run_url, say=say, target=target, ledger=ledger)
     recorded = hold.folder.plan()
@@ -264,12 +267,12 @@ def resume(
         return hold
     budgeted = accounting.with_budget(recorded, hours=budget_hours, usd=budget_usd)
     accounting.require_some_left(budgeted, accounting.spent_s(hold.folder), hold.run)
-    if budgeted != recorded:  # nobody runs it: the supervisor of the next attempt is the first to read it
+    if budgeted != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
         hold.folder.store.write(PLAN, budgeted.to_json().encode())
         recorded = budgeted
     if move is not None:
         return _resumed_elsewhere(hold, recorded, move)
-    # Its folder may have been moved or copied since: it goes on where it is now.
+    # The folder may have been moved or copied since: resume where it is now.
     plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
     _free_if_copied(hold.folder)
@@ -289,7 +292,7 @@ def resume(
 
 
 def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
-    """A plan of a Headway that did not look at how the script resumes is told so now, by the recorded code."""
+    """Determine how the script resumes, from the recorded code, if the plan was made by a version that did not."""
     found = resume_recorded(plan)
     if found == plan.resume:
         return plan
@@ -298,15 +301,15 @@ def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
 
 
 def _say_how(hold: RunHandle, plan: Plan) -> None:
-    """Before it starts: what the next attempt does, where that is less than going on exactly."""
+    """Tell the user what the next attempt does, if that is less than an exact resume."""
     if plan.resume != core_plan.EXACT:
         hold.say(f"{hold.run}: {core_plan.again(plan.resume)}")
 
 
 def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: migrate.Migration) -> RunHandle:
-    """As `resume`, with another target's plan. If it cannot be started there, the run stands where it stood."""
+    """Resume on another target. If it cannot be started there, the run's folder is restored to what it was."""
     _free_if_copied(hold.folder)
-    # Its holder's process is seen to be gone from here; elsewhere nobody could see that, and would wait.
+    # We can see from here that its holder's process is gone; another machine could not, and would wait.
     lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)
     folder, plan = migrate.elsewhere(hold, recorded, move)
     target = registry.of_plan(plan)
@@ -331,32 +334,32 @@ def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: migrate.Migration)
 
 
 def follow(run_url: str, on_line: OnLine | None = None, *, say: Say = _silent) -> Outcome:
-    """Watch a run to its end. The outcome knows the exit code."""
+    """Follow a run to its end; the outcome has the exit code."""
     return reach(run_url, say=say).wait(on_line)
 
 
 def observe(run_url: str, *, say: Say = _silent) -> Outcome:
-    """Where a run stands now, by its target's word; taken down if it has ended and nobody has done so yet."""
+    """Return a run's outcome now, as its target sees it; take it down if it has ended and nobody has done so yet."""
     return reach(run_url, say=say).outcome()
 
 
 def logs(run_url: str, *, follow: bool = False, rank: int | None = None) -> Iterator[LogLine]:
-    """What a run printed; with `follow` until it ends."""
+    """Yield what a run printed; with `follow`, until it ends."""
     return reach(run_url).logs(follow=follow, rank=rank)
 
 
 def stop(run_url: str, reason: str = "", *, say: Say = _silent) -> Outcome:
-    """See `Launched.stop`."""
+    """See `RunHandle.stop`."""
     return reach(run_url, say=say).stop(reason)
 
 
 def down(run_url: str, *, say: Say = _silent) -> Receipt:
-    """See `Launched.down`."""
+    """See `RunHandle.down`."""
     return reach(run_url, say=say).down()
 
 
 def _check_online(plan: Plan, target: Target) -> None:
-    """What only the place itself can say, asked before a name is claimed. Planning asked nobody."""
+    """Run the target's online checks before a name is claimed. Planning is offline and did not."""
     online = getattr(target, "online", None)
     problems = online(undump(plan.job)) if online is not None else []
     if problems:
@@ -376,7 +379,7 @@ def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequen
 
 
 def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
-    """A folder of our own: whoever writes plan.json first has the name."""
+    """Claim a run folder: the first to write plan.json has the name."""
     outputs = str(plan.job["outputs"])
     names = iter([checked_name(name)]) if name else candidates(plan, ledger)
     require_conditional_put(open_store(outputs))
@@ -387,7 +390,7 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
             return folder
         except Conflict:
             continue
-        except BaseException:  # Ctrl-C too: a folder without a plan is nobody's
+        except BaseException:  # Ctrl-C too: a folder without a plan belongs to no run
             _remove_if_empty(folder)
             raise
     fix = f"headway resume {name} to go on with it, or another --name"
@@ -395,19 +398,19 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
 
 
 def _at_rest(hold: RunHandle, patience_s: float) -> Status:
-    """Its status, once it is certain that nobody runs it and what it left has been taken down."""
+    """Return the status once it is certain that nobody runs it and what it left has been taken down."""
     hold.require_in_place(RunBusy)
     status = hold.looked_at()
     if not status.state.ended:
         status = _wait_until_stale(hold, patience_s) or status
     if not status.state.ended:
         raise RunBusy(f"{hold.run} is {status.state.value} ({status.reason})", fix=f"headway stop {hold.run}")
-    hold.settle()  # a supervisor may still be on its way out
+    hold.settle()  # a supervisor may still be shutting down
     return status
 
 
 def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
-    """Watch a holder that cannot be seen from here; once its lease has gone stale, end it: nobody need wait again."""
+    """Watch a holder that cannot be seen from here; once its lease is stale, free it so that nobody waits again."""
     store = hold.folder.store
     record, version = lease.read(store)
     if record is None or record.holder is None or record.seen_at(hold.url) is not None:
@@ -417,12 +420,12 @@ def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
     while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
     if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):
-        return None  # it has spoken after all
+        return None  # it was renewed after all
     return status
 
 
 def _free_if_copied(folder: RunFolder) -> None:
-    """A copy's lease is its original's, which may be live: nobody holds the copy, and nobody need wait for it."""
+    """Free the lease in a copied folder: it is the original's, which may be live, and nobody holds the copy."""
     if submission.copied_from(folder):
         lease.free(folder.store, lambda record: True)
 
@@ -451,7 +454,7 @@ def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:
 
 
 def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Say) -> None:
-    """After a start that failed: take down, look again, and if nothing is left and nothing ran, leave no trace."""
+    """Undo a failed start: take down, list again, and if nothing is left and nothing ran, leave no trace."""
     name = folder.name
     try:
         receipt = target.down(Handle(target=plan.target, run=name, url=folder.url))
@@ -459,10 +462,10 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
             teardown.write(folder, receipt)
             say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'nothing but its folder'}")
             return
-        # The plan last: while it is there, the run can be found.
+        # The plan last: while it exists, the run can be found.
         for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
             folder.store.delete(key)
-    except HeadwayError as error:  # the caller must see why the start failed; this is said besides
+    except HeadwayError as error:  # reported besides the error of the start, which the caller raises
         say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")
         return
     _remove_if_empty(folder)
@@ -471,7 +474,7 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
 
 
 def _remove_if_empty(folder: RunFolder) -> None:
-    """Buckets have no folders; disks keep one that nothing was written into."""
+    """Remove a local folder that holds no objects. Buckets have no folders."""
     path = local_path(folder.url)
     if path is not None and not any(folder.store.list()):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""A process of this machine that outlives the terminal: it mirrors a run's outputs and takes it down when it has ended.
+"""The watcher of a rented machine: a background process that mirrors a run's outputs and takes it down at its end.
 
-Started before the machine is rented. If the client dies before it has handed over, what it had asked for is given back.
-Run as `python -m headway.launcher.machine_watcher URL`; it says what it does in guardian.log, beside the run.
+It runs on the client's machine and outlives the terminal. It is started before the machine is rented: if the client
+dies before it has handed over, the watcher gives back whatever was requested.
+Run as `python -m headway.launcher.machine_watcher URL`; logs to guardian.log beside the run.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from headway.targets.local import spawn
 from headway.targets.ssh.options import KIND
 from headway.targets.ssh.rental import STARTED, Records
 
-FIRST_S, LONGEST_S = 2.0, 15.0  # between looks at a run
+FIRST_S, LONGEST_S = 2.0, 15.0  # poll interval
 HANDING_OVER_S = 0.2
-TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # after a failure: it is billed meanwhile, so it never gives up
+TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # back-off after a failure: the machine is billed, so it never gives up
 
 
 def guard(url: str) -> int:
-    """Wait for the hand-over, then look at the run until it has been taken down."""
+    """Wait for the hand-over, then poll the run until it has been taken down."""
     while spawn.starting(place_of(url, KIND)):
         time.sleep(HANDING_OVER_S)
     pause, trouble = FIRST_S, TROUBLE_S
@@ -37,7 +38,7 @@ def guard(url: str) -> int:
                 return 0
             trouble = TROUBLE_S
         except UnknownRun:
-            return 0  # its folder has been removed, by a launcher that took everything down
+            return 0  # its folder was removed by a launcher that took everything down
         except HeadwayError as error:
             _say(str(error))
             time.sleep(trouble)
@@ -48,11 +49,11 @@ def guard(url: str) -> int:
 
 
 def _settled(url: str, *, rented: bool) -> bool:
-    """Look once, and take the run down if it has ended. Raises TargetError while something is left behind."""
+    """Poll once, and take the run down if it has ended. Raises TargetError while something is left behind."""
     hold = lifecycle.reach(url, say=_say)
     rental = Records().read(url)
     if rental is None and (rented or teardown.written(hold.folder) is not None):
-        return True  # taken down by another process; or its rental was taken off the record by hand
+        return True  # taken down by another process; or its rental record was removed by hand
     if rental is not None and rental.state != STARTED:
         _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
         return _nothing_left(hold.down())
@@ -60,7 +61,7 @@ def _settled(url: str, *, rented: bool) -> bool:
     if not outcome.status.state.ended or outcome.receipt is None:
         return False
     done = _nothing_left(outcome.receipt)
-    if Records().read(url) is not None:  # that was the receipt of an earlier attempt
+    if Records().read(url) is not None:  # the receipt was of an earlier attempt
         done = _nothing_left(hold.down())
     _say(f"{hold.run} {outcome.status.state.value}: taken down")
     return done

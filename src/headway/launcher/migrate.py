@@ -1,6 +1,6 @@
-"""Going on with a run on another target: the recorded code, the same batches; its folder moved where that is needed.
+"""Resume a run on another target, with the recorded code and the same batches; copy its folder there if needed.
 
-Everything that must be true is checked before anything is changed. What was planned before is kept in `plans/`.
+All preconditions are checked before anything is changed. Earlier plans are kept in `plans/`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
 
 RECORDED, CURRENT = "recorded", "current"
-MOVED = "moved.json"  # left in a folder whose run goes on in another one
-ONE_MACHINE = ("local/", "docker/", "slurm/", "ssh/")  # what targets keep on one machine only
-STORAGE_USD_PER_GB_MONTH = 0.02  # what the clouds ask for their standard class, about; sending to them costs nothing
+MOVED = "moved.json"  # left in a folder whose run continues in another one
+ONE_MACHINE = ("local/", "docker/", "slurm/", "ssh/")  # subfolders that targets use on one machine only
+STORAGE_USD_PER_GB_MONTH = 0.02  # approximate price of the clouds' standard class; uploading to them is free
 Confirm = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """What was asked for. `job` is the job file of today: for a target that the run did not know, and current code."""
+    """A requested migration. `job` is the current job file, for a target unknown to the run and for current code."""
 
     on: str
     code: str = RECORDED
@@ -50,10 +50,10 @@ class Migration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
-    """What a move copies, and from where to where."""
+    """The files that a migration copies, with their destinations."""
 
     folder: tuple[str, ...]  # keys of the run folder
-    data: Mapping[str, str]  # a folder of this machine -> its URL afterwards
+    data: Mapping[str, str]  # a folder of this machine -> its URL after the upload
     bytes: int
     files: int
 
@@ -66,14 +66,14 @@ class Upload:
 
 
 def require_here(folder: RunFolder) -> None:
-    """RunBusy for a folder whose run was moved: it goes on elsewhere."""
+    """Raise RunBusy if the folder's run was moved and continues elsewhere."""
     gone = folder.read_json(MOVED)
     if gone is not None:
         raise RunBusy(f"{folder.name} was moved to {gone['to']}", fix=f"headway resume {gone['to']}")
 
 
 def elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFolder, Plan]:
-    """The folder in which the run goes on, with its plan for the other target in it. Nobody runs it now."""
+    """Prepare the folder in which the run continues, with its plan for the other target. Nobody runs it now."""
     outputs = hold.url.rpartition("/")[0]
     job = _job(recorded, move, outputs)
     if move.copy_to is None:
@@ -84,33 +84,33 @@ def elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFold
     if not move.confirm(upload.words(move.copy_to)):
         raise BadInput("not moved: nothing was copied", fix="again, with --yes")
     hold.say(upload.words(move.copy_to))
-    for source, url in upload.data.items():  # named by content: if the plan is refused, the next try finds it there
+    for source, url in upload.data.items():  # named by content: if the plan is refused, a retry finds them there
         _send_data(source, url, hold.say)
     made = _replanned(recorded, _relocated(job, move.copy_to, upload.data), move, outputs)
     return _copied(hold, recorded, made, upload, move.copy_to), made
 
 
 def restore(folder: RunFolder, recorded: Plan) -> None:
-    """A start elsewhere failed: the run stands where it stood before."""
+    """Restore the recorded plan after a failed start on another target."""
     folder.store.write(PLAN, recorded.to_json().encode())
 
 
 def _job(recorded: Plan, move: Migration, outputs: str) -> Job:
-    """The recorded job, with the other target among its targets."""
+    """Return the recorded job with the other target added to its targets."""
     job = replace(undump(recorded.job, where="the run's plan"), outputs=outputs)
     entry = _entry(job, move)
     return replace(job, targets={**job.targets, move.on: entry})
 
 
 def _entry(job: Job, move: Migration) -> TargetEntry:
-    """What the name means: as today's job file has it, as the run's had it, or the kind of that name."""
+    """Look up the target: in the current job file, in the run's own, or as the kind of that name."""
     if move.job is not None and move.on in move.job.targets:
         return move.job.targets[move.on]
     return registry.entry(job, move.on)
 
 
 def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
-    """Planned anew for the other target; world, threads and data as they were: that is what exactness rests on."""
+    """Plan for the other target. Nodes, ranks, threads and data stay as they were: exact resume depends on them."""
     if move.code == CURRENT:
         if move.job is None:
             raise BadInput("--code current needs the job file whose folder it is", fix="-f headway.yaml")
@@ -118,7 +118,7 @@ def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
         return _planned(recorded, rooted, move, _code(package(rooted)))
     with _unpacked(recorded, outputs) as root:
         made = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
-    # The Headway that goes on is the one that began, if it is still to be had.
+    # The run continues with the Headway version that began it, if that is still available.
     return replace(made, headway=recorded.headway)
 
 
@@ -138,7 +138,7 @@ def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:
 
 
 def _refused(error: BadJob, move: Migration) -> BadJob:
-    """Where the other target cannot see the folder or the data, moving them there is the way."""
+    """Add the hint to use --copy-to if the other target cannot see the folder or the data."""
     blind = [problem for problem in error.problems if problem.where.startswith(("outputs", "data", "init_from"))]
     if not blind or move.copy_to is not None:
         return error
@@ -148,7 +148,7 @@ def _refused(error: BadJob, move: Migration) -> BadJob:
 
 @contextmanager
 def _unpacked(recorded: Plan, outputs: str) -> Iterator[Path]:
-    """The recorded code as files, for those who check requirements in it."""
+    """Unpack the recorded code into a temporary folder, so that its requirements can be checked."""
     name = f"{recorded.code.sha256}.tar.gz"
     with tempfile.TemporaryDirectory(prefix="headway-moving-") as folder:
         archive = Path(folder) / name
@@ -195,7 +195,7 @@ def _relocated(job: Job, copy_to: str, data: Mapping[str, str]) -> Job:
 
 
 def _copied(hold: RunHandle, recorded: Plan, made: Plan, upload: Upload, copy_to: str) -> RunFolder:
-    """Everything in the new place, its plan last: without it there is no run there. The old folder then says where."""
+    """Copy everything, the plan last (without it there is no run there), then mark the old folder as moved."""
     require_conditional_put(open_store(copy_to))
     store, there = hold.folder.store, RunFolder(open_store(join(copy_to, hold.run)))
     for key in upload.folder:
@@ -216,7 +216,7 @@ def _copy(source: Store, to: Store, key: str) -> None:
     size = source.stat(key).size
     try:
         if to.stat(key).size == size and key not in (INTENT, lease.KEY):
-            return  # an earlier, interrupted move brought it
+            return  # copied by an earlier, interrupted migration
     except NotThere:
         pass
     if folder is not None:
@@ -226,7 +226,7 @@ def _copy(source: Store, to: Store, key: str) -> None:
 
 
 def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
-    """By fingerprint: what is there under it is the same, and is not sent again."""
+    """Upload data under its fingerprint. Files that are there already have the same content and are skipped."""
     from headway.targets.ssh.sync import parcel
 
     what = parcel(source)
@@ -250,7 +250,7 @@ def _replace_plan(folder: RunFolder, recorded: Plan, made: Plan) -> None:
 
 
 def _keep_plan(folder: RunFolder, recorded: Plan) -> None:
-    """The plan of the attempts so far, under the number of the last of them."""
+    """Keep the plan of the attempts so far, under the number of the last of them."""
     text = recorded.to_json().encode()
     key = f"plans/a{newest_attempt(folder):04d}-{hashlib.sha256(text).hexdigest()[:8]}.json"
     folder.store.write(key, text)

@@ -1,7 +1,8 @@
-"""A rehearsal: a few real steps of the packaged code on this machine, before money is spent on the rest.
+"""A rehearsal: a few real steps of the packaged code on this machine, before money is spent on the full run.
 
-Two examples a batch, a sample of the data, at most two minutes: train, die, restore, checkpoint, evaluate, export,
-predict. It runs in a scratch folder, with what `requirements` names installed into an environment that is kept.
+Two examples per batch, a sample of the data, at most two minutes: train, get killed, restore, checkpoint, evaluate,
+export, predict. It runs in a temporary folder with a run index of its own; the job's `requirements` are installed into
+a virtual environment that is kept.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# Where a rehearsal happens: a folder that is removed, an index of its own, an interpreter that is made once.
+# Environment of a rehearsal
 
 
 Say = Callable[[str], None]
 
 
 def environment(job: Job, say: Say) -> str | None:
-    """The interpreter with what the job requires: ours, or one made once for each content of the requirements."""
+    """Return the interpreter with the job's requirements, made once per content of the file; None to use ours."""
     if not job.requirements:
         return None
     import hashlib
@@ -56,7 +57,7 @@ def environment(job: Job, say: Say) -> str | None:
     try:
         _call([sys.executable, "-m", "venv", str(place)])
         (site,) = place.glob("lib/python*/site-packages")
-        # What is installed beside Headway is seen there too, so that torch is not downloaded again.
+        # Packages installed beside Headway are visible there too, so that torch is not downloaded again.
         own = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) or _holds_headway(path)]
         (site / "beside.pth").write_text("\n".join(own) + "\n")
         _call(
@@ -100,7 +101,7 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def own_index(folder: Path) -> Iterator[None]:
-    """A rehearsal is no run: it stands in nobody's list, and teaches only what is taught on purpose."""
+    """Use a state folder of its own, so that a rehearsal is in no list of runs and records only what it means to."""
     before = os.environ.get("HEADWAY_HOME")
     shared = home()
     os.environ["HEADWAY_HOME"] = str(folder / "home")
@@ -118,7 +119,7 @@ def own_index(folder: Path) -> Iterator[None]:
 
 
 def picture(folder: Path) -> str:
-    """A small picture, made without any library."""
+    """Make a small picture without any library."""
     import struct
     import zlib
 
@@ -138,11 +139,11 @@ def picture(folder: Path) -> str:
 LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
 STEPS, DIES_AFTER, BATCH, SAMPLE = 8, 3, 2, 16
 LONGEST_S = 120.0
-SCRIPT_S = 20.0  # a script that never heard of Headway and lives so long has started well
+SCRIPT_S = 20.0  # a script that does not use Headway and runs this long has started well
 
-# Types one of Headway's verbs, for so many seconds at most; what it said where it failed, None where it did not.
+# Runs a headway command with a time limit in seconds; returns its error output if it failed, else None.
 Verb = Callable[[list[str], float], "str | None"]
-# Settings that say how much is read or done at once, whatever a recipe calls them.
+# Settings for how much is read or done at once, under any name that a recipe uses.
 _SMALL = {
     "batch": BATCH,
     "batch_size": BATCH,
@@ -153,7 +154,7 @@ _SMALL = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Act:
-    """One thing that was tried."""
+    """One step of the rehearsal and its result."""
 
     name: str
     words: str
@@ -163,12 +164,12 @@ class Act:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
     acts: tuple[Act, ...] = ()
-    skipped: str = ""  # why nothing was tried, in words
+    skipped: str = ""  # why nothing was tried
     examples_per_s: float | None = None
 
 
 def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGEST_S) -> Rehearsal:
-    """Try it. What fails is raised, with its cause; what could not be tried here is said."""
+    """Rehearse the job. Raises RunFailed with the cause; what could not be tried here is in the result."""
     acts = [*_secrets(job), *_places(job)]
     on, reason = _where(job)
     if reason:
@@ -177,7 +178,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
 
     ends = time.monotonic() + longest_s
     with scratch() as folder, own_index(folder):
-        python = environment(job, say) if on == "local" else None  # an image has what the job requires
+        python = environment(job, say) if on == "local" else None  # an image has the job's requirements
         made = _amended(plan(_small(job, python), on=on), folder)
         say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed in between, {longest_s:.0f} s at most")
         hold, trained = _train(made, ends)
@@ -191,7 +192,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
 
 
 def _where(job: Job) -> tuple[str, str]:
-    """Which target to rehearse on: this machine where it can train, else the image; or why neither."""
+    """Choose the target to rehearse on: this machine if it can train, else the image; or return why neither."""
     if not job.recipe or find_spec("torch") is not None:
         return "local", ""
     lacks = "no image to try it in" if not job.image.uri else "" if _docker_answers() else "no Docker that answers"
@@ -208,7 +209,7 @@ def _docker_answers() -> bool:
 
 
 def _secrets(job: Job) -> Iterator[Act]:
-    """Every one must resolve from here, but those that only the cluster can read."""
+    """Check that every secret resolves from here, except those that only the cluster can read."""
     from headway.storage.secrets import resolve
 
     for name, secret in job.secrets.items():
@@ -219,7 +220,7 @@ def _secrets(job: Job) -> Iterator[Act]:
 
 
 def _places(job: Job) -> Iterator[Act]:
-    """Remote outputs can be written, remote data is there, and its bucket is where the job runs."""
+    """Check that remote outputs are writable and that remote data exists."""
     from headway.storage import open_store, require_conditional_put
 
     if "://" in job.outputs:
@@ -235,7 +236,7 @@ def _places(job: Job) -> Iterator[Act]:
 
 
 def _small(job: Job, python: str | None) -> Job:
-    """The job with nothing that reaches beyond the scratch folder, and as little of everything as will do."""
+    """Shrink the job: nothing that reaches beyond the temporary folder, and as little of everything as will do."""
     config = {key: _little(key, value) for key, value in job.config.items()}
     few = {
         name: tuple(replace(source, limit=min(source.limit or 10**9, 4 * SAMPLE)) for source in getattr(job.data, name))
@@ -259,7 +260,7 @@ def _small(job: Job, python: str | None) -> Job:
 
 
 def _little(key: str, value: Any) -> Any:
-    """A setting, made small: of drawn data (train_pictures, val_cards, …) a sample."""
+    """Shrink one setting; generated data (train_pictures, val_cards, …) is cut to a sample."""
     if type(value) is int and key.startswith(("train_", "val_", "test_")):
         return min(value, 4 * SAMPLE if key.startswith("train_") else SAMPLE)
     return _SMALL.get(key, value)
@@ -281,7 +282,7 @@ def _amended(made: Plan, folder: Path) -> Plan:
 
 
 def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
-    """Run it to its end, or to the end of its time. A failure is raised with its cause."""
+    """Run it to its end or to the time limit. Raises RunFailed with the cause of a failure."""
     from headway.launcher.lifecycle import launch
 
     began = time.monotonic()
@@ -291,7 +292,7 @@ def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
             time.sleep(0.2)
         status = hold.target.status(hold.handle)
     finally:
-        hold.down()  # Ctrl-C too: it would go on by itself
+        hold.down()  # Ctrl-C too: the run would continue by itself
     took = round(time.monotonic() - began, 1)
     if status.state.value == "failed":
         raise _failure(hold)
@@ -304,7 +305,7 @@ def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
 
 
 def _alive(hold: RunHandle, began: float) -> bool:
-    """A script without steps of ours is let go once it has lived for a while."""
+    """Return whether a script that uses none of Headway's steps has run long enough to count as started."""
     if hold.folder.plan().job.get("recipe") or time.monotonic() - began < SCRIPT_S:
         return False
     return not any(event["kind"] in ("checkpoint", "restored") for event in hold.folder.events())
@@ -337,12 +338,12 @@ def _finished(hold: RunHandle) -> bool:
 
 
 def _use(hold: RunHandle, job: Job, verb: Verb, ends: float) -> list[Act]:
-    """What is done with a trained model, by the very verbs that people type."""
+    """Use the trained model through the same commands that people type: evaluate, export, predict."""
     from headway.plugins import RECIPES
 
     assert job.recipe is not None
     takes = getattr(RECIPES[job.recipe], "takes", "pictures")
-    given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # where an image sees it too
+    given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # in a folder that images see too
     steps = (
         ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
         ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
@@ -395,7 +396,7 @@ def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> A
 
 
 def _rate(hold: RunHandle) -> float | None:
-    """Examples a second, by the quickest step: the others start, save, or are killed."""
+    """Return examples per second of the fastest step: the others include start-up, saving or the kill."""
     times = [(int(record["step"]), float(record["time"])) for record in hold.folder.metrics() if "time" in record]
     steps = [later - before for (one, before), (two, later) in pairwise(times) if two == one + 1]
     quickest = min((seconds for seconds in steps if seconds > 0), default=None)
@@ -403,7 +404,7 @@ def _rate(hold: RunHandle) -> float | None:
 
 
 def _remember(job: Job, rate: float, made: Plan) -> None:
-    """The rate becomes an estimate of the whole, where it is known how much the whole is."""
+    """Record the rate as an estimate for the whole job, if the job's size is known."""
     dumped = dump(job)
     epoch = examples_per_epoch(dumped)
     if epoch is None:

@@ -1,4 +1,4 @@
-"""What is done once for a run that has ended, by whoever sees its end first: remember what it took, tell who asked."""
+"""Hooks that run once when a run has ended, in the first client that sees it: record its duration, notify people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.rundir.status import evidence
 
 
 def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """Never in the way of the end itself: what goes wrong here is said, and that is all."""
+    """Record the run for time estimates and send notifications. Never fails: errors are passed to `say`."""
     try:
         seconds = spent_s(folder)
         plan, end = folder.plan(), evidence(folder).end

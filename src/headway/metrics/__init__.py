@@ -1,1 +1,1 @@
-"""Scores of captions, translations, classes and grades: sums over whole sets, checked against the public tools."""
+"""Metrics for captions, translations, classes and grades: sums over whole sets, tested against the reference tools."""

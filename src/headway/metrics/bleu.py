@@ -22,38 +22,38 @@ from headway.metrics.ngrams import (
     runs,
 )
 
-# coco-caption's own guards against dividing by zero; part of the definition, since they show in the last digits.
+# coco-caption's guards against division by zero; part of the definition, since they affect the last digits.
 _TINY, _SMALL = 1e-15, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class BleuCounts:
-    """What BLEU is made of, one row a hypothesis. Rows may be summed: that is what the corpus score does."""
+    """Sufficient statistics of BLEU, one row per hypothesis. The corpus score is that of the summed rows."""
 
-    correct: Ints  # rows × orders: matches, clipped at the highest count in one reference
+    correct: Ints  # rows × orders: matches, clipped to the highest count in any one reference
     guesses: Ints  # rows × orders: n-grams in the hypothesis
     length: Ints
-    reference_length: Ints  # of the reference closest in length, the shorter of two equally close
+    reference_length: Ints  # of the reference closest in length; the shorter on ties
 
     def corpus(self) -> Floats:
-        """BLEU-1 … BLEU-4 of all hypotheses together."""
+        """Return BLEU-1 … BLEU-4 over all hypotheses."""
         scores: Floats = self.summed(np.ones((1, len(self.length))))[0]
         return scores
 
     def summed(self, weights: Floats) -> Floats:
-        """BLEU-1 … BLEU-4 of the corpora in which hypothesis j is counted weights[i, j] times, for every i."""
+        """Return BLEU-1 … BLEU-4 of resampled corpora: for every i, hypothesis j counts weights[i, j] times."""
         counts = (self.correct, self.guesses, self.length, self.reference_length)
         return _bleu(*(weights @ count.astype(np.float64) for count in counts))
 
     def each(self) -> Floats:
-        """BLEU-1 … BLEU-4 of each hypothesis by itself."""
+        """Return BLEU-1 … BLEU-4 of each hypothesis alone."""
         return _bleu(self.correct, self.guesses, self.length, self.reference_length)
 
 
 def _bleu(
     correct: Ints | Floats, guesses: Ints | Floats, length: Ints | Floats, reference_length: Ints | Floats
 ) -> Floats:
-    """BLEU of each row: precisions multiply up order by order, and shortness is punished."""
+    """Return BLEU per row: geometric mean of the precisions times the brevity penalty."""
     precision = (correct + _TINY) / (guesses + _SMALL)
     means = np.cumprod(precision, axis=1) ** (1.0 / np.arange(1, ORDERS + 1))
     ratio = (length + _TINY) / (reference_length + _SMALL)
@@ -69,7 +69,7 @@ def bleu_counts(references: References, hypotheses: Hypotheses) -> BleuCounts:
         cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
         hit = np.flatnonzero(cell >= 0)
         matches = np.minimum(counted.count[hit], cells.most[cell[hit]])
-        # bincount adds doubles, which hold these small integers exactly
+        # bincount sums as doubles, which represent these small integers exactly
         correct[:, order] = np.bincount(counted.caption[hit], weights=matches, minlength=rows)
     guesses = np.maximum(0, lengths[:, None] - np.arange(ORDERS))
     captions, sizes = references.captions_for(hypotheses.picture)
@@ -77,28 +77,29 @@ def bleu_counts(references: References, hypotheses: Hypotheses) -> BleuCounts:
 
 
 def closest_lengths(lengths: Ints, theirs: Ints, sizes: Ints) -> Ints:
-    """For each hypothesis the closest of its reference lengths, the shorter where two are equally close.
+    """Return, for each hypothesis, the closest of its reference lengths; the shorter on ties.
 
-    `theirs` are the lengths of all references, `sizes` how many of them in turn belong to each hypothesis.
+    `theirs` are the lengths of all references; `sizes` are the numbers of consecutive references per hypothesis.
     """
     if len(lengths) == 0:
         return lengths
-    # The distance weighs most, then the length itself: one number whose minimum is the answer.
+    # Combine distance and length into one sort key, distance first; its minimum is the answer.
     longest = int(theirs.max()) + 1
     rank = np.abs(theirs - np.repeat(lengths, sizes)) * longest + theirs
     closest: Ints = np.minimum.reduceat(rank, np.cumsum(sizes) - sizes) % longest
     return closest
 
 
-# BLEU when nothing else is asked for: only the n-grams of references that their picture's hypothesis has are
-# followed.
-#
-# Most words of a reference are not in the hypothesis, and few pairs of them are, so each order looks at fewer places
-# than the one before. The counts are those of `bleu_counts`, without an index of the references.
+# Fast path for BLEU alone
 
 
 def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> BleuCounts:
-    """The counts of one tokenised hypothesis a picture against the references of that picture."""
+    """Return the counts of one tokenised hypothesis per picture against that picture's references.
+
+    Equal to those of `bleu_counts`, without an index of the references. Follows only those n-grams of the references
+    that the hypothesis has too: most words of a reference are not in the hypothesis, and few pairs of them are, so each
+    order looks at fewer positions than the one before.
+    """
     if len(hypotheses) != len(references):
         raise BadInput(f"{len(hypotheses)} hypotheses for {len(references)} pictures")
     sizes = np.fromiter(map(len, references), np.int64, len(references))
@@ -128,13 +129,13 @@ def bleu_counts_alone(hypotheses: Sequence[str], references: Sequence[Sequence[s
 
 
 def _matched(grams: NgramTable, picture: Ints, gram: Ints, caption: Ints, pictures: int) -> tuple[Ints, Ints]:
-    """The clipped matches of each hypothesis in one order, and which of the references' n-grams they have."""
+    """Return each hypothesis's clipped matches of one order, and the indices of the reference n-grams that matched."""
     bits = grams.kinds.bit_length()
     mine, starts = runs(np.sort(grams.caption << bits | grams.gram))
     counts = np.diff(starts, append=len(grams.gram))
     place = np.minimum(np.searchsorted(mine, picture << bits | gram), max(0, len(mine) - 1))
     hit = np.flatnonzero(mine[place] == picture << bits | gram) if len(mine) else place[:0]
-    # One entry for each n-gram and reference, then the reference that has it most often.
+    # One entry per n-gram and reference, then the maximum over references.
     shift = int(caption.max(initial=0)).bit_length()
     entries, at = runs(np.sort(place[hit] << shift | caption[hit]))
     most = np.zeros(len(mine), np.int64)

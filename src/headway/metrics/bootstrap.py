@@ -1,7 +1,7 @@
-"""Bootstrap confidence intervals of corpus scores: samples are drawn again with replacement, seeded, vectorised.
+"""Bootstrap confidence intervals of corpus scores: resampling with replacement, seeded and vectorised.
 
-Only sums are resampled, so a thousand resamples of 5,000 captions take well under a second. Document frequencies of
-CIDEr are not drawn again: the weights of n-grams stay those of the full set of references.
+Only sums are resampled, so a thousand resamples of 5,000 captions take well under a second. CIDEr's document
+frequencies are not resampled: n-gram weights stay those of the full set of references.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from headway.metrics.bleu import BleuCounts
 from headway.metrics.classification import Confusion, Floats, Ints
 from headway.metrics.ordinal import kappas, quadratic_weighted_kappa
 
-Statistic = Callable[[Floats], Floats]  # weights (resamples × samples) → one value for each resample
+Statistic = Callable[[Floats], Floats]  # weights (resamples × samples) → one value per resample
 
-_CELLS = 4_000_000  # weights held at once: 32 MB
+_CELLS = 4_000_000  # weights held at a time: 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A score, and where it would lie if other samples had been drawn."""
+    """A score with its confidence interval."""
 
     value: float
     low: float
     high: float
     level: float
-    resamples: int  # those in which the score was defined
+    resamples: int  # number in which the score was defined
 
 
 def interval(
     statistic: Statistic, samples: int, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The percentile interval of a statistic that knows how often each sample is counted."""
+    """Return the percentile interval of a statistic of sample weights."""
     value = float(statistic(np.ones((1, _checked(samples))))[0])
     drawn = np.concatenate([statistic(weights) for weights in _draws(samples, resamples, seed)])
     return _percentiles(value, drawn, level)
@@ -44,7 +44,7 @@ def interval(
 def difference(
     one: Statistic, other: Statistic, samples: int, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The interval of `other` minus `one`, both on the same samples in every resample: a paired comparison."""
+    """Return the interval of `other` minus `one` on the same resamples (paired bootstrap)."""
 
     def gap(weights: Floats) -> Floats:
         return other(weights) - one(weights)
@@ -53,17 +53,17 @@ def difference(
 
 
 def of_mean(values: Floats) -> Statistic:
-    """The mean of per-sample scores, such as CIDEr, ROUGE-L, accuracy or MAE."""
+    """Return the mean of per-sample scores, such as CIDEr, ROUGE-L, accuracy or MAE, as a statistic."""
     return lambda weights: weights @ values / weights.sum(1)
 
 
 def of_bleu(counts: BleuCounts, order: int = 4) -> Statistic:
-    """Corpus BLEU-`order` from the sums of the counts."""
+    """Return corpus BLEU-`order` as a statistic."""
     return lambda weights: counts.summed(weights)[:, order - 1]
 
 
 def of_kappa(labels: Ints, predictions: Ints, classes: int) -> Statistic:
-    """Quadratic weighted kappa of class numbers, sample by sample, for paired comparisons."""
+    """Return quadratic weighted kappa of class numbers as a statistic over samples, for paired comparisons."""
     cell = np.asarray(labels) * classes + np.asarray(predictions)
     member = np.zeros((len(cell), classes**2))
     member[np.arange(len(cell)), cell] = 1.0
@@ -71,9 +71,10 @@ def of_kappa(labels: Ints, predictions: Ints, classes: int) -> Statistic:
 
 
 def kappa_interval(confusion: Confusion, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    """Quadratic weighted kappa from a confusion matrix alone.
+    """Return the interval of quadratic weighted kappa from a confusion matrix alone.
 
-    Drawing samples again is drawing the matrix's cells from a multinomial: it costs the same for any number of samples.
+    Resampling samples equals drawing the matrix's cells from a multinomial, so the cost does not depend on their
+    number.
     """
     total = _checked(confusion.total)
     value = quadratic_weighted_kappa(confusion)
@@ -85,13 +86,13 @@ def kappa_interval(confusion: Confusion, *, resamples: int = 1000, level: float 
 
 
 def _draws(samples: int, resamples: int, seed: int) -> Iterator[Floats]:
-    """How often each sample is drawn in each resample, in blocks that fit in memory."""
+    """Yield how often each sample is drawn in each resample, in blocks that fit in memory."""
     random = np.random.default_rng(seed)
     block = max(1, _CELLS // samples)
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)
         drawn = random.integers(samples, size=(rows, samples)) + np.arange(rows)[:, None] * samples
-        # as doubles, which hold the counts exactly and multiply fast
+        # as doubles, which represent the counts exactly and multiply fast
         yield np.bincount(drawn.ravel(), minlength=rows * samples).reshape(rows, samples).astype(np.float64)
 
 

@@ -1,9 +1,9 @@
-"""Scores of generated captions: BLEU-1 to 4, ROUGE-L and CIDEr, equal to coco-caption's given the same tokens.
+"""Caption metrics: BLEU-1 to 4, ROUGE-L and CIDEr, equal to coco-caption's given the same tokens.
 
     score(["a dog runs"], [["a dog is running", "the dog runs"]])   # {"bleu_1": …, "rouge_l": …, "cider": …}
 
-To score the same pictures again and again, as a training loop does, keep a `CaptionScorer`: the references are read
-once. Scores are sums over the whole corpus; never average those of batches.
+To score the same pictures repeatedly, as a training loop does, keep a `CaptionScorer`: it indexes the references once.
+Scores are sums over the whole corpus; never average those of batches.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ METRICS = (*BLEU, "rouge_l", "cider")
 
 @dataclass(frozen=True, slots=True)
 class CaptionScores:
-    """The scores of one set of hypotheses, picture by picture, and what the corpus scores are made of."""
+    """Scores per picture of one set of hypotheses, with the statistics that the corpus scores need."""
 
     bleu: BleuCounts
     rouge_l: Floats
     cider: Floats
 
     def corpus(self) -> dict[str, float]:
-        """One number for each metric, over all pictures."""
+        """Return one number per metric, over all pictures."""
         scores = dict(zip(BLEU, self.bleu.corpus().tolist(), strict=True))
         return scores | {"rouge_l": float(self.rouge_l.mean()), "cider": float(self.cider.mean())}
 
     def each(self) -> dict[str, list[float]]:
-        """For each metric, the score of every picture in turn. The mean of a picture's BLEU is not the corpus BLEU."""
+        """Return each metric's scores per picture. The mean of the pictures' BLEU is not the corpus BLEU."""
         scores = dict(zip(BLEU, self.bleu.each().T.tolist(), strict=True))
         return scores | {"rouge_l": self.rouge_l.tolist(), "cider": self.cider.tolist()}
 
@@ -53,7 +53,7 @@ class CaptionScorer:
         self.cider = Cider(self.references)
 
     def measure(self, hypotheses: Sequence[str]) -> CaptionScores:
-        """The scores of one hypothesis for each picture, in the order of the references."""
+        """Score one hypothesis per picture, in the order of the references."""
         _refuse_text("hypotheses", hypotheses)
         captions = self.tokens(hypotheses)
         read = self.references.read(captions)
@@ -61,20 +61,20 @@ class CaptionScorer:
         return CaptionScores(counts, rouge_l(captions, self.groups), self.cider.scores_of(read))
 
     def tokens(self, captions: Sequence[str]) -> list[str]:
-        """The captions as they are scored: tokens with single blanks between them."""
+        """Return the captions as they are scored: tokens joined by single spaces."""
         return _tokens(captions, self._tokenized)
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
-        """bleu_1 … bleu_4, rouge_l and cider over all pictures."""
+        """Return bleu_1 … bleu_4, rouge_l and cider over all pictures."""
         return self.measure(hypotheses).corpus()
 
 
 def score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, float]:
-    """bleu_1 … bleu_4, rouge_l and cider of one hypothesis a picture against all references of that picture.
+    """Return bleu_1 … bleu_4, rouge_l and cider of one hypothesis per picture against all references of that picture.
 
-    Captions are tokenised as coco-caption does it, unless they are `tokenized`: words with blanks between them.
+    Captions are tokenised as coco-caption does it, unless they are `tokenized`: words separated by spaces.
     """
     return CaptionScorer(references, tokenized=tokenized).score(hypotheses)
 
@@ -82,7 +82,7 @@ def score(
 def bleu(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, float]:
-    """bleu_1 … bleu_4 alone, in less time than `score` takes to index the references."""
+    """Return bleu_1 … bleu_4 alone, in less time than `score` takes to index the references."""
     _refuse_text("hypotheses", hypotheses)
     counts = bleu_counts_alone(_tokens(hypotheses, tokenized), _groups(references, tokenized))
     return dict(zip(BLEU, counts.corpus().tolist(), strict=True))
@@ -91,7 +91,7 @@ def bleu(
 def score_each(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, list[float]]:
-    """The same, for each picture by itself; CIDEr still weighs n-grams by how many of the pictures have them."""
+    """Return the scores of each picture alone. CIDEr still uses the document frequencies over all pictures."""
     return CaptionScorer(references, tokenized=tokenized).measure(hypotheses).each()
 
 
@@ -109,7 +109,7 @@ def _tokens(captions: Sequence[str], tokenized: bool) -> list[str]:
 
 
 def _single_blanks(caption: str) -> str:
-    """ROUGE-L would take runs of blanks for empty words. A no-break space is part of a token, and stays."""
+    """Collapse whitespace, as ROUGE-L would count empty words. A no-break space is part of a token and stays."""
     if NO_BREAK in caption:
         return " ".join(word for word in _BLANK.split(caption) if word)
     return " ".join(caption.split())

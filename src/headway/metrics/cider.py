@@ -9,28 +9,28 @@ import numpy as np
 
 from headway.metrics.ngrams import ORDERS, Floats, Hypotheses, Ints, NgramCells, NgramCounts, References
 
-_SIGMA = 6.0  # how fast a difference in length is punished
+_SIGMA = 6.0  # standard deviation of the length penalty
 _SCALE = 10.0
 
 
 class Cider:
-    """CIDEr against references indexed once: document frequencies and norms are ready, hypotheses come and go.
+    """CIDEr against references indexed once, with precomputed document frequencies and norms.
 
-    Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any
-    order. All captions are tokenised ones. What a call costs hangs on its hypotheses, hardly on the references.
+    Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any order.
+    All captions must be tokenised. A call's cost depends on its hypotheses, hardly on the references.
     """
 
     def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
         self.references = references if isinstance(references, References) else References(references)
-        self._rarest = float(np.log(max(1, self.references.pictures)))  # the weight of an n-gram no picture has
+        self._rarest = float(np.log(max(1, self.references.pictures)))  # the weight of an n-gram that no picture has
         self._orders = [self._prepared(cells) for cells in self.references.cells]
 
     def scores(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Floats:
-        """One score for each hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        """Return one score per hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
         return self.scores_of(self.references.read(hypotheses, picture))
 
     def scores_of(self, hypotheses: Hypotheses) -> Floats:
-        """The same, for hypotheses already read."""
+        """Return the scores of hypotheses already indexed by `References.read`."""
         pairs = _pairs(self.references, hypotheses)
         similarity = np.zeros(len(pairs.reference))
         for order, counted in zip(self._orders, hypotheses.counted, strict=True):
@@ -47,7 +47,7 @@ class Cider:
         return _Order(cells, entries.caption, idf, norms)
 
     def _similarity(self, order: _Order, counted: NgramCounts, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
-        """For each pair, the clipped cosine of the two tf-idf vectors of this order."""
+        """Return, per pair, the clipped cosine similarity of the tf-idf vectors of this order."""
         weight, known = np.full(len(counted.gram), self._rarest), counted.gram < len(order.idf)
         weight[known] = order.idf[counted.gram[known]]
         norms = _norms(counted, weight, len(hypotheses.picture))
@@ -59,12 +59,12 @@ class Cider:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What is known beforehand of the n-grams of one order."""
+    """Precomputed data of the references' n-grams of one order."""
 
     cells: NgramCells
-    caption: Ints  # whose each of the cells' entries is
-    idf: Floats  # of each n-gram
-    norms: Floats  # of each reference
+    caption: Ints  # caption of each entry of the cells
+    idf: Floats  # per n-gram
+    norms: Floats  # per reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Pairs:
 
     hypothesis: Ints
     reference: Ints
-    start: Ints  # where each hypothesis's pairs begin
+    start: Ints  # index of each hypothesis's first pair
 
 
 def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
@@ -84,7 +84,7 @@ def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
 def _overlaps(
     order: _Order, counted: NgramCounts, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
 ) -> tuple[Ints, Floats]:
-    """Every n-gram that a hypothesis shares with a reference: for which pair it counts, and how much."""
+    """Return, for each n-gram shared by a hypothesis and a reference, its pair and its contribution."""
     cells = order.cells
     cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
     hit = np.flatnonzero(cell >= 0)
@@ -99,11 +99,11 @@ def _overlaps(
 
 
 def _length_gap(references: References, hypotheses: Hypotheses, pairs: _Pairs) -> Ints:
-    """The difference in length, counted in pairs of words as coco-caption does: a caption of one word has none."""
+    """Return the difference in length, counted in bigrams as coco-caption does: a caption of one word has none."""
     mine, theirs = hypotheses.flat.lengths[pairs.hypothesis], references.lengths[pairs.reference]
     return np.maximum(0, mine - 1) - np.maximum(0, theirs - 1)
 
 
 def _norms(counted: NgramCounts, weight: Floats, captions: int) -> Floats:
-    """The length of each caption's tf-idf vector."""
+    """Return the norm of each caption's tf-idf vector."""
     return np.sqrt(np.bincount(counted.caption, weights=(counted.count * weight) ** 2, minlength=captions))

@@ -1,9 +1,11 @@
-"""Scores of classes: accuracy, top-k, per class, by groups of classes, macro F1, calibration. Sums, not means of means.
+"""Classification metrics: accuracy, top-k, per class, by groups of classes, macro F1, calibration.
 
-scores = ClassificationScores(["apple healthy", "apple scab"], groups={"apple healthy": "healthy", …})
-for batch in batches:
-    scores.add(labels, probabilities=softmax)
-scores.report()["macro_f1"]
+    scores = ClassificationScores(["apple healthy", "apple scab"], groups={"apple healthy": "healthy", …})
+    for batch in batches:
+        scores.add(labels, probabilities=softmax)
+    scores.report()["macro_f1"]
+
+All scores are ratios of sums over batches and ranks, never means of means.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.core.errors import BadInput
 
-# A confusion matrix that batches and ranks add to: every score from it is a ratio of sums, never a mean of means.
+# Confusion matrix, accumulated over batches and ranks.
 
 
 Ints = NDArray[np.int64]
@@ -25,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 class Confusion:
-    """counts[i, j]: how often class i was taken for class j. Classes are numbered from 0."""
+    """counts[i, j]: how often class i was predicted as class j. Classes are numbered from 0."""
 
     def __init__(self, classes: int, counts: ArrayLike | None = None) -> None:
         if classes < 1:
@@ -36,7 +38,7 @@ class Confusion:
         self.classes, self.counts = classes, given
 
     def add(self, labels: ArrayLike, predictions: ArrayLike) -> None:
-        """Counts a batch."""
+        """Count a batch."""
         truth = class_numbers("labels", labels, self.classes)
         guess = class_numbers("predictions", predictions, self.classes)
         if len(truth) != len(guess):
@@ -45,7 +47,7 @@ class Confusion:
         self.counts += cells.reshape(self.classes, self.classes)
 
     def __add__(self, other: Confusion) -> Confusion:
-        """The counts of both: those of two ranks, or of two validation sets."""
+        """Return the sum of both, for two ranks or two validation sets."""
         return Confusion(self.classes, self.counts + other.counts)
 
     @property
@@ -56,29 +58,29 @@ class Confusion:
         return _ratio(int(np.trace(self.counts)), self._not_empty())
 
     def recall(self) -> list[float | None]:
-        """Of each class, the share that was recognised; None for a class without samples."""
+        """Return the recall per class; None for a class without samples."""
         return _ratios(np.diag(self.counts), self.counts.sum(1))
 
     def precision(self) -> list[float | None]:
-        """Of each class, the share of its predictions that were right; None where it was never predicted."""
+        """Return the precision per class; None for a class that was never predicted."""
         return _ratios(np.diag(self.counts), self.counts.sum(0))
 
     def f1(self) -> list[float | None]:
-        """Of each class, twice the hits over samples plus predictions; None where it has neither."""
+        """Return F1 per class: twice the hits over samples plus predictions; None for a class with neither."""
         return _ratios(2 * np.diag(self.counts), self.counts.sum(1) + self.counts.sum(0))
 
     def macro_f1(self) -> float:
-        """The mean F1 of the classes that were seen or predicted. Classes that never occur do not count."""
+        """Return the mean F1 of the classes that have samples or predictions. Other classes do not count."""
         self._not_empty()
         return float(np.mean([value for value in self.f1() if value is not None]))
 
     def balanced_accuracy(self) -> float:
-        """The mean recall of the classes that have samples."""
+        """Return the mean recall of the classes that have samples."""
         self._not_empty()
         return float(np.mean([value for value in self.recall() if value is not None]))
 
     def grouped(self, group: Sequence[int]) -> Confusion:
-        """The same counts with classes put together: class i goes to group[i], as in healthy or sick."""
+        """Return the matrix with classes merged: class i goes to group[i], for example healthy or sick."""
         if len(group) != self.classes:
             raise BadInput(f"{len(group)} groups given for {self.classes} classes")
         wanted = np.asarray(group, np.int64)
@@ -94,7 +96,7 @@ class Confusion:
 
 
 def class_numbers(what: str, given: ArrayLike, classes: int) -> Ints:
-    """A flat array of class numbers, checked: whole, and within the classes there are."""
+    """Validate a flat array of class numbers: integers within 0 … classes - 1."""
     values = np.asarray(given)
     if values.ndim != 1:
         raise BadInput(f"{what} must be one class number each, not an array of shape {values.shape}")
@@ -119,10 +121,10 @@ def _ratios(parts: Ints, wholes: Ints) -> list[float | None]:
     return [part / whole if whole else None for part, whole in pairs]
 
 
-# Whether a model is as often right as it says: confidence against accuracy in equal bins, summed over batches.
+# Calibration: confidence against accuracy in bins of equal width, summed over batches.
 
 
-_TOLERANCE = 1e-3  # how far from 1 the probabilities of a sample may sum: float16 is no better
+_TOLERANCE = 1e-3  # how far a sample's probabilities may sum from 1: float16 is no better
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +134,12 @@ class Bin:
     low: float
     high: float
     samples: int
-    confidence: float | None  # the mean of them
+    confidence: float | None  # mean over the samples
     accuracy: float | None
 
 
 class Calibration:
-    """Reliability of the probability given to the predicted class, in bins of equal width."""
+    """Reliability of the predicted class's probability, in bins of equal width."""
 
     def __init__(self, bins: int = 15) -> None:
         if bins < 1:
@@ -148,14 +150,14 @@ class Calibration:
         self.confidence = np.zeros(bins)
 
     def add(self, probabilities: ArrayLike, labels: ArrayLike, predictions: ArrayLike | None = None) -> None:
-        """Counts a batch. What was predicted is the likeliest class, unless `predictions` says otherwise."""
+        """Count a batch. The prediction is the likeliest class, unless `predictions` is given."""
         given = probability_rows(probabilities)
         truth = class_numbers("labels", labels, given.shape[1])
         guess = given.argmax(1) if predictions is None else class_numbers("predictions", predictions, given.shape[1])
         if not len(truth) == len(guess) == len(given):
             raise BadInput(f"{len(given)} rows of probabilities for {len(truth)} labels and {len(guess)} predictions")
         confidence = given[np.arange(len(given)), guess]
-        # A bin has its upper edge: 1.0 belongs to the last, 0.0 to the first.
+        # Bins include their upper edge: 1.0 belongs to the last, 0.0 to the first.
         place = np.clip(np.ceil(confidence * self.bins).astype(np.int64) - 1, 0, self.bins - 1)
         self.samples += np.bincount(place, minlength=self.bins)
         self.right += np.bincount(place[guess == truth], minlength=self.bins)
@@ -170,14 +172,14 @@ class Calibration:
         return both
 
     def expected_error(self) -> float:
-        """ECE: the mean distance between confidence and accuracy, each bin weighing as many samples as it has."""
+        """Return the expected calibration error: |confidence - accuracy| averaged over bins, weighted by samples."""
         total = int(self.samples.sum())
         if not total:
             raise BadInput("nothing was counted: there is no calibration of no samples")
         return float(np.abs(self.confidence - self.right).sum() / total)
 
     def table(self) -> list[Bin]:
-        """Every bin, the empty ones too."""
+        """Return every bin, including empty ones."""
         edges = np.linspace(0.0, 1.0, self.bins + 1).tolist()
         rows = zip(self.samples.tolist(), self.confidence.tolist(), self.right.tolist(), strict=True)
         return [
@@ -187,7 +189,7 @@ class Calibration:
 
 
 def probability_rows(given: ArrayLike) -> Floats:
-    """Rows of probabilities that sum to one, checked."""
+    """Validate rows of probabilities that sum to one."""
     rows = np.asarray(given, np.float64)
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise BadInput(f"probabilities must be samples × classes, not an array of shape {rows.shape}")
@@ -203,7 +205,7 @@ def probability_rows(given: ArrayLike) -> Floats:
 
 
 class ClassificationScores:
-    """Counts classified samples batch by batch. `groups` names the group of every class, for grouped accuracy."""
+    """Accumulates classified samples batch by batch. `groups` maps every class to its group, for grouped accuracy."""
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class ClassificationScores:
     def add(
         self, labels: ArrayLike, predictions: ArrayLike | None = None, probabilities: ArrayLike | None = None
     ) -> None:
-        """Counts a batch of class numbers. Without `predictions`, the likeliest class is the prediction."""
+        """Count a batch of class numbers. Without `predictions`, the likeliest class is the prediction."""
         truth = class_numbers("labels", labels, len(self.classes))
         if probabilities is None:
             if predictions is None:
@@ -244,7 +246,7 @@ class ClassificationScores:
             self.top_hits[k] += int((rank < k).sum())
 
     def __add__(self, other: ClassificationScores) -> ClassificationScores:
-        """The counts of both, as of two ranks."""
+        """Return the sum of both, for two ranks."""
         if self.classes != other.classes or self.top_hits.keys() != other.top_hits.keys():
             raise BadInput("scores of different classes cannot be added")
         both = ClassificationScores(
@@ -255,7 +257,7 @@ class ClassificationScores:
         return both
 
     def metrics(self) -> dict[str, float]:
-        """The numbers to log."""
+        """Return the numbers to log."""
         metrics = {"accuracy": self.confusion.accuracy(), "macro_f1": self.confusion.macro_f1()}
         metrics["balanced_accuracy"] = self.confusion.balanced_accuracy()
         if judged := int(self.calibration.samples.sum()):
@@ -266,7 +268,7 @@ class ClassificationScores:
         return metrics
 
     def report(self) -> dict[str, Any]:
-        """The metrics, a row for each class, and the confusion matrices."""
+        """Return the metrics, a row per class, and the confusion matrices."""
         report: dict[str, Any] = {**self.metrics(), "samples": self.confusion.total, "per_class": self._per_class()}
         report["confusion"] = {"classes": self.classes, "counts": self.confusion.counts.tolist()}
         if self.groups is not None:
@@ -305,14 +307,14 @@ def score(
     groups: Mapping[str, str] | None = None,
     top: Sequence[int] = (5,),
 ) -> dict[str, Any]:
-    """All scores of whole lists of class numbers."""
+    """Return all classification scores of complete lists of class numbers."""
     scores = ClassificationScores(classes, groups=groups, top=top)
     scores.add(labels, predictions, probabilities)
     return scores.report()
 
 
 def _rank(rows: Floats, truth: Ints) -> Ints:
-    """How many classes come before the true one; of equally likely ones the lower number, as argmax has it."""
+    """Return how many classes rank before the true one; ties go to the lower number, as in argmax."""
     own = rows[np.arange(len(rows)), truth][:, None]
     before = (rows > own) | ((rows == own) & (np.arange(rows.shape[1]) < truth[:, None]))
     rank: Ints = before.sum(1)

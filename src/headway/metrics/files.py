@@ -1,4 +1,4 @@
-"""Scores of files, as `headway score` gives them: reads, checks, scores. Bad input is named, counted and refused."""
+"""Scoring of files for `headway score`: read, validate, score. Invalid input is listed, counted and rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.metrics.captions import CaptionScorer
 from headway.metrics.ptb_tokenizer import tokenize
 from headway.metrics.samples import InputProblems, kind, parse_json, read_text, short
 
-# COCO's results and annotations, read and paired. Whatever does not fit is named, counted and refused.
+# COCO results and annotations, read and paired.
 
 
 PictureId = int | str
@@ -27,20 +27,20 @@ _ANNOTATIONS = '{"annotations": [{"id": 1, "image_id": 1, "caption": "a dog"}, �
 
 @dataclass(slots=True)
 class EvalSet:
-    """The pictures to score: one hypothesis and all references for each, in the order of the results."""
+    """The pictures to score, in the order of the results: one hypothesis and all references each."""
 
     pictures: list[PictureId]
     hypotheses: list[str]
     references: list[list[str]]
-    notes: list[str] = field(default_factory=list)  # what was left out, since it was allowed
+    notes: list[str] = field(default_factory=list)  # what was excluded because an option allowed it
 
 
 def read_pair(
     results_path: Path, references_path: Path, *, tokenized: bool, allow_missing: bool, allow_empty: bool
 ) -> EvalSet:
-    """Reads both files. All problems of both are in one BadInput.
+    """Read both files. One BadInput lists all problems of both.
 
-    `allow_missing` takes the pictures that are in both; `allow_empty` keeps empty results and drops empty references.
+    `allow_missing` scores the pictures that are in both; `allow_empty` keeps empty results and drops empty references.
     """
     findings, notes = InputProblems(), list[str]()
     results = _read_results(results_path, findings)
@@ -71,7 +71,7 @@ def _refuse_or_note(
     findings: InputProblems, allowed: bool, path: Path, what: str, culprits: Collection[PictureId], fix: str
 ) -> list[str]:
     if allowed:
-        done = fix.partition(" ")[2]  # what the option does
+        done = fix.partition(" ")[2]  # the second half of the hint: what the option does
         return [f"{path.name}: {len(culprits):,} {what.removesuffix(', of pictures')}; {done}"] if culprits else []
     for culprit in culprits:
         findings.add(path, what, culprit, fix=fix)
@@ -87,7 +87,7 @@ def _only_in(here: Collection[PictureId], there: Collection[PictureId], wanted: 
 
 
 def _take_empty(references: dict[PictureId, list[str]], tokenized: bool) -> list[PictureId]:
-    """Takes references without a word out, and pictures without any other. Returns whose they were."""
+    """Remove references without words, and pictures left without any. Return their picture ids."""
     empty = []
     for picture, captions in list(references.items()):
         kept = [caption for caption in captions if _has_words(caption, tokenized)]
@@ -129,7 +129,7 @@ def _read_references(path: Path, findings: InputProblems) -> dict[PictureId, lis
 
 
 def _captions(entries: list[Any], path: Path, noun: str, findings: InputProblems) -> Iterator[tuple[PictureId, str]]:
-    """Every picture and caption that is well formed; the others go to the findings."""
+    """Yield every well-formed picture and caption; record the others in `findings`."""
     for number, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
             findings.add(path, f"{noun} that are no objects", f"number {number} is {kind(entry)}")
@@ -156,7 +156,7 @@ def _repeated(ids: Iterable[object]) -> Iterator[object]:
             seen.add(one)
 
 
-# Predictions and labels from CSV, JSON or JSON lines, paired by id or by order. All that is wrong is said at once.
+# Predictions and labels from CSV, JSON or JSON lines, paired by id or by order. All problems are reported at once.
 
 
 _IDS = ("id", "image_id", "image", "file", "name", "id_code")
@@ -169,17 +169,17 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What was predicted for each sample, and what is true; as they stand in the file."""
+    """Predictions and labels per sample, with the values as in the file."""
 
     labels: list[Any]
     predictions: list[Any]
     probabilities: list[list[float]] | None
-    columns: list[int] | None  # the class of each probability, where the file says it: p_1, p_2 …
+    columns: list[int] | None  # the class of each probability column, if the file names them: p_1, p_2 …
     notes: list[str]
 
 
 def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing: bool = False) -> Predictions:
-    """Samples with label and prediction, from one file that has both or from two that share an id (or an order)."""
+    """Read samples with label and prediction, from one file with both or from two paired by id (or by order)."""
     findings, notes = InputProblems(), list[str]()
     guesses = read_rows(predictions)
     if labels is None:
@@ -202,7 +202,7 @@ def read_judged(predictions: Path, labels: Path | None = None, *, allow_missing:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a table: CSV with a header, a JSON list of objects, or an object on each line."""
+    """Read the rows of a table: CSV with a header, a JSON list of objects, or JSON lines."""
     text = read_text(path)
     start = text.lstrip()[:1]
     if path.suffix.lower() in (".jsonl", ".ndjson") or (start == "{" and path.suffix.lower() != ".json"):
@@ -286,7 +286,7 @@ def _by_id(rows: Sequence[Row], key: str, path: Path, findings: InputProblems) -
 
 
 def _column(row: Row, names: Sequence[str], what: str, path: Path, *, alone: bool = False) -> str:
-    """The column of the names that the table has. A file of predictions alone may call them labels."""
+    """Find the first of the names that the table has. A file of predictions alone may call its column a label."""
     wanted = (*names, *_LABELS) if alone else names
     for name in wanted:
         if name in row:
@@ -327,7 +327,7 @@ def _probabilities(
 
 
 def _probability_columns(row: Row) -> dict[str, int]:
-    """The columns of probabilities, and the class that each is of, in order."""
+    """Return the probability columns in order, with the class of each."""
     for prefix in ("p_", "probability_"):
         numbers = {name: name.removeprefix(prefix) for name in row if name.startswith(prefix)}
         found = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
@@ -346,11 +346,11 @@ def score_captions(
     allow_empty: bool = False,
     meteor: bool = True,
 ) -> dict[str, Any]:
-    """bleu_1 … bleu_4, rouge_l, cider, and meteor where Java is, of COCO's results against COCO's annotations.
+    """Score COCO results against COCO annotations: bleu_1 … bleu_4, rouge_l, cider, and meteor if Java is installed.
 
-    Refused unless allowed: pictures in one file only (`allow_missing` scores those in both) and empty captions. Always
-    refused: two results for a picture, ids used twice, wrong types. `pictures`, `references` and `notes` come with
-    the scores, and with `per_image` the scores of each picture under its id.
+    Rejected unless allowed: pictures in one file only (`allow_missing` scores those in both) and empty captions. Always
+    rejected: two results for a picture, duplicate ids, wrong types. The result also has `pictures`, `references` and
+    `notes`, and with `per_image` the scores of each picture under its id.
     """
     pair = read_pair(
         Path(results), Path(references), tokenized=tokenized, allow_missing=allow_missing, allow_empty=allow_empty
@@ -377,10 +377,10 @@ def score_ordinal(
     grades: Sequence[int] | None = None,
     allow_missing: bool = False,
 ) -> dict[str, Any]:
-    """qwk, mae, accuracy, within_one, a row for each grade and the confusion matrix, from one table or two.
+    """Score grades from one table or two: qwk, mae, accuracy, within_one, a row per grade and the confusion matrix.
 
-    Tables are CSV, JSON or JSON lines with the columns `label` and `prediction`, paired by `id` where they are two
-    files. With probabilities (columns `p_1`, `p_2` …, or a list `probabilities`) also ece and emd2.
+    Tables are CSV, JSON or JSON lines with the columns `label` and `prediction`, paired by `id` if there are two files.
+    With probabilities (columns `p_1`, `p_2` …, or a list `probabilities`) also ece and emd2.
     """
     judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
     truth, guess = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
@@ -397,9 +397,9 @@ def score_classification(
     top: Sequence[int] = (5,),
     allow_missing: bool = False,
 ) -> dict[str, Any]:
-    """accuracy, macro_f1, a row for each class and the confusion matrix, from tables like those of `score_ordinal`.
+    """Score classes from tables like those of `score_ordinal`: accuracy, macro_f1, per-class rows, confusion matrix.
 
-    Classes are whatever names or numbers occur; with probabilities they are the numbers of their columns.
+    Classes are the names or numbers that occur; with probabilities they are the numbers of their columns.
     """
     judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
     if judged.probabilities:
@@ -425,7 +425,7 @@ def score_translation(
     lowercase: bool = False,
     allow_empty: bool = False,
 ) -> dict[str, Any]:
-    """bleu and chrf of a file with a sentence on each line, by sacrebleu, with its signature."""
+    """Score a file with one sentence per line by sacrebleu: bleu and chrf, with signatures."""
     paths = [references] if isinstance(references, (str, Path)) else list(references)
     if not paths:
         raise BadInput("there is no file of references")
@@ -447,7 +447,7 @@ def score_translation(
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text, however they end. Other line separators are part of a sentence: files must stay in step."""
+    """Split a text at LF and CRLF only. Other line separators are part of a sentence: files must stay aligned."""
     lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -475,16 +475,16 @@ def _whole(value: object) -> int | None:
     return int(number) if abs(number) < _HUGE and number == int(number) else None
 
 
-_HUGE = 1e9  # no grade or class is as high; a table of so many would not fit in memory
+_HUGE = 1e9  # no grade or class is as high; a matrix of this size would not fit in memory
 
 
 def _numbered(count: int, seen: Sequence[int]) -> list[int]:
-    """Which classes a plain list of probabilities is of: counted from 0, or from 1 where the highest says so."""
+    """Return the classes of a plain list of probabilities: numbered from 0, or from 1 if the highest label says so."""
     first = 1 if max(seen) == count and min(seen) >= 1 else 0
     return list(range(first, first + count))
 
 
 def _natural(name: str) -> tuple[bool, int, str]:
-    """Sorts 2 before 10, and numbers before names."""
+    """Sort key: 2 before 10, and numbers before names."""
     number = int(name) if name.isdecimal() and len(name) < 10 else 0
     return not name.isdecimal(), number, name

@@ -1,6 +1,6 @@
-"""Captions as numbers: every word and every n-gram of one to four words gets an id, by sorting, once.
+"""N-gram ids and the reference index: every word and every n-gram of one to four words gets an integer id, by sorting.
 
-Sorting keeps it exact (nothing is hashed), quick and small: memory is linear in the number of words.
+Sorting is exact (nothing is hashed), fast and compact: memory is linear in the number of words.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ ORDERS = 4  # n-grams of one to four words, as BLEU-4 and CIDEr count them
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_MARK = "\0"  # stands between captions; no text has it
+_MARK = "\0"  # separates captions; no text contains it
 _BETWEEN = f" {_MARK} "
 
 
 @dataclass(frozen=True, slots=True)
 class NgramArrays:
-    """Captions laid end to end: word ids, and how many words each caption has."""
+    """Concatenated captions: word ids, and the number of words per caption."""
 
     words: Ints
     lengths: Ints
 
     def caption(self) -> Ints:
-        """Which caption each word belongs to."""
+        """Return the caption of each word."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def left(self) -> Ints:
-        """How many words of its caption stand at or after each word."""
+        """Return how many words of its caption are at or after each word."""
         return np.repeat(np.cumsum(self.lengths), self.lengths) - np.arange(len(self.words))
 
 
 @dataclass(frozen=True, slots=True)
 class NgramTable:
-    """The n-grams of one order as they stand in the captions: whose each is, and its id."""
+    """The n-grams of one order in caption order: caption and id of each."""
 
     caption: Ints
     gram: Ints
@@ -54,10 +54,10 @@ class Vocabulary:
 
     def __init__(self) -> None:
         self.words: dict[str, int] = {}
-        self.tables: list[Ints] = []  # for two, three and four words the sorted keys: an id is a place in it
+        self.tables: list[Ints] = []  # sorted keys for two, three and four words; an id is an index into them
 
     def learn(self, flat: NgramArrays) -> Iterator[NgramTable]:
-        """Takes in the n-grams of captions flattened with `words`, and yields them order by order. Once only."""
+        """Add the n-grams of captions flattened with `words`, and yield them order by order. Call once only."""
         caption, left, prefix = flat.caption(), flat.left(), flat.words.copy()
         yield NgramTable(caption, flat.words, len(self.words))
         for n in range(2, ORDERS + 1):
@@ -68,7 +68,7 @@ class Vocabulary:
             prefix[at] = ids
 
     def look_up(self, captions: Sequence[str]) -> tuple[NgramArrays, list[NgramTable]]:
-        """The same numbers for other captions. What was never seen here gets ids above those known."""
+        """Return the ids for other captions. Unknown n-grams get ids above the known ones."""
         words = dict(self.words)
         flat = flatten(captions, words)
         caption, left, prefix = flat.caption(), flat.left(), flat.words.copy()
@@ -90,10 +90,10 @@ class Vocabulary:
 
 
 def flatten(captions: Sequence[str], words: dict[str, int]) -> NgramArrays:
-    """The captions' words as numbers. Words not yet in `words` are added to it.
+    """Return the captions' words as ids. Adds unknown words to `words`.
 
-    They come from one long split: a list for each caption would keep Python's garbage collector busy for longer
-    than all the rest takes.
+    Splits one long text: a list per caption would keep Python's garbage collector busy for longer than all the rest
+    takes.
     """
     text = _BETWEEN.join(captions)
     if text.count(_MARK) != len(captions) - 1:
@@ -110,12 +110,12 @@ def flatten(captions: Sequence[str], words: dict[str, int]) -> NgramArrays:
 
 
 def distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """The different keys, sorted, and for each key its place among them: np.unique, in less than half its time."""
+    """Return the sorted distinct keys, and each key's index among them: np.unique in less than half its time."""
     bits = len(keys).bit_length()
     if len(keys) == 0 or int(keys.max()) >> (63 - bits):
         table, places = np.unique(keys, return_inverse=True)
         return table, places.astype(np.int64, copy=False)
-    # Key and position packed in one number: numpy vectorises a plain sort, but not an argsort.
+    # Pack key and position into one integer: numpy vectorises a plain sort, but not an argsort.
     packed = np.sort(keys << bits | np.arange(len(keys)))
     ordered = packed >> bits
     new = _new(ordered)
@@ -125,10 +125,10 @@ def distinct(keys: Ints) -> tuple[Ints, Ints]:
 
 
 def find(table: Ints, keys: Ints) -> Ints:
-    """The place of each key in the sorted table, -1 where it is not there."""
+    """Return the index of each key in the sorted table, or -1."""
     if len(table) == 0:
         return np.full(len(keys), -1, np.int64)
-    order = np.argsort(keys)  # searching in order walks through the table once, from left to right
+    order = np.argsort(keys)  # sorted lookups walk through the table once, from left to right
     wanted = keys[order]
     place = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
     found = np.empty(len(keys), np.int64)
@@ -137,55 +137,55 @@ def find(table: Ints, keys: Ints) -> Ints:
 
 
 def runs(ordered: Ints) -> tuple[Ints, Ints]:
-    """The different values of a sorted array, and where each begins."""
+    """Return the distinct values of a sorted array, and the start of each."""
     starts = np.flatnonzero(_new(ordered))
     return ordered[starts], starts
 
 
 def _new(ordered: Ints) -> NDArray[np.bool_]:
-    """Where a sorted array takes a new value, the first included."""
+    """Return where a sorted array takes a new value, including the first."""
     new = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
     return new
 
 
-# The references of all pictures, indexed once: what BLEU and CIDEr need to know of them.
+# The references of all pictures, indexed once for BLEU and CIDEr.
 
 
 @dataclass(frozen=True, slots=True)
 class NgramCounts:
-    """How often captions have n-grams of one order: an entry for every caption and n-gram it has."""
+    """N-gram counts of one order: an entry per caption and distinct n-gram."""
 
     caption: Ints
     gram: Ints
     count: Ints
-    kinds: int  # n-grams are below this
+    kinds: int  # n-gram ids are below this
 
 
 @dataclass(frozen=True, slots=True)
 class NgramCells:
     """One order of n-grams: a cell is a picture and an n-gram that at least one of its references has."""
 
-    keys: Ints  # picture << bits | n-gram: sorted
+    keys: Ints  # picture << bits | n-gram, sorted
     bits: int
-    kinds: int  # n-grams are below this
-    most: Ints  # the highest count of each cell in one reference
-    starts: Ints  # where each cell's entries begin; one more than there are cells
-    entries: Ints  # key << slot_bits | which of the picture's references
+    kinds: int  # n-gram ids are below this
+    most: Ints  # per cell, the highest count in one reference
+    starts: Ints  # first entry of each cell; one element more than cells
+    entries: Ints  # key << slot_bits | index among the picture's references
     slot_bits: int
     counts: Ints  # how often that reference has that n-gram
 
     def find(self, picture: Ints, gram: Ints) -> Ints:
-        """The cell of each picture and n-gram, -1 where no reference of the picture has it."""
-        # An n-gram unknown to all references is as good as any other that is in no cell.
+        """Return the cell of each picture and n-gram, or -1 if no reference of the picture has it."""
+        # Map n-grams unknown to all references to one id that is in no cell.
         return find(self.keys, picture << self.bits | np.minimum(gram, self.kinds))
 
     def pictures_with(self) -> Ints:
-        """For each n-gram, how many pictures have it: the document frequency."""
+        """Return the document frequency of each n-gram: the number of pictures that have it."""
         return np.bincount(self.keys & ((1 << self.bits) - 1), minlength=self.kinds)
 
     def counted(self, first: Ints) -> NgramCounts:
-        """The entries spelt out. `first` is the number of each picture's first caption."""
+        """Return the entries as counts per caption. `first` is the number of each picture's first caption."""
         cell = self.entries >> self.slot_bits
         caption = first[cell >> self.bits] + (self.entries & ((1 << self.slot_bits) - 1))
         return NgramCounts(caption, cell & ((1 << self.bits) - 1), self.counts, self.kinds)
@@ -193,10 +193,10 @@ class NgramCells:
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """Hypotheses in the numbers of the references they are scored against."""
+    """Hypotheses encoded with the ids of the references they are scored against."""
 
     flat: NgramArrays
-    picture: Ints  # whose references each is scored against
+    picture: Ints  # the picture whose references each is scored against
     counted: list[NgramCounts]
 
 
@@ -209,7 +209,7 @@ class References:
         if not self.sizes.all():
             raise BadInput(f"picture {int(np.argmin(self.sizes))} has no references")
         self.first = np.cumsum(self.sizes) - self.sizes  # each picture's first caption
-        self.picture = np.repeat(np.arange(self.pictures), self.sizes)  # whose each caption is
+        self.picture = np.repeat(np.arange(self.pictures), self.sizes)  # picture of each caption
         self.captions = list(chain.from_iterable(references))
         self.vocabulary = Vocabulary()
         flat = flatten(self.captions, self.vocabulary.words)
@@ -217,13 +217,13 @@ class References:
         self.cells = [self._cells(grams) for grams in self.vocabulary.learn(flat)]
 
     def captions_for(self, picture: Ints) -> tuple[Ints, Ints]:
-        """The references of each of these pictures in turn, and how many each has."""
+        """Return the references of these pictures in turn, and the number per picture."""
         sizes = self.sizes[picture]
         starts = np.cumsum(sizes) - sizes
         return np.arange(int(sizes.sum())) + np.repeat(self.first[picture] - starts, sizes), sizes
 
     def read(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Hypotheses:
-        """Tokenised hypotheses; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        """Encode tokenised hypotheses; the i-th belongs to the i-th picture unless `picture` says otherwise."""
         whose = np.arange(self.pictures) if picture is None else np.asarray(picture, np.int64)
         if len(whose) != len(hypotheses):
             raise BadInput(f"{len(hypotheses)} hypotheses for {len(whose)} pictures")
@@ -233,7 +233,7 @@ class References:
         return Hypotheses(flat, whose, [_count(grams) for grams in orders])
 
     def _cells(self, grams: NgramTable) -> NgramCells:
-        """One sort by picture, n-gram and reference puts all that is asked of them side by side."""
+        """Build the cells with one sort by picture, n-gram and reference."""
         whose = self.picture[grams.caption]
         slot = grams.caption - self.first[whose]
         bits, slot_bits = grams.kinds.bit_length(), int(self.sizes.max(initial=0)).bit_length()

@@ -1,4 +1,4 @@
-"""Scores of grades, where near misses count less than far ones: QWK, MAE, within one, per grade, calibration.
+"""Ordinal metrics, which weigh misses by distance: QWK, MAE, within one, per grade, calibration.
 
 scores = OrdinalScores(grades=range(1, 11))
 for batch in batches:
@@ -22,7 +22,7 @@ _MOST_GRADES = 1000  # a matrix of a million cells
 
 
 class OrdinalScores:
-    """Counts graded samples batch by batch. `grades` are consecutive whole numbers, such as range(1, 11)."""
+    """Accumulates graded samples batch by batch. `grades` are consecutive integers, such as range(1, 11)."""
 
     def __init__(self, grades: Sequence[int], *, bins: int = 15) -> None:
         if len(grades) > _MOST_GRADES:
@@ -35,7 +35,7 @@ class OrdinalScores:
         self.emd_sum = 0.0
 
     def add(self, labels: ArrayLike, predictions: ArrayLike, probabilities: ArrayLike | None = None) -> None:
-        """Counts a batch of grades; `probabilities` has a column for each grade."""
+        """Count a batch of grades; `probabilities` has a column per grade."""
         truth, guess = self._numbers("labels", labels), self._numbers("predictions", predictions)
         if probabilities is None:
             self.confusion.add(truth, guess)
@@ -48,7 +48,7 @@ class OrdinalScores:
         self.emd_sum += float(squared_emd(rows, truth).sum())
 
     def __add__(self, other: OrdinalScores) -> OrdinalScores:
-        """The counts of both, as of two ranks."""
+        """Return the sum of both, for two ranks."""
         if self.grades != other.grades:
             raise BadInput("scores of different grades cannot be added")
         both = OrdinalScores(self.grades, bins=self.calibration.bins)
@@ -57,7 +57,7 @@ class OrdinalScores:
         return both
 
     def metrics(self) -> dict[str, float | None]:
-        """The numbers to log. qwk is None where it is undefined: all labels and predictions are one grade."""
+        """Return the numbers to log. qwk is None if it is undefined: all labels and predictions are one grade."""
         accuracy, total, gaps = self.confusion.accuracy(), self.confusion.total, distances(self.confusion)
         metrics: dict[str, float | None] = {
             "qwk": quadratic_weighted_kappa(self.confusion),
@@ -70,7 +70,7 @@ class OrdinalScores:
         return metrics
 
     def report(self) -> dict[str, Any]:
-        """The metrics, a row for each grade, the confusion matrix, and what a reader must know."""
+        """Return the metrics, a row per grade, the confusion matrix, and notes for the reader."""
         metrics, judged = self.metrics(), int(self.calibration.samples.sum())
         notes = []
         if metrics["qwk"] is None:
@@ -122,7 +122,10 @@ def score(
     *,
     grades: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """All ordinal scores of whole lists. Without `grades`, those from the lowest to the highest that occur."""
+    """Return all ordinal scores of complete lists.
+
+    `grades` defaults to the range from the lowest to the highest found.
+    """
     if grades is None:
         seen = np.concatenate([np.ravel(np.asarray(labels)), np.ravel(np.asarray(predictions))])
         if not seen.size or seen.dtype.kind not in "iuf" or not np.isfinite(seen).all():
@@ -134,17 +137,16 @@ def score(
 
 
 def quadratic_weighted_kappa(confusion: Confusion) -> float | None:
-    """1 − ΣwO/ΣwE with w = (i − j)², E the outer product of the margins / n; None where ΣwE is 0.
+    """Return 1 − ΣwO/ΣwE with w = (i − j)², E the outer product of the margins / n; None if ΣwE is 0.
 
-    Grades weigh by their distance, also over grades that nobody has (scikit-learn closes such gaps, unless it is given
-    all labels).
+    Distances include grades without samples (scikit-learn closes such gaps, unless it is given all labels).
     """
     kappa = float(kappas(confusion.counts[None])[0])
     return None if np.isnan(kappa) else kappa
 
 
 def kappas(counts: Ints | Floats) -> Floats:
-    """The same for many matrices at once: matrices × grades × grades. NaN where it is undefined."""
+    """Return quadratic weighted kappa of many matrices (matrices × grades × grades). NaN if undefined."""
     grades = np.arange(counts.shape[1])
     weight = np.subtract.outer(grades, grades).astype(np.float64) ** 2
     total = counts.sum((1, 2))
@@ -156,14 +158,14 @@ def kappas(counts: Ints | Floats) -> Floats:
 
 
 def distances(confusion: Confusion) -> Ints:
-    """How many samples were graded 0, 1, 2 … grades off."""
+    """Return how many samples are off by 0, 1, 2 … grades."""
     size = confusion.classes
     gap = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
     return np.bincount(gap.ravel(), weights=confusion.counts.ravel(), minlength=size).astype(np.int64)
 
 
 def squared_emd(probabilities: ArrayLike, labels: ArrayLike) -> Floats:
-    """For each sample Σ_k (CDF_p(k) − CDF_y(k))²; labels are numbered from 0."""
+    """Return Σ_k (CDF_p(k) − CDF_y(k))² per sample; labels are numbered from 0."""
     rows = probability_rows(probabilities)
     truth = class_numbers("labels", labels, rows.shape[1])
     if len(truth) != len(rows):

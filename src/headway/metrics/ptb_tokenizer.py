@@ -1,8 +1,8 @@
-"""What counts as one token for Stanford's PTB tokenizer 3.4.1: the rules that `ptb` reads text by.
+"""Caption tokenizer equivalent to coco-caption's, which uses Stanford's PTB tokenizer 3.4.1, without Java.
 
-Learnt from what that tool does with some millions of strings (its source was not used), so they include its oddities:
-`ground.A` is one token, `M&Ms` is two, `5pm` is one and `5:00pm` two. All repetitions that could run over the rest of
-a text from many starting points are bounded, so that no input takes quadratic time.
+The rules were inferred from that tool's output on some millions of strings (its source was not used), so they include
+its oddities: `ground.A` is one token, `M&Ms` is two, `5pm` is one and `5:00pm` two. All repetitions that could run over
+the rest of a text from many starting points are bounded, so that no input takes quadratic time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Callable, Iterable
 
 Rewrite = Callable[[str], str]
-NO_BREAK = "\u00a0"  # stands for a blank inside a token
+NO_BREAK = "\u00a0"  # represents a blank inside a token
 
 
 def _any(words: str | Iterable[str]) -> str:
-    """A pattern for any of the words, the longest first."""
+    """Return a pattern that matches any of the words, longest first."""
     each = words.split() if isinstance(words, str) else words
     return "|".join(sorted(each, key=len, reverse=True))
 
 
-# Keep their period wherever they stand.
+# Abbreviations that keep their period everywhere.
 _ABBREVIATIONS = """
 adj adm adv al ala alex apr ariz assn assoc asst atty attys aug ave bhd bldg blvd brig bros calif capt cf cie cmdr co
 col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc ext feb fla fri ft ga gen gov govs hon
@@ -29,17 +29,17 @@ ms msgr mt mtg natl neb nev nov oct okla penn pfc ph plc ppte pptes ppty pptys p
 rep reps rev rt sen sens sep sept seq sfc sgt spc sq sr st ste supt supts sys tel tenn thu thurs treas tue tues univ va
 vs vt wed wis wisc wm wyo
 """
-_CAPITALISED = "Ark Az Del Ill La Mass Miss Ore Pa Tex Wash"  # abbreviations, but words in lower case
+_CAPITALISED = "Ark Az Del Ill La Mass Miss Ore Pa Tex Wash"  # abbreviations only if capitalised
 _BEFORE_A_NUMBER = _any("art ca fig no nos op pp")
 
-# After a single letter and its period, one of these says that a new sentence has begun.
+# After a single letter and its period, one of these words starts a new sentence.
 _SENTENCE_STARTS = """
 A About According After An As At But Earlier He Her Here However If In It Last Many More Now Once One Other Our She
 Since So Some Such That The Their Then There These They This We What When While Yet You
 """
 _START = _any(word[0] + (f"(?i:{word[1:]})" if word[1:] else "") for word in _SENTENCE_STARTS.split())
 
-# Letters are those of the alphabets, with the accents that follow them; not ², ½, Ⅳ or ①.
+# Alphabetic letters and the accents that follow them; not ², ½, Ⅳ or ①.
 _MARKS = (
     r"\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u064b-\u065e\u0901-\u0903\u093c-\u094d\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
 )
@@ -77,7 +77,7 @@ _SYMBOLS = (
 )
 _CURLY = {"‘": "`", "’": "'", "“": "``", "”": "''"}
 
-# A character of these is a token by itself. Any other that no rule knows, such as an emoji, is no token at all.
+# Characters that are tokens by themselves. Any other that no rule knows, such as an emoji, is dropped.
 _SIGN = (
     r"[!-/:-@\[-`{-~¡¥-©¬®-´¶-¹¿×÷\u2016-\u2023\u2030-\u2044\u2070-\u208e\u2100-\u214f\u2155-\u215e\u2190-\u2bff"
     rf"\u3001\u3002\u3012\u30fb\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffe6{re.escape(''.join(_SYMBOLS))}]"
@@ -100,7 +100,7 @@ def _unbroken(token: str) -> str:
     return token.replace(" ", NO_BREAK)
 
 
-# At each place the longest match is the token; of two as long, the first.
+# At each position the longest match is the token; on ties the first rule.
 RULES: list[tuple[re.Pattern[str], Rewrite]] = [
     (re.compile(pattern), rewrite)
     for pattern, rewrite in [
@@ -145,33 +145,31 @@ RULES: list[tuple[re.Pattern[str], Rewrite]] = [
     ]
 ]
 
-# Words that are two tokens: don't → do n't, cannot → can not, 'tis → 't is.
+# Words that split into two tokens: don't → do n't, cannot → can not, 'tis → 't is.
 IN_TWO = re.compile(
     rf"({_LETTER}*?)(n(?:{_APOSTROPHE}|`)t)(?!{_LETTER})"
     rf"|(?:(can)(not)|(gon|wan)(na)|(got)(ta)|(gim|lem)(me)|({_APOSTROPHE}t)(is|was))(?!{_ALNUM}|{_CLITIC})",
     re.IGNORECASE,
 )
 
-# What may be read differently for what stands before or after it, beyond a blank.
+# Pieces whose tokens depend on their neighbours, beyond a blank.
 NEEDS_CONTEXT = re.compile(
     rf"(?:^|.*\W)(?:[A-Za-z]|(?i:{_BEFORE_A_NUMBER}))\.$|.*\d/\d|.*\(\d{{3}}\)$|[^<]*<[A-Za-z!/][^>]*$", re.DOTALL
 )
 
 
-# Caption tokens as coco-caption makes them with Stanford's PTB tokenizer 3.4.1, without Java.
-#
-# The tokens of what stands between two blanks are remembered, so a word seen before costs one look-up.
+# Tokenizing
 
 
 # Marks that coco-caption drops. Brackets are lower-cased before it looks, so they stay: -lrb-, -rrb-.
 _DROPPED = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 
 _SOFT_HYPHEN = "\u00ad"
-_ROOM = 200_000  # pieces remembered; more than any set of captions has, and some 30 MB
+_ROOM = 200_000  # cached pieces; more than any set of captions has, and some 30 MB
 
 
 def tokenize(caption: str) -> list[str]:
-    """The tokens of one caption. A line break of any kind is a blank: what follows it is not lost."""
+    """Return the tokens of one caption. Any line break counts as a blank, so text after it is not lost."""
     tokens: list[str] = []
     for piece in caption.split():
         known = _PIECES[piece]
@@ -182,12 +180,15 @@ def tokenize(caption: str) -> list[str]:
 
 
 def tokenize_all(captions: Iterable[str]) -> list[str]:
-    """Captions with their tokens set apart by single blanks."""
+    """Return the captions as tokens joined by single spaces."""
     return [" ".join(tokenize(caption)) for caption in captions]
 
 
 class _Pieces(dict[str, "tuple[str, ...] | None"]):
-    """The tokens of each piece of text without a blank; None where they depend on its neighbours."""
+    """Cache of the tokens of each piece without blanks; None if they depend on its neighbours.
+
+    A hit costs one lookup.
+    """
 
     def __missing__(self, piece: str) -> tuple[str, ...] | None:
         if len(self) >= _ROOM:
@@ -201,12 +202,12 @@ _PIECES = _Pieces()
 
 def _tokens_of(piece: str) -> tuple[str, ...] | None:
     if piece.isascii() and piece.isalpha() and not IN_TWO.match(piece):
-        return (piece.lower(),)  # most pieces: the rules would say the same
+        return (piece.lower(),)  # the common case, with the same result as the rules
     return None if NEEDS_CONTEXT.match(piece) else tuple(_scan(piece))
 
 
 def _scan(text: str) -> list[str]:
-    """The tokens of a text by the rules: at each place the longest match."""
+    """Tokenise a text by the rules, taking the longest match at each position."""
     text = " ".join(text.replace(_SOFT_HYPHEN, "").split())
     tokens: list[str] = []
     place = 0
@@ -222,5 +223,5 @@ def _scan(text: str) -> list[str]:
             end = two.end()
         elif rewrite:
             tokens.append(rewrite(text[place:end]).lower())
-        place = max(end, place + 1)  # a blank, or a character that is no token
+        place = max(end, place + 1)  # skip a blank, or a character that is not a token
     return [token for token in tokens if token not in _DROPPED]

@@ -1,7 +1,7 @@
-"""METEOR 1.5, where Java and the `pycocoevalcap` package (which carries its jar) are installed. It is slow.
+"""ROUGE-L, and METEOR 1.5 if Java and the `pycocoevalcap` package (which contains its jar) are installed.
 
-The jar cannot be shipped with Headway, and there is no equal implementation without Java: where either is missing,
-METEOR is left out, and the reason is said.
+Headway cannot ship the jar, and there is no equivalent implementation without Java. If either is missing, METEOR is
+skipped and the reason reported. It is slow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from headway.core.errors import BadInput, HeadwayError, install_command
 
 _JAR = Path("meteor", "meteor-1.5.jar")
-_BAR = "|||"  # separates the fields of METEOR's own protocol
+_BAR = "|||"  # field separator of METEOR's protocol
 
 
 def why_not() -> str:
-    """Why METEOR cannot be computed here, with what to do about it; empty if it can."""
+    """Return why METEOR cannot be computed here, with a fix; empty if it can."""
     if shutil.which("java") is None:
         return "Java is not installed (METEOR is a Java program)"
     if _jar() is None:
@@ -33,7 +33,7 @@ def why_not() -> str:
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """METEOR of the whole corpus, and of each tokenised hypothesis against the references of its picture."""
+    """Return METEOR of the whole corpus, and of each tokenised hypothesis against its picture's references."""
     if reason := why_not():
         raise BadInput(f"METEOR cannot be computed: {reason}")
     with _Meteor() as process:
@@ -49,7 +49,7 @@ def _jar() -> Path | None:
 
 
 class _Meteor:
-    """The running jar: one line asked, one line answered."""
+    """The running jar: one request line, one response line."""
 
     def __enter__(self) -> _Meteor:
         jar = _jar()
@@ -74,7 +74,7 @@ class _Meteor:
             self._process.stdin.write(f" {_BAR} ".join(clean) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the answer will not come either, and `line` says why
+            pass  # there will be no response either, and `line` reports why
         return self.line()
 
     def line(self) -> str:
@@ -98,14 +98,14 @@ class _Meteor:
         self._errors.close()
 
 
-# ROUGE-L as coco-caption computes it: the best precision and the best recall over the references, apart.
+# ROUGE-L as coco-caption computes it: the best precision and the best recall over the references, independently.
 
 
 _BETA2 = 1.2**2
 
 
 def rouge_l(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """ROUGE-L of each tokenised hypothesis."""
+    """Return ROUGE-L of each tokenised hypothesis."""
     each = (rouge_l_of(mine, theirs) for mine, theirs in zip(hypotheses, references, strict=True))
     return np.fromiter(each, np.float64, len(hypotheses))
 
@@ -128,8 +128,8 @@ def rouge_l_of(hypothesis: str, references: Sequence[str]) -> float:
 
 
 def _common(bits: dict[str, int], everything: int, words: list[str]) -> int:
-    """The length of the longest common subsequence, a whole row of the table in one integer (Hyyrö 2004)."""
-    row = everything  # a zero bit: the subsequence grew by one at this place
+    """Return the length of the longest common subsequence, with a table row as one integer (Hyyrö 2004)."""
+    row = everything  # a zero bit: the subsequence grew by one at this position
     for word in words:
         match = row & bits.get(word, 0)
         if match:

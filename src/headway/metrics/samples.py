@@ -1,6 +1,6 @@
-"""What each input adds to a metric, as plain JSON: enough to draw intervals and compare runs long after they ended.
+"""Per-sample metric records as JSON, for confidence intervals and comparisons of finished runs; input validation.
 
-A record says by its `kind` how a metric comes from its inputs: `mean` of values, `kappa` of labels and predictions,
+A record's `kind` says how the metric is computed from its samples: `mean` of values, `kappa` of labels and predictions,
 `bleu` of sums of counts.
 """
 
@@ -18,24 +18,24 @@ from headway.core.errors import BadInput, Problem
 from headway.metrics.bleu import BleuCounts
 from headway.metrics.bootstrap import Statistic, of_bleu, of_kappa, of_mean
 
-# What is wrong with files, collected: every kind of problem is named and counted, with its first culprits.
+# Validation of input files. Problems are collected and counted by kind, with the first examples of each.
 
 
-_SHOWN = 5  # culprits in a message; the rest is counted
+_SHOWN = 5  # examples per message; the rest is only counted
 
 
 class InputProblems:
-    """Problems of some files, to be refused together."""
+    """Problems of some files, reported together."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str, str], list[str]] = {}
 
     def add(self, where: Path, what: str, culprit: object, *, fix: str = "") -> None:
-        """`what` says what all culprits of its kind are, for example "captions that are empty"."""
+        """Record a problem. `what` describes all culprits of its kind, for example "captions that are empty"."""
         self._kinds.setdefault((str(where), what, fix), []).append(short(culprit))
 
     def refuse(self) -> None:
-        """Raises BadInput with all that was found, if anything was."""
+        """Raise BadInput with all recorded problems, if there are any."""
         problems = [
             Problem(what=f"{len(culprits):,} {what}: {_listed(culprits)}", where=where, fix=fix)
             for (where, what, fix), culprits in self._kinds.items()
@@ -45,7 +45,7 @@ class InputProblems:
 
 
 def short(value: object) -> str:
-    """A value as it may stand in a message: never pages of it."""
+    """Format a value for a message, truncated."""
     text = (
         str(value)
         if isinstance(value, str) or (isinstance(value, int) and abs(value) < 10**30)
@@ -55,7 +55,7 @@ def short(value: object) -> str:
 
 
 def kind(value: object) -> str:
-    """What JSON calls a value of this type."""
+    """Return the JSON name of a value's type."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -70,7 +70,7 @@ def _listed(culprits: list[str]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, with or without a byte order mark."""
+    """Read a UTF-8 file, with or without a byte order mark."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -83,14 +83,14 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, path: Path) -> Any:
-    """What a JSON text holds. Anything else is a BadInput that says why."""
+    """Parse JSON. Raises BadInput with the reason and nothing else."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadInput(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}:{error.colno}") from None
     except RecursionError:
         raise BadInput("not JSON that can be read: nested too deeply", where=str(path)) from None
-    except ValueError as error:  # Python refuses integers of more than 4,300 digits
+    except ValueError as error:  # Python rejects integers of more than 4,300 digits
         raise BadInput(f"not JSON that can be read: {error}", where=str(path)) from None
 
 
@@ -98,12 +98,12 @@ Record = dict[str, Any]
 
 
 def of_values(values: ArrayLike) -> Record:
-    """A metric that is the mean of a number for each input."""
+    """Record a metric that is the mean of one number per sample."""
     return {"kind": "mean", "values": [_short(value) for value in np.asarray(values, np.float64).tolist()]}
 
 
 def of_grades(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Record:
-    """Quadratic weighted kappa. Grades are numbered from 0."""
+    """Record quadratic weighted kappa. Grades are numbered from 0."""
     return {
         "kind": "kappa",
         "labels": np.asarray(labels).tolist(),
@@ -113,7 +113,7 @@ def of_grades(labels: ArrayLike, predictions: ArrayLike, classes: int) -> Record
 
 
 def of_counts(counts: BleuCounts, order: int = 4, scale: float = 1.0) -> Record:
-    """Corpus BLEU; `scale` is 100 where it is given in percent."""
+    """Record corpus BLEU; `scale` is 100 for percent."""
     return {
         "kind": "bleu",
         "order": order,
@@ -126,12 +126,12 @@ def of_counts(counts: BleuCounts, order: int = 4, scale: float = 1.0) -> Record:
 
 
 def size(record: Mapping[str, Any]) -> int:
-    """How many inputs there are."""
+    """Return the number of samples."""
     return len(record[{"mean": "values", "kappa": "labels", "bleu": "length"}[_sample_kind(record)]])
 
 
 def statistic(record: Mapping[str, Any]) -> Statistic:
-    """The metric as a function of how often each input is counted."""
+    """Return the metric as a function of sample weights."""
     kind = _sample_kind(record)
     if kind == "mean":
         return of_mean(np.asarray(record["values"], np.float64))

@@ -1,4 +1,4 @@
-"""Scores of translations by sacrebleu, with the signature that makes them comparable to other people's."""
+"""Translation metrics by sacrebleu, with the signatures that make scores comparable with published ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def score(
     tokenizer: str = "13a",
     lowercase: bool = False,
 ) -> dict[str, Any]:
-    """Corpus BLEU and chrF of sentences, with sacrebleu's signatures.
+    """Return corpus BLEU and chrF of sentences, with sacrebleu's signatures.
 
-    `references` is one list of sentences, or several lists when each sentence has several translations.
+    `references` is one list of sentences, or several lists if each sentence has several translations.
     """
     sets = _checked(hypotheses, references)
     metric, chrf = _bleu(tokenizer, lowercase), _chrf()
@@ -44,7 +44,7 @@ def score(
 
 @dataclass(frozen=True, slots=True)
 class TranslationCounts:
-    """What sacrebleu's BLEU is made of, one row a sentence: rows may be summed."""
+    """Sufficient statistics of sacrebleu's BLEU, one row per sentence; rows can be summed."""
 
     correct: Ints  # sentences × 4
     guesses: Ints
@@ -52,7 +52,7 @@ class TranslationCounts:
     reference_length: Ints
 
     def summed(self, weights: Floats) -> Floats:
-        """Corpus BLEU when sentence j is counted weights[i, j] times, for every i."""
+        """Return corpus BLEU of resampled corpora: for every i, sentence j counts weights[i, j] times."""
         compute = _metrics().BLEU.compute_bleu
         counts = (self.correct, self.guesses, self.length, self.reference_length)
         sums = ((weights @ count.astype(np.float64)).astype(np.int64).tolist() for count in counts)
@@ -67,7 +67,7 @@ def translation_counts(
     tokenizer: str = "13a",
     lowercase: bool = False,
 ) -> TranslationCounts:
-    """The counts of every sentence, for bootstrap intervals."""
+    """Return the counts of every sentence, for bootstrap intervals."""
     sets, metric = _checked(hypotheses, references), _bleu(tokenizer, lowercase)
     scores = [
         metric.corpus_score([mine], [[theirs[number]] for theirs in sets]) for number, mine in enumerate(hypotheses)

@@ -1,1 +1,1 @@
-"""One image from one readable Dockerfile: rendered purely, built and pushed by docker or podman."""
+"""What is sent to a target: code archive, Headway's own wheel, and a container image from one readable Dockerfile."""

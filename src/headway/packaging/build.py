@@ -1,4 +1,4 @@
-"""Building and pushing, through the engine's own command. What was pushed is remembered by its digest."""
+"""Build and push images with docker or podman. The digest of each pushed image is recorded on this machine."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from headway.storage import open_store
 if TYPE_CHECKING:
     from headway.core.plan import Plan
 
-CONTEXT = "{CONTEXT}"  # stands where the folder to build from will be
-# By name only: the values come from this shell, and are neither in a plan nor in what is shipped.
+CONTEXT = "{CONTEXT}"  # placeholder for the build context's folder
+# Passed by name only: the values come from this shell, and are neither in a plan nor in the final image.
 _PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def reference(plan: Plan, image: Blueprint) -> str:
-    """What targets write into their requests: the job's ready image, else the pushed digest, else a name by content."""
+    """Return the image for requests: the job's ready image, else the pushed digest, else a name by content."""
     ready = plan.job.get("image", {}).get("uri")
     return str(ready) if ready else pushed(image) or image.name
 
 
 def pushed(image: Blueprint) -> str | None:
-    """REPOSITORY@sha256:…, where this machine has pushed exactly this image."""
+    """Return REPOSITORY@sha256:… if this machine has pushed exactly this image; else None."""
     if image.repository is None:
         return None
     try:
         known = json.loads(_record(image).read_bytes())
-    except (OSError, ValueError):  # never pushed from here, or a damaged record: the tag says the same, less firmly
+    except (OSError, ValueError):  # never pushed from here, or a damaged record: use the tag, which is less strict
         return None
     uri = known.get("uri") if isinstance(known, dict) else None
     return uri if isinstance(uri, str) and uri.startswith(f"{image.repository}@sha256:") else None
 
 
 def build_command(command: str, image: Blueprint) -> list[str]:
-    """The exact call that builds it. Pure."""
+    """Return the exact command that builds it. Pure."""
     passed = [word for name in _PASSED_ON for word in ("--build-arg", name)]
     # --force-rm: without BuildKit, a build that fails would leave a container behind.
     return [command, "build", "--force-rm", "--platform", image.platform, "--tag", image.name, *passed, CONTEXT]
 
 
 def build(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:
-    """Make it, unless it is there. Returns its name."""
+    """Build the image unless it exists; return its name."""
     if not present(engine, command, image.name):
         with context(image, outputs) as folder:
             call = [str(folder) if word == CONTEXT else word for word in build_command(command, image)]
@@ -58,7 +58,7 @@ def build(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:
 
 
 def push(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:
-    """Build it, send it to its repository, and return the digest by which everybody finds the very same one."""
+    """Build the image, push it to its repository, and return the reference by digest."""
     if image.repository is None:
         fix = "write image: {repository: LOCATION-docker.pkg.dev/PROJECT/REPO/NAME} into the job file"
         raise BadInput("the job does not say where its image goes", where="image.repository", fix=fix)
@@ -72,7 +72,7 @@ def push(engine: Engine, command: str, image: Blueprint, outputs: str) -> str:
 
 
 def pull(engine: Engine, command: str, name: str, platform: str) -> None:
-    """Bring a ready image, unless it is here."""
+    """Pull a ready image unless it is present."""
     if not present(engine, command, name):
         engine([command, "pull", "--platform", platform, name], within_s=None)
 
@@ -84,7 +84,7 @@ def present(engine: Engine, command: str, name: str) -> bool:
     except NotFound:
         return False
     except EngineError as error:
-        if re.search(r"image not known|failed to find image", error.said):  # podman's words for it
+        if re.search(r"image not known|failed to find image", error.said):  # podman's messages for "not found"
             return False
         raise
 

@@ -1,6 +1,6 @@
-"""The code that is sent: chosen files, packed so that the same content gives the same name. Reads, never runs.
+"""Package the code that is sent: a content-named archive of the user's files, and Headway's own wheel. Runs no code.
 
-A recipe needs no user code, so nothing but its requirements goes. A script's whole folder goes, less what
+A recipe needs no user code, so only its requirements are sent. For a script, its whole folder is sent, except for what
 `.gitignore` and `.headwayignore` name, and never version control, environments, outputs or anything that looks like
 a secret.
 """
@@ -47,7 +47,7 @@ class Package:
     sha256: str
     path: Path
     files: tuple[tuple[str, int], ...]
-    secrets: tuple[str, ...]  # left out because they look like secrets: the plan says so
+    secrets: tuple[str, ...]  # left out because they look like secrets; the plan lists them
 
     @property
     def bytes(self) -> int:
@@ -58,16 +58,16 @@ class Package:
 
 
 def archive_path(sha256: str) -> Path:
-    """Where this machine keeps the archive of that content, if it has it."""
+    """Return where this machine's cache keeps the archive of that content, if it has it."""
     return home() / "code" / f"{sha256}.tar.gz"
 
 
 def package(job: Job) -> Package:
-    """The job's code, packed into this machine's cache. Nothing is written when that content is there already."""
+    """Pack the job's code into this machine's cache. Writes nothing if that content is there already."""
     root = Path(job.root).resolve()
     secrets: list[str] = []
     chosen = set(_walk(root, _ours(job, root), secrets)) if job.script else set()
-    if job.requirements:  # also a recipe's: wherever it runs, they are installed first
+    if job.requirements:  # a recipe's too: wherever it runs, they are installed first
         chosen.add(Path(job.requirements).as_posix())
     tar, files = _pack(root, sorted(chosen))
     sha256 = hashlib.sha256(tar).hexdigest()
@@ -78,7 +78,7 @@ def package(job: Job) -> Package:
 
 
 def unpack(archive: Path, sha256: str, to: Path) -> None:
-    """The archive's files below `to`, after checking that they are the ones that were planned."""
+    """Unpack the archive below `to`, after checking that it is the one that was planned."""
     try:
         tar = gzip.decompress(archive.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -99,12 +99,12 @@ def unpack(archive: Path, sha256: str, to: Path) -> None:
 
 
 def _ours(job: Job, root: Path) -> set[Path]:
-    """Folders that Headway itself fills: they are no part of the user's code."""
+    """Return folders that Headway itself writes to: they are not part of the user's code."""
     return {home().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
 
 
 def _walk(root: Path, ours: set[Path], secrets: list[str]) -> Iterator[str]:
-    """Relative names of the files to send. Ignore files bind for their folder and below, as git reads them."""
+    """Yield the relative names of the files to send. Ignore files apply to their folder and below, as in git."""
     specs: dict[Path, GitIgnoreSpec] = {}
     for folder, names, files in os.walk(root):
         here = Path(folder)
@@ -149,11 +149,11 @@ def _inside(path: Path, root: Path) -> bool:
                 where=str(root),
                 fix=f"echo {path.relative_to(root).as_posix()} >> .headwayignore, or copy the file",
             )
-    return path.is_file()  # sockets and pipes are nobody's code
+    return path.is_file()  # not sockets or pipes
 
 
 def _pack(root: Path, names: list[str]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
-    """An uncompressed tar without owners, times or the order of the disk in it."""
+    """Make an uncompressed tar that does not depend on owners, times or directory order."""
     buffer, files = io.BytesIO(), []
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -171,12 +171,11 @@ def _pack(root: Path, names: list[str]) -> tuple[bytes, tuple[tuple[str, int], .
     return buffer.getvalue(), tuple(files)
 
 
-# Headway's own wheel, made from the installed package, so that every place runs the Headway that made the plan.
-#
+# Headway's own wheel, made from the installed package, so that every target runs the Headway that made the plan.
 # Nothing is ever installed by the name `headway` from an index.
 
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold: times are not content
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold: a fixed time, because times are not content
 
 
 def wheel_path(name: str) -> Path:
@@ -184,7 +183,7 @@ def wheel_path(name: str) -> Path:
 
 
 def own_wheel() -> tuple[str, str]:
-    """Its file name, which carries a hash of its content, and its sha256. Built once for each content."""
+    """Return the wheel's file name, which carries a hash of its content, and its sha256. Built once per content."""
     sources = _sources()
     digest = hashlib.sha256()
     for name, body in sources:

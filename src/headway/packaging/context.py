@@ -1,4 +1,4 @@
-"""The folder that an image is built from: a Dockerfile, what it copies, and nothing else of the machine."""
+"""The build context of an image: a Dockerfile and what it copies, nothing else of this machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OWN_IGNORE = ".dockerignore"
 
 @contextmanager
 def context(image: Blueprint, outputs: str) -> Iterator[Path]:
-    """A temporary one, gone afterwards."""
+    """Yield a temporary build context, removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="headway-image-") as folder:
         write(image, outputs, Path(folder))
         yield Path(folder)
 
 
 def write(image: Blueprint, outputs: str, folder: Path) -> None:
-    """Fill a folder so that `docker build` in it makes the image. Code and wheel come from `outputs`, or our cache."""
+    """Write a build context for `docker build`. Code and wheel come from our cache, else from `outputs`."""
     code, wheel = folder / "code", folder / image.wheel
     folder.mkdir(parents=True, exist_ok=True)
     _unpack_code(image, outputs, folder)
@@ -78,7 +78,7 @@ def _write_requirements(image: Blueprint, code: Path, folder: Path, wheel: Path)
 
 
 def _open_to_all(code: Path) -> None:
-    """Any user may run the image, and scripts do write beside their code; times would make a new layer of old files."""
+    """Make the code readable and writable by all: any user may run the image, and scripts write beside their code."""
     for path in [code, *code.rglob("*")]:
         executable = path.is_dir() or os.access(path, os.X_OK)
         path.chmod(0o777 if executable else 0o666)

@@ -1,4 +1,4 @@
-"""All that decides what is in an image, as one value; from it the Dockerfile, and a name by content. Pure."""
+"""The specification of an image as one value, from which the Dockerfile and a content-based name are derived. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "linux/amd64"
 CODE, HOME, ENVIRONMENT = "/headway/code", "/home/headway", "/opt/headway"
-NODE = "/headway/node"  # what a run keeps on its machine: spool, files, resume
+NODE = "/headway/node"  # a run's files on its machine: spool, files, resume
 OPEN = f"{CODE} {NODE} {HOME} {HOME}/.cache {HOME}/.config"
 LABEL = "headway"  # the prefix of every label
 SUPERVISOR = "headway.runtime.worker"
@@ -26,7 +26,7 @@ SUPERVISOR = "headway.runtime.worker"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blueprint:
-    """An image to be built. Two equal ones give the same name."""
+    """The specification of an image to build. Equal ones have the same name."""
 
     job: str
     headway: str
@@ -42,7 +42,7 @@ class Blueprint:
 
     @property
     def tag(self) -> str:
-        """By content: another line of code, another requirement or another Headway is another image."""
+        """Content hash: any change of code, requirements or Headway gives another image."""
         text = json.dumps([asdict(self), self.dockerfile(), dockerignore()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -51,7 +51,7 @@ class Blueprint:
         return f"{self.repository or f'headway/{self.job}'}:{self.tag}"
 
     def dockerfile(self) -> str:
-        """Readable, and buildable by hand in the folder that `headway image --out` writes."""
+        """Render the Dockerfile: readable, and buildable by hand in the folder that `headway image --out` writes."""
         return "\n".join([*self._base(), *self._environment(), *self._final()]) + "\n"
 
     def _base(self) -> list[str]:
@@ -130,7 +130,7 @@ class Blueprint:
 
 
 def of_plan(plan: Plan, *, platform: str = PLATFORM) -> Blueprint:
-    """The image that a plan's containers start from, where the job does not name a ready one."""
+    """Return the image for a plan's containers, for a job that does not name a ready one."""
     wheel = plan.code.wheel, plan.code.wheel_sha256
     python = plan.environment["python"]
     return of_parts(plan.job, plan.code.sha256, wheel, headway=plan.headway, python=python, platform=platform)
@@ -139,7 +139,7 @@ def of_plan(plan: Plan, *, platform: str = PLATFORM) -> Blueprint:
 def of_parts(
     job: Mapping[str, Any], code_sha256: str, wheel: tuple[str, str], *, headway: str, python: str, platform: str
 ) -> Blueprint:
-    """The same, before there is a plan. `wheel` is Headway's own: its name and its sha256."""
+    """Return the image for a job before there is a plan. `wheel` is Headway's own: its name and its sha256."""
     image: Mapping[str, Any] = job.get("image", {})
     return Blueprint(
         job=str(job["name"]),
@@ -157,6 +157,6 @@ def of_parts(
 
 
 def _default_base(python: str) -> str:
-    """The Python that made the plan: exact runs need the same one."""
+    """Return the image of the Python version that made the plan: exact runs need the same one."""
     major, minor, *_ = python.split(".")
     return f"python:{major}.{minor}-slim"

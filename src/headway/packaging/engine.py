@@ -1,4 +1,4 @@
-"""docker or podman, through its own command line: the one seam to a daemon. Its refusals come out as ours."""
+"""Run docker or podman through its command line (the only access to a daemon) and map its failures to our errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Protocol
 
 from headway.core.errors import TargetError
 
-ANSWER_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls may take as long as they like
+ANSWER_S = 120.0  # a daemon that has not answered by then is stuck; builds and pulls have no limit
 _LAST_LINES = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class EngineError(TargetError):
-    """The daemon, or its command, said no. `said` is its own word."""
+    """The daemon or its command failed. `said` is its output."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -25,33 +25,33 @@ class EngineError(TargetError):
 
 
 class NotInstalled(EngineError):
-    """There is no such command on this machine."""
+    """The command is not installed on this machine."""
 
 
 class Unreachable(EngineError):
-    """The command is here, and no daemon answers it."""
+    """The command is installed but no daemon answers."""
 
 
 class TooLong(Unreachable):
-    """It has not answered in time."""
+    """The daemon has not answered in time."""
 
 
 class NotFound(EngineError):
-    """What was asked about does not exist."""
+    """The container, image, network or volume does not exist."""
 
 
 class AlreadyExists(EngineError):
-    """The name belongs to something else."""
+    """The name is taken."""
 
 
 class Engine(Protocol):
-    """Runs one command and returns what it printed. Raises a Refusal."""
+    """Runs one command and returns its output. Raises EngineError."""
 
     def __call__(self, argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str: ...
 
 
 def run(argv: Sequence[str], *, within_s: float | None = ANSWER_S) -> str:
-    """The real one. `within_s=None` waits for as long as it takes, and shows the command's own progress meanwhile."""
+    """Run a command. With `within_s=None` there is no time limit, and the command's own progress is shown."""
     try:
         if within_s is None:
             return _watched(argv)
@@ -78,7 +78,7 @@ def not_installed(command: str) -> NotInstalled:
 
 
 def refusal(argv: Sequence[str], said: str) -> EngineError:
-    """What the command printed when it failed, as an error that says what to type."""
+    """Map a failed command's output to an error that says what to type."""
     said = _COLOUR.sub("", said).strip()
     for pattern, kind, what, fix in _KNOWN:
         found = re.search(pattern, said, re.IGNORECASE)
@@ -88,7 +88,7 @@ def refusal(argv: Sequence[str], said: str) -> EngineError:
     return EngineError(f"`{_shown(argv)}` failed: {_plain(what)}", said=said)
 
 
-# (what it says, kind of error, what happened, what to type). The first that fits.
+# (pattern, error class, what happened, fix). The first match counts.
 _KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix \S+: connect: permission denied",
@@ -162,7 +162,7 @@ _KNOWN: tuple[tuple[str, type[EngineError], str, str], ...] = (
 
 
 def _watched(argv: Sequence[str], show: Callable[[str], None] | None = None) -> str:
-    """Run it with its progress on our standard error, where a person looks; the last lines are kept for an error."""
+    """Run it with its progress on standard error if that is a terminal; keep the last lines for an error message."""
     show = show or _on_the_terminal
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(

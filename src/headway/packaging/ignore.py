@@ -1,4 +1,4 @@
-"""What never goes into an image: data, weights, secrets, and whatever Headway itself makes. Pure."""
+"""Files that never go into an image: data, weights, secrets, and what Headway itself writes. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTPUTS = ("lightning_logs", "mlruns", "wandb")
 
 
 def dockerignore(own: Iterable[str] = ()) -> str:
-    """The file beside the Dockerfile. `own` are the lines of the project's own one: they come last, so they win."""
+    """Render the .dockerignore. `own` are the lines of the project's own file: they come last, so they win."""
     groups = (
         ("weights: the run folder has them, and they stay on your disk or in your bucket", WEIGHTS),
         ("data: mounted or fetched where the run is, never baked in", DATA),
@@ -31,7 +31,7 @@ def dockerignore(own: Iterable[str] = ()) -> str:
 
 
 def left_out(names: Iterable[str]) -> list[str]:
-    """Which of the code's files stay out because they look like data or weights: a plan says so."""
+    """Return the code files that stay out because they look like data or weights, for the plan's notes."""
     return [name for name in names if _looks_like_data(name)]
 
 
@@ -41,6 +41,6 @@ def _looks_like_data(name: str) -> bool:
 
 
 def _below_code(line: str) -> str:
-    """A line of the project's file, for a project that lies in `code/`."""
+    """Rewrite a line of the project's .dockerignore for a project in `code/`."""
     kept, pattern = ("!", line.strip()[1:]) if line.strip().startswith("!") else ("", line.strip())
     return f"{kept}code/{pattern.lstrip('/')}"

@@ -1,4 +1,4 @@
-"""Names of images, checked before anything is built or pushed. Asks nobody."""
+"""Check image references before anything is built or pushed. Makes no requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from headway.core.errors import Problem
 
 ARTIFACT_REGISTRY = "LOCATION-docker.pkg.dev/PROJECT/REPO/NAME"
-_LONGEST = 255 - len(":") - 12  # a registry's limit, less the tag that Headway gives
+_LONGEST = 255 - len(":") - 12  # a registry's limit, less the tag that Headway adds
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*(?::\d{1,5})?"
@@ -21,7 +21,7 @@ _FOLDER = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def problems(image: Mapping[str, Any], name: str) -> list[Problem]:
-    """What is wrong with a job's `image`, each with what to write. `name` is the job's, for the examples."""
+    """Return the problems of a job's `image`, each with a fix. `name` is the job's, for the examples."""
     found = [_of_reference(key, str(image[key])) for key in ("base", "uri") if image.get(key)]
     if image.get("repository"):
         found.append(_of_repository(str(image["repository"]), name))
@@ -36,7 +36,7 @@ def _of_reference(key: str, text: str) -> Problem | None:
 
 
 def _of_repository(text: str, name: str) -> Problem | None:
-    """A name to push to: a registry's host or user, a path, and neither tag nor digest, which Headway gives."""
+    """Check a repository to push to: a registry's host or user and a path; Headway adds the tag or digest."""
     if re.match(r"[a-z]+-?[a-z0-9]*-docker\.pkg\.dev(/|$)", text):
         return _of_artifact_registry(text, name)
     bare = re.sub(rf"(?::{_TAG})?(?:@{_DIGEST})?$", "", text) if "/" in text else text
@@ -81,7 +81,7 @@ def _bad(what: str, fix: str) -> Problem:
 
 
 def _mended(text: str) -> str:
-    """What was probably meant: no scheme, no slash at the end, lower case."""
+    """Guess what was meant: without scheme or trailing slash, in lower case."""
     guess = re.sub(r"^[a-z]+://", "", text.strip()).rstrip("/")
     guess = guess if _REFERENCE.fullmatch(guess) else guess.lower()
     return guess if guess != text and _REFERENCE.fullmatch(guess) else ""

@@ -1,4 +1,4 @@
-"""What pip installs into an image: the user's own file first, then what Headway itself needs, held to the former."""
+"""Requirements of an image: the user's own file first, then what Headway needs, constrained to its versions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SCHEMES = {"gs": "gcp", "gcp-sm": "gcp", "s3": "aws", "aws-sm": "aws", "az": "a
 
 
 def extras(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parts of Headway that a job needs where it trains.
+    """Return the pip extras of Headway that a job needs where it trains.
 
-    A script that names its requirements says itself what it trains with; one that does not is given torch.
+    A script with its own requirements lists what it trains with; one without gets torch.
     """
     data = job.get("data", {})
     sources = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
@@ -45,7 +45,7 @@ def _of_recipe(name: str) -> tuple[str, ...]:
 
 
 def needed(wheel: Path, wanted: Iterable[str]) -> str:
-    """A requirements file with what the wheel says it needs, for itself and for the extras that are wanted."""
+    """Render a requirements file with the wheel's dependencies, for itself and for the wanted extras."""
     wanted = set(wanted)
     lines = [f"# What Headway itself needs{', for ' + ', '.join(sorted(wanted)) if wanted else ''}."]
     for line in _metadata(wheel):
@@ -59,7 +59,7 @@ def needed(wheel: Path, wanted: Iterable[str]) -> str:
 
 
 def problems(root: Path, name: str) -> list[Problem]:
-    """What would make the user's file fail in an image, or be a mistake there. Unreadable is a problem too."""
+    """Return what would fail in an image, or be a mistake there. An unreadable file is a problem too."""
     found: list[Problem] = []
     for file in _with_nested(root, PurePosixPath(name), found):
         for number, line in enumerate(_lines(root / file), start=1):
@@ -70,7 +70,7 @@ def problems(root: Path, name: str) -> list[Problem]:
 
 
 def files(root: Path, name: str) -> list[PurePosixPath]:
-    """The file and those it includes, below `root`."""
+    """Return the file and those it includes, relative to `root`. Raises BadPlan if one is missing."""
     found: list[Problem] = []
     listed = list(_with_nested(root, PurePosixPath(name), found))
     if found:
@@ -95,7 +95,7 @@ def _of_line(line: str, where: str) -> Problem | None:
 
 
 def _with_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Iterator[PurePosixPath]:
-    """Each file once, in the order in which they are met."""
+    """Yield the file and those it includes, each once, in order."""
     waiting, seen = [name], set()
     while waiting:
         file = waiting.pop(0)
@@ -116,7 +116,7 @@ def _with_nested(root: Path, name: PurePosixPath, found: list[Problem]) -> Itera
 
 
 def _joined(folder: PurePosixPath, name: str) -> PurePosixPath:
-    """The nested file, without needless `..`: what still begins with one leads out."""
+    """Normalize the path of an included file: if it still begins with `..`, it leads out of the folder."""
     parts: list[str] = []
     for part in (folder / name).parts:
         if part == ".." and parts and parts[-1] != "..":
@@ -127,7 +127,7 @@ def _joined(folder: PurePosixPath, name: str) -> PurePosixPath:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Without comments; a line that ends in a backslash goes on."""
+    """Yield the lines without comments, with backslash continuations joined."""
     text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
     for line in text.splitlines():
         yield re.sub(r"(^|\s)#.*$", "", line).strip()

@@ -1,4 +1,4 @@
-"""Whether a script can go on from what it saved: a static look at the sources that are sent. Reads, never runs."""
+"""Determine statically whether a script can resume from what it saved, from the sources that are sent. Runs nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 LONGEST_SOURCE = 1 << 20  # bytes; anything longer is data
 SOURCES = (".py", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", "")
 
-# Names and short texts that only a program has which loads earlier state. Taken from PyTorch, Lightning, Transformers,
-# Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and the habits of people.
+# Names and short strings found only in programs that load earlier state. Taken from PyTorch, Lightning, Transformers,
+# Accelerate, DeepSpeed, Keras, TensorFlow, Flax, Orbax, fairseq, and common habits.
 _LOADS = re.compile(
     r"resum(e|ing)|HEADWAY_(RUN|RESUME)_DIR|get_last_checkpoint|latest_checkpoint|last_ckpt|load_state|load_checkpoint"
     r"|load_from_checkpoint|restore_checkpoint|load_ckpt|load_weights|load_model|load_variables|load_optimizer"
@@ -32,7 +32,7 @@ _LOADS = re.compile(
     r"|torch\.load|load_sharded|load_pytree|dcp\.load|from_checkpoint|estimator\.train|MonitoredTrainingSession",
     re.IGNORECASE,
 )
-# Libraries that keep anything: evidence only where the same sources both write and read with them.
+# General-purpose serializers: evidence only if the same sources both write and read with them.
 _PAIRS = (
     ("pickle.dump", "pickle.load"),
     ("joblib.dump", "joblib.load"),
@@ -42,14 +42,14 @@ _PAIRS = (
     ("save_file", "load_file"),
     ("torch.save", "jit.load"),
 )
-# A program that starts others, or imports what a text names, may use any source that is sent.
+# A program that starts others, or imports modules by string, may use any source that is sent.
 _DYNAMIC = {"importlib", "runpy", "subprocess", "hydra", "exec", "execv", "execvp", "Popen", "__import__", "system"}
-_LONGEST_WORD = 200  # characters of a text; longer ones are prose
+_LONGEST_WORD = 200  # characters of a string; longer ones are prose
 
 
 @dataclass(kw_only=True, slots=True)
 class _Source:
-    """What one file says: its names and short texts, and the modules it imports."""
+    """One parsed file: its names and short strings, and the modules it imports."""
 
     words: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
@@ -57,13 +57,13 @@ class _Source:
 
 
 def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) -> str:
-    """How a script resumes: `exact`, by the `script`, or from the `beginning`. Pure.
+    """Determine how a script resumes: `exact`, by the `script`, or from the `beginning`. Pure.
 
     Args:
         script: its path among the sources.
         args: its arguments; `--resume` among them counts.
-        sources: text by path of everything readable that is sent. Those that the script imports or names are looked
-            at; all of them where it starts other programs, or is not Python.
+        sources: text by path of everything readable that is sent. Only those that the script imports or names are
+            searched; all of them if it starts other programs, or is not Python.
     """
     parsed = {path: _parse(path, text) for path, text in sources.items()}
     used = [parsed[path] for path in _reachable(script, args, parsed)]
@@ -74,7 +74,7 @@ def resume_kind(script: str, args: Sequence[str], sources: Mapping[str, str]) ->
 
 
 def kind_of(plan: Plan) -> str:
-    """The plan's own word; for one that has none, by the recorded code if this machine has it."""
+    """Return how the plan's run resumes: as recorded in the plan, else from the code if this machine has it."""
     if plan.resume or plan.job.get("recipe"):
         return plan.resume or EXACT
     try:
@@ -85,7 +85,7 @@ def kind_of(plan: Plan) -> str:
 
 
 def kind_in(plan: Plan, archive: bytes) -> str:
-    """By the recorded code, as the archive that the plan names."""
+    """Determine how the plan's run resumes from its code archive."""
     try:
         tar = gzip.decompress(archive)
         if hashlib.sha256(tar).hexdigest() != plan.code.sha256:
@@ -123,7 +123,7 @@ def _parse(path: str, text: str) -> _Source:
         return _plain(text)
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # for another Python than ours
+    except (SyntaxError, ValueError, RecursionError):  # written for another Python version
         return _plain(text)
     source = _Source()
     prose = _docstrings(tree)
@@ -134,7 +134,7 @@ def _parse(path: str, text: str) -> _Source:
 
 
 def _plain(text: str) -> _Source:
-    """Every word outside comments, and everything that may be a call of headway.start()."""
+    """Collect every word outside comments, and whether it may call headway.start()."""
     lines = (line.split("#", 1)[0] for line in text.splitlines())
     words = {word for line in lines for word in re.split(r"[\s\"'(){}\[\],;=]+", line) if word}
     return _Source(words=words, starts_headway="headway.start" in words)
@@ -178,7 +178,7 @@ def _dotted(node: ast.Attribute) -> str:
 
 
 def _docstrings(tree: ast.AST) -> set[int]:
-    """Texts that stand alone: they do nothing."""
+    """Return the ids of strings that stand alone (docstrings): they have no effect."""
     return {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
@@ -202,7 +202,7 @@ def _reachable(script: str, args: Sequence[str], parsed: Mapping[str, _Source]) 
 
 
 def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator[str]:
-    """Sent files that one of these modules may be, from whichever folder it is found."""
+    """Yield the sent files that one of these modules may be, whatever folder it is imported from."""
     wanted = set(modules)
     for path in parsed:
         if path.endswith(".py"):
@@ -212,6 +212,6 @@ def _imported(modules: Iterable[str], parsed: Mapping[str, _Source]) -> Iterator
 
 
 def _named(words: Iterable[str], parsed: Mapping[str, _Source]) -> list[str]:
-    """Sent files that a text names: a program to run, or a file of settings."""
+    """Return the sent files that a string names: a program to run, or a settings file."""
     ends = {PurePosixPath(word.rpartition("=")[2]).name for word in words if "." in word} - {""}
     return [path for path in parsed if PurePosixPath(path).name in ends]

@@ -1,4 +1,8 @@
-"""The code of a plan, brought beside its runs: named by content, checked, sent once. And whether a plan still holds."""
+"""Upload a plan's code beside its runs (named by content, checked, sent once); verify that a saved plan still holds.
+
+Also checks the data that a job names, from manifests on this machine alone. Data in a bucket is not touched, because
+planning needs no credentials: it is checked when the run starts.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,7 @@ from headway.rundir.layout import CODE_LISTING, RunFolder
 from headway.spec import Job
 from headway.storage import ABSENT, Store, join, open_store
 
-# The data that a job names: what it is, and whether the recipe can read it as the job says. Reads manifests alone.
-#
-# What lies in a bucket is left alone: a plan needs no credentials. It is checked when the run starts.
-
-
-# What each recipe learns from; its name for prepared data of that kind.
+# The kind of prepared data that each recipe learns from.
 _LEARNS: Final = {
     "captioning": "captions",
     "classification": "classes",
@@ -39,7 +38,7 @@ _BUILT_IN: Final = "builtin:"
 
 
 def data_problems(job: Job) -> list[Problem]:
-    """Splits, weights, limits and filters that the prepared data on this machine does not have."""
+    """Find splits, weights, limits and filters that the prepared data on this machine does not support."""
     if job.recipe not in _LEARNS:
         return []
     from headway.data.dataset.checking import check_data
@@ -52,7 +51,7 @@ def data_problems(job: Job) -> list[Problem]:
 
 
 def fingerprint(source: str) -> str:
-    """What the data is, where that can be known without reading it; a remote one is resolved at launch."""
+    """Fingerprint the data if that needs no reading of it; UNRESOLVED for remote data, which is resolved at launch."""
     if "://" in source:
         return UNRESOLVED
     if source.startswith(_BUILT_IN):
@@ -71,7 +70,7 @@ def _prepared(source: str) -> bool:
 
 
 def verify_plan(plan: Plan, target: Target) -> None:
-    """BadPlan where a saved plan would now be carried out otherwise than it says."""
+    """Raise BadPlan if a saved plan would now be carried out differently than it says."""
     if plan.headway != __version__:
         raise _stale(f"it was made by Headway {plan.headway}, this is {__version__}")
     if _text(target.render(plan)) != _text(plan.requests):
@@ -83,7 +82,7 @@ def verify_plan(plan: Plan, target: Target) -> None:
 
 
 def send_code(plan: Plan, *, also_at: str | None = None) -> None:
-    """The archive and our own wheel under `<outputs>/code/`. `also_at` is another outputs that may have them."""
+    """Upload the archive and our own wheel to `<outputs>/code/`. `also_at` is another outputs that may have them."""
     outputs = str(plan.job["outputs"])
     code = plan.code
     for key in (f"{code.sha256}.tar.gz", code.wheel):
@@ -96,12 +95,12 @@ def send_code(plan: Plan, *, also_at: str | None = None) -> None:
             try:
                 store.write(key, body, when=ABSENT)
             except Conflict:
-                pass  # somebody else has sent the same content
+                pass  # another process has sent the same content
 
 
 def list_code(plan: Plan, folder: RunFolder) -> None:
-    """Write the names, sizes and hashes of the code's files into the run folder, for scripts: what else lies in the
-    working folder later is the script's own."""
+    """Write names, sizes and hashes of a script's code files into the run folder: any other file that is later in the
+    working folder was written by the script."""
     if not plan.job.get("script"):
         return
     tar = gzip.decompress(_sent(plan))
@@ -115,12 +114,12 @@ def list_code(plan: Plan, folder: RunFolder) -> None:
 
 
 def resume_recorded(plan: Plan) -> str:
-    """How a run resumes whose plan does not say so: by its recorded code, which `send_code` has seen to."""
+    """Determine how a run resumes if its plan does not say: from its recorded code, which `send_code` has uploaded."""
     return plan.resume or (EXACT if plan.job.get("recipe") else kind_in(plan, _sent(plan)))
 
 
 def _sent(plan: Plan) -> bytes:
-    """The archive beside the runs, checked."""
+    """Read the uploaded archive, checked."""
     outputs, key = str(plan.job["outputs"]), f"{plan.code.sha256}.tar.gz"
     body = open_store(join(outputs, "code")).read(key)
     try:
@@ -158,7 +157,7 @@ def _elsewhere(outputs: str | None, key: str) -> bytes | None:
 
 
 def _check(plan: Plan, key: str, body: bytes) -> None:
-    """The hash in the plan is of the tar, not of its compressed form; a wheel's is of the file."""
+    """Check a file's hash. The archive's hash in the plan is of the uncompressed tar; the wheel's is of the file."""
     try:
         content, pinned = (
             (body, plan.code.wheel_sha256) if key == plan.code.wheel else (gzip.decompress(body), plan.code.sha256)

@@ -13,7 +13,7 @@ __all__ = ["Code", "Limits", "Plan", "plan"]
 
 
 def __getattr__(name: str) -> Any:
-    # The supervisor reads plans and never makes one: it is spared the planner.
+    # Imported on use: the supervisor reads plans but never makes one, so it does not load the planner.
     if name != "plan":
         raise AttributeError(f"module 'headway.planning' has no attribute {name!r}")
     from headway.planning.build import plan

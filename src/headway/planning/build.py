@@ -1,4 +1,4 @@
-"""Resolve a job for one target: what would be sent, run, limited and paid, as one value."""
+"""Resolve a job for one target into a plan: what would be sent, run, limited and paid, as one value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOCAL_GRACE_S = 30.0
 
 
 def plan(job: Job, on: str = "local") -> Plan:
-    """The plan of `job` on the target it calls `on`. Pure but for the code archive put in this machine's cache."""
+    """Plan `job` on the target that it calls `on`. Pure but for the code archive written to this machine's cache."""
     entry = registry.entry(job, on)
     unfit = static_problems(job, entry.options)
     job = _absolute(job)
@@ -59,7 +59,7 @@ def plan(job: Job, on: str = "local") -> Plan:
 
 
 def _absolute(job: Job) -> Job:
-    """Relative paths of the job file mean its own folder, wherever the plan is launched from."""
+    """Resolve relative paths against the job file's folder, so that the plan can be launched from anywhere."""
     root = Path(job.root).resolve()
 
     def place(path: str) -> str:
@@ -91,7 +91,7 @@ def _code(packed: Package) -> Code:
 
 
 def _resume(job: Job, packed: Package) -> str:
-    """How it resumes, by the sources that are sent."""
+    """Determine how the job resumes, from the sources that are sent."""
     if not job.script:
         return EXACT
     root = Path(job.root).resolve()
@@ -104,7 +104,7 @@ def _resume(job: Job, packed: Package) -> str:
 
 
 def _limits(job: Job, target: Target) -> Limits:
-    """What holds on this target, by its own word where it has one."""
+    """Return the limits on this target: its own if it defines them, else the supervisor's."""
     own = getattr(target, "limits", None)
     if own is not None:
         said: Limits = own(job)
@@ -119,8 +119,8 @@ def _limits(job: Job, target: Target) -> Limits:
 
 
 def _environment(job: Job, target: Target) -> dict[str, str]:
-    """What bit-exactness depends on. The runtime sets the threads, and says aloud what differs on a resume."""
-    own_cpus = getattr(target, "cpus", None)  # of a target whose nodes are other machines than this one
+    """Record what bit-exactness depends on. The runtime sets the threads, and reports differences on a resume."""
+    own_cpus = getattr(target, "cpus", None)  # defined by targets whose nodes are other machines
     cpus = own_cpus(job, processes(job)) if own_cpus is not None else os.cpu_count() or 1
     from importlib.metadata import PackageNotFoundError, version
 
@@ -135,20 +135,20 @@ def _environment(job: Job, target: Target) -> dict[str, str]:
 
 
 def _target_notes(target: Target, job: Job) -> list[str]:
-    """What a target wants a reader of the plan to know, where it has something to say."""
+    """Return the target's notes for readers of the plan, if it has any."""
     notes = getattr(target, "notes", None)
     return list(notes(job, processes(job))) if notes else []
 
 
 def _told(job: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """The job with what the run must know besides: its price, and where to announce its end."""
+    """Add the run's price variables and webhook secret to the job."""
     webhook = (job.get("notify") or {}).get("webhook")
     secrets = {WEBHOOK: {"ref": webhook, "as": "env"}} if webhook else {}
     return {**job, "env": {**job["env"], **variables}, "secrets": {**job["secrets"], **secrets}}
 
 
 def _cost_notes(job: Job, cost: Cost) -> list[str]:
-    """What a reader must know about the money: that it has no end, or that its end cannot be kept."""
+    """Return notes about cost: that nothing limits it, or that a budget cannot be enforced."""
     if cost.quote is None:
         return [] if job.budget.usd is None else ["budget.usd has no effect here: nothing is billed on this target"]
     if cost.quote.missing:

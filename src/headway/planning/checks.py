@@ -1,4 +1,4 @@
-"""What is wrong with a job though every key of it is right, found by reading alone: nothing is run, nobody is asked."""
+"""Static checks of a valid job: placeholders, arguments of its script, image architecture. Runs nothing, offline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from headway.spec import Job
 
-# What examples put where a name of one's own belongs.
+# Placeholders as in examples, to be replaced by the user's own names.
 _PLACEHOLDER = re.compile(
     r"<[\w .-]+>|\b(?:YOUR|MY)[-_](?:PROJECT|BUCKET|REPO|REGISTRY|NAME|KEY|TOKEN)\b|(?i:change[-_ ]?me|replace[-_ ]?me)"
     r"|\byour-(?:project|bucket|repo|registry|name|key|token)\b|path/to/|\bTODO\b|\bFIXME\b"
@@ -28,7 +28,7 @@ def problems(job: Job, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Values that were to be filled in and were not."""
+    """Find placeholders that were not filled in."""
     for path, value in _texts(job, options):
         found = _PLACEHOLDER.search(value)
         if found:
@@ -48,7 +48,7 @@ def _texts(job: Job, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def architecture(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
-    """An image for one kind of processor on a machine of another."""
+    """Find an image for one processor architecture on a machine of another."""
     machine, platform = job.resources.machine or "", str(options.get("platform") or "linux/amd64")
     if not platform.startswith("linux/"):
         return
@@ -59,11 +59,11 @@ def architecture(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(what=what, where="resources.machine", fix=f"platform: {wanted} in the target, or another machine")
 
 
-# The script's own parser, read from its source.
+# Arguments: the script's argparse parser, read from its source
 
 
 def arguments(job: Job) -> Iterator[Problem]:
-    """Arguments that the script's argparse would refuse. Where its source does not tell, nothing is said."""
+    """Find arguments that the script's argparse would reject. Reports nothing where the source is not conclusive."""
     if not job.script or not job.script.endswith(".py"):
         return
     try:
@@ -78,18 +78,18 @@ def arguments(job: Job) -> Iterator[Problem]:
 
 
 class _Takes:
-    """What a parser was told, as far as the source says it in plain words."""
+    """The options that a parser declares, as far as its source states them literally."""
 
     def __init__(self) -> None:
-        self.flags: dict[str, bool] = {}  # option -> whether a value follows
-        self.required: dict[str, tuple[str, ...]] = {}  # the first name -> all its names
+        self.flags: dict[str, bool] = {}  # option -> whether it takes a value
+        self.required: dict[str, tuple[str, ...]] = {}  # first name -> all its names
         self.choices: dict[str, tuple[str, ...]] = {}
         self.numbers: dict[str, type] = {}
         self.positional = False
 
 
 def _options(source: str) -> _Takes | None:
-    """None where the parser is made in ways that reading cannot follow."""
+    """Parse the declared options; None if the parser is built in ways that static reading cannot follow."""
     import ast
 
     if re.search(r"parse_known_args|add_subparsers|parents\s*=|fromfile_prefix_chars|HfArgumentParser", source):
@@ -113,7 +113,7 @@ def _called(node: ast.AST) -> str:
 
 
 def _add(takes: _Takes, call: ast.Call) -> bool:
-    """Read one `add_argument`; False where a name is not a plain text."""
+    """Read one `add_argument` call; return False if a name is not a string literal."""
     import ast
 
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
@@ -124,7 +124,7 @@ def _add(takes: _Takes, call: ast.Call) -> bool:
         return True
     keywords = {str(keyword.arg): keyword.value for keyword in call.keywords}
     action = getattr(keywords.get("action"), "value", None)
-    if "action" in keywords and not isinstance(action, str):  # BooleanOptionalAction, or one of their own
+    if "action" in keywords and not isinstance(action, str):  # BooleanOptionalAction, or a custom one
         names += [f"--no-{name[2:]}" for name in names if name.startswith("--")]
         action = "store_true"
     takes.flags |= dict.fromkeys(names, action not in ("store_true", "store_false", "count", "store_const", "help"))
@@ -163,7 +163,7 @@ def _compared(job: Job, takes: _Takes) -> Iterator[Problem]:
 
 
 def _resolved(name: str, takes: _Takes) -> str | None:
-    """argparse takes any beginning that fits one option only."""
+    """Resolve an option name: argparse accepts any unambiguous prefix."""
     if name in takes.flags or name in ("-h", "--help"):
         return name
     fitting = [flag for flag in takes.flags if flag.startswith(name)]

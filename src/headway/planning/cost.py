@@ -1,4 +1,4 @@
-"""The plan's price: what an hour costs, how long it will take, what that comes to, and what it can cost at most.
+"""The plan's price: cost per hour, expected duration, expected cost and ceiling. Also whether buckets are in-region.
 
 Numbers are rounded to a tenth of a cent, so that the same inputs give the same bytes on every machine.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 COMPARED = ("T4", "L4", "V100", "A100")
 USD_PER_HOUR, BUDGET_USD = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD"  # read by the runtime's progress line
-EXPORT_S, EXPORT_STEP_S = "HEADWAY_EXPORT_S", 30.0  # read by the runtime; in steps, so that plans stay the same
+EXPORT_S, EXPORT_STEP_S = "HEADWAY_EXPORT_S", 30.0  # read by the runtime; rounded up in steps, so that plans are stable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What one hour costs, and what a budget in dollars allows for."""
+    """The price of an hour, and the time that a budget in dollars allows."""
 
     quote: Quote | None
 
@@ -39,7 +39,7 @@ class Cost:
         return self.quote is not None and not self.quote.missing
 
     def within(self, job: Job) -> Job:
-        """The job with its budget in hours: dollars are turned into time by the price of all nodes."""
+        """Return the job with its budget in hours: dollars are converted by the price of all nodes."""
         usd = job.budget.usd
         if usd is None or self.quote is None or self.quote.billed_usd <= 0:
             return job
@@ -48,7 +48,7 @@ class Cost:
         return replace(job, budget=replace(job.budget, hours=hours))
 
     def variables(self, job: Job) -> dict[str, str]:
-        """What ranks are told, so that the progress line can show money."""
+        """Return the variables by which ranks show cost in the progress line."""
         if self.quote is None or not self.priced:
             return {}
         told = {USD_PER_HOUR: f"{self.quote.billed_usd:.6g}"}
@@ -57,9 +57,9 @@ class Cost:
 
 
 def reserved(job: Job, dumped: Mapping[str, Any]) -> dict[str, str]:
-    """What ranks are told of earlier exports, so that enough of a budget is kept for this run's."""
+    """Return the variable with the duration of earlier exports, so that ranks reserve enough budget for this one."""
     seconds = export_s(dumped) if job.budget.usd is not None or job.budget.hours is not None else None
-    if seconds is None or seconds <= EXPORT_STEP_S:  # as much is kept anyway
+    if seconds is None or seconds <= EXPORT_STEP_S:  # that much is reserved anyway
         return {}
     return {EXPORT_S: f"{math.ceil(seconds / EXPORT_STEP_S) * EXPORT_STEP_S:g}"}
 
@@ -69,7 +69,7 @@ def cost_of(job: Job, kind: str, options: Mapping[str, Any]) -> Cost:
 
 
 def ceiling(job: Job, bill: Quote) -> float | None:
-    """What the budget lets it cost at most; None where nothing ends it."""
+    """Return the most that the budget allows it to cost; None if nothing limits it."""
     limits = [] if job.budget.usd is None else [job.budget.usd]
     if job.budget.hours is not None:
         limits.append(job.budget.hours * bill.billed_usd)
@@ -77,7 +77,7 @@ def ceiling(job: Job, bill: Quote) -> float | None:
 
 
 def price_record(job: Job, dumped: Mapping[str, Any], kind: str, cost: Cost, *, cpus: int | None) -> dict[str, Any]:
-    """What the plan keeps: for a free target only what the same job would take and cost elsewhere."""
+    """Return the plan's price record; for a free target, only what the same job would take and cost elsewhere."""
     past = remembered()
     device = device_of(dumped, kind, cpus)
     guess = estimate(dumped, device, past)
@@ -129,7 +129,7 @@ def _billed(job: Job, bill: Quote, guess: Estimate | None) -> dict[str, Any]:
 def compared(
     job: Mapping[str, Any], bill: Quote | None, past: list[PastRun], table: Table | None = None
 ) -> list[dict[str, Any]]:
-    """Hours and cost of the same job on one of each of the usual accelerators, in this region or the default one."""
+    """Compare hours and cost on one of each common accelerator, in the quote's region or the default one."""
     table = table or load()
     region = bill.region if bill is not None and bill.region else DEFAULT_REGION
     factor = bill.factor if bill is not None else 1.0
@@ -156,11 +156,11 @@ def compared(
     return rows
 
 
-# Whether buckets are where the job runs: traffic between regions is slow, and billed. Asks Google.
+# Bucket locations: traffic between regions is slow and billed. Makes requests to Google.
 
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# What a location that is no region covers, by how the names of its regions begin.
+# Multi-region locations, by the prefixes of the regions that they cover.
 _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-central1", "us-east1"),
          "EUR4": ("europe-north1", "europe-west4"), "EUR5": ("europe-west1", "europe-west2"),
          "EUR7": ("europe-west2", "europe-west3"), "EUR8": ("europe-west3", "europe-west6"),
@@ -168,7 +168,7 @@ _WIDE = {"US": ("us-",), "EU": ("europe-",), "ASIA": ("asia-",), "NAM4": ("us-ce
 
 
 def elsewhere(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
-    """In words, each bucket of the job that is in another region than its target. Nothing for other clouds' buckets."""
+    """Describe each bucket of the job that is in another region than its target. Ignores other clouds' buckets."""
     if kind not in GOOGLE or options.get("platform") == "plain":
         return []
     region = region_of(options)
@@ -176,7 +176,7 @@ def elsewhere(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
     for bucket in sorted(set(_buckets(job))):
         try:
             location = location_of(bucket)
-        except HeadwayError as error:  # that it cannot be told is no reason not to train
+        except HeadwayError as error:  # not knowing the location is no reason not to train
             found.append(f"where gs://{bucket} is could not be found out: {error.problem.what}")
             continue
         if not near(location, region):
@@ -187,7 +187,7 @@ def elsewhere(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def near(location: str, region: str) -> bool:
-    """Whether a bucket's location is, or covers, a region."""
+    """Return whether a bucket's location is, or covers, a region."""
     wide = _WIDE.get(location.upper())
     return region.startswith(wide) if wide else location.lower() == region.lower()
 
@@ -200,7 +200,7 @@ def _buckets(job: Job) -> Iterable[str]:
 
 
 def location_of(bucket: str) -> str:
-    """As Cloud Storage says it: US-EAST1, or a name that covers several regions."""
+    """Look up a bucket's location as Cloud Storage names it: US-EAST1, or a multi-region."""
     from headway.storage.gcs import google_credentials
 
     transport: Any = import_module("google.auth.transport.requests")
@@ -221,6 +221,6 @@ def location_of(bucket: str) -> str:
     if answer.status_code in (401, 403):
         raise Denied(f"may not look at gs://{bucket} (storage.buckets.get)")
     location = answer.json().get("location") if answer.status_code == 200 else None
-    if not location:  # or something that stands in for Cloud Storage, and is in no region
+    if not location:  # or an emulator, which is in no region
         raise Transient(f"Cloud Storage answers {answer.status_code} for gs://{bucket}, and no location")
     return str(location)

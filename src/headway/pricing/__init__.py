@@ -1,1 +1,1 @@
-"""What a job costs: a dated table, what is billed, how long it takes, what that comes to. Offline, nothing heavy."""
+"""What a job costs: dated price table, quote per hour, estimated duration. Offline, imports nothing heavy."""

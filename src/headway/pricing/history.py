@@ -1,6 +1,6 @@
-"""What past runs and rehearsals took, kept beside the index of runs: what estimates are made from. Can be lost.
+"""History of past runs and rehearsals, from which durations are estimated. Stored beside the run index; can be lost.
 
-One JSON object a line, appended: {"url", "what", "work", "device", "nodes", "length", "examples", "seconds", …}.
+One JSON object per line, appended: {"url", "what", "work", "device", "nodes", "length", "examples", "seconds", …}.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 from headway.core.paths import home
 
-_REMEMBERED = 2000  # lines read back
+_REMEMBERED = 2000  # newest lines that are read back
 RUN, REHEARSAL = "run", "rehearsal"
-# Settings that say how long to train, not what a step does: a run of 3 epochs tells what one of 30 takes.
+# Settings for how long to train, not what a step does: from a run of 3 epochs, one of 30 can be estimated.
 LENGTHS = ("epochs", "max_epochs", "phase1_epochs", "phase2_epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """How long some training took on some device, and what it wrote."""
+    """Duration of one past training on a device, and the size of its output."""
 
-    url: str  # of the run; a later line about the same one replaces this
+    url: str  # of the run; a later line with the same URL replaces this one
     what: str  # the recipe's name, or the script's
-    work: str  # digest of all that a step depends on
-    device: str  # "T4:1", "cpu:2", for each node
+    work: str  # digest of everything that a step depends on
+    device: str  # per node: "T4:1", "cpu:2"
     nodes: int
     length: float  # epochs
     seconds: float
@@ -45,11 +45,11 @@ def path() -> Path:
 
 
 def learn(new: PastRun) -> None:
-    """Remember it. Trouble with the file costs an estimate, never a run."""
+    """Append a record. Failing to write it costs an estimate, never a run."""
     line = json.dumps(asdict(new), sort_keys=True) + "\n"
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
-        # One write of less than a page, appended: lines of processes that do so at once do not mix.
+        # One append of less than a page: lines of concurrent processes do not mix.
         with open(path(), "a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:
@@ -59,7 +59,7 @@ def learn(new: PastRun) -> None:
 
 
 def remembered() -> list[PastRun]:
-    """Oldest first, one for each run. Lines that cannot be read are passed over: they are only hints."""
+    """Return the records, oldest first, one per run. Unreadable lines are skipped: they are only hints."""
     try:
         with open(path(), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 20)))
@@ -83,14 +83,14 @@ def what_of(job: Mapping[str, Any]) -> str:
 
 
 def work_of(job: Mapping[str, Any]) -> str:
-    """A digest of what a step does: recipe or script, its settings but for the length, its data."""
+    """Digest what a step does: recipe or script, its settings except for the length, its data."""
     config = {key: value for key, value in dict(job.get("config") or {}).items() if key not in LENGTHS}
     known = {"what": what_of(job), "args": list(job.get("args") or ()), "config": config, "data": job.get("data")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def length_of(job: Mapping[str, Any]) -> float:
-    """Epochs, by the phases or the settings; 1 for a script that says nothing about it."""
+    """Return the epochs, from the phases or the settings; 1 for a script that does not say."""
     phases = job.get("phases") or ()
     if phases:
         return float(sum(phase["epochs"] for phase in phases))

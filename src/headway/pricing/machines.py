@@ -1,17 +1,15 @@
-"""Which machine carries which accelerator, as Google sells them. Pure."""
+"""Accelerators: how fast they train, and which Google machine types carry them. Pure.
+
+Speeds are for estimates: sustained, not peak, and rough. Peak figures are the vendors' (dense, mixed precision where
+the device has it); the share of the peak that training reaches is our own estimate.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# How fast devices train, for estimates: sustained, not peak. Rough by nature, and shown as rough.
-#
-# Peak figures are the vendors' (dense, mixed precision where the device has it); the share that training reaches is
-# ours.
-
-
-# Teraflops a second at mixed precision, dense; CPU cores in single precision.
+# Teraflops at mixed precision, dense; CPU cores in single precision.
 PEAK_TFLOPS = {
     "P4": 5.5, "P100": 19.0, "V100": 125.0, "V100-32GB": 125.0, "T4": 65.0, "A10": 125.0, "A10G": 70.0, "A30": 165.0,
     "A40": 150.0, "A100": 312.0, "A100-80GB": 312.0, "L4": 121.0, "L40": 181.0, "L40S": 362.0, "H100": 989.0,
@@ -20,13 +18,13 @@ PEAK_TFLOPS = {
     "RTXPRO6000": 250.0, "MI250X": 383.0, "MI300X": 1307.0,
 }  # fmt: skip
 CPU_CORE_TFLOPS = 0.11  # measured here: 218 GFLOPS on two cores
-# Of the peak. The faster a device, the less of it a model of ordinary size keeps busy: between a T4 and an A100 people
-# see a factor of 2.5 to 3, not 4.8 (T4 6–8 h, V100 3–4 h, A100 2–3 h for one and the same job).
+# Share of the peak. The faster a device, the less of it a model of ordinary size keeps busy: between a T4 and an A100
+# people see a factor of 2.5 to 3, not 4.8 (T4 6–8 h, V100 3–4 h, A100 2–3 h for the same job).
 GPU_SHARE, CPU_SHARE, DAMPED = 0.25, 0.5, 0.65
 
 
 def sustained_tflops(kind: str | None, count: int = 1, *, cpus: int = 1) -> float | None:
-    """What a training of ordinary size reaches on one node; None for a device nobody has figures of."""
+    """Estimate the teraflops that ordinary training sustains on one node; None for a device without figures."""
     if kind is None:
         return CPU_CORE_TFLOPS * CPU_SHARE * max(1, cpus)
     peak = PEAK_TFLOPS.get(kind)
@@ -36,7 +34,7 @@ def sustained_tflops(kind: str | None, count: int = 1, *, cpus: int = 1) -> floa
     return float(GPU_SHARE * reference * (peak / reference) ** DAMPED * count**0.9)
 
 
-# For kinds whose machines are made for them: how many accelerators, and the machine with so many.
+# Accelerators built into their machine types: machine type by number of accelerators.
 _BUILT_IN = {
     "L4": {1: "g2-standard-8", 2: "g2-standard-24", 4: "g2-standard-48", 8: "g2-standard-96"},
     "A100": {n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)} | {16: "a2-megagpu-16g"},
@@ -45,7 +43,7 @@ _BUILT_IN = {
     "H100-MEGA": {8: "a3-megagpu-8g"},
     "H200": {8: "a3-ultragpu-8g"},
 }
-# These are attached to a general machine: with CPUs enough to feed them, and no more than they allow.
+# Accelerators attached to general-purpose machines: with enough CPUs to feed them, up to the most that is allowed.
 _MOST_CPUS = {
     "T4": {1: 16, 2: 32, 4: 96},
     "P4": {1: 16, 2: 32, 4: 96},
@@ -59,9 +57,9 @@ _GIB_PER_CPU = {"n1-standard": 3.75, "n1-highmem": 6.5, "g2-standard": 4.0}
 
 
 def machine_for(kind: str, count: int, *, cpus: int | None = None, memory: int | None = None) -> str | None:
-    """The usual machine for so many of a kind, or the next bigger with so many CPUs and bytes of memory.
+    """Return the usual machine type for `count` accelerators, or the next larger with enough CPUs and bytes of memory.
 
-    None where it is not sold like that. Where none is big enough it is the usual one: a target says what is wrong.
+    None if that combination is not sold. If none is large enough, the usual one: the target reports the problem.
     """
     if kind in _BUILT_IN:
         usual = _BUILT_IN[kind].get(count)
@@ -86,7 +84,7 @@ def _smallest(family: str, sizes: Iterable[int], cpus: int | None, memory: int |
 
 
 def accelerators_of(machine: str) -> tuple[str, int] | None:
-    """What is built into a machine, by its name; None for one that has none of its own."""
+    """Return the accelerators built into a machine type; None if it has none."""
     g2 = re.fullmatch(r"g2-standard-(\d+)", machine)
     if g2:
         return "L4", _G2.get(int(g2[1]), 1)
@@ -97,5 +95,5 @@ def accelerators_of(machine: str) -> tuple[str, int] | None:
 
 
 def machine_with(cpus: int | None, memory: int | None) -> str:
-    """The smallest general machine with so many CPUs and bytes of memory, for a job that names none."""
+    """Return the smallest general-purpose machine type with enough CPUs and bytes of memory, if a job names none."""
     return _general(_N1, cpus, memory) or "n1-highmem-96"

@@ -1,4 +1,7 @@
-"""What a job costs an hour at one place: each thing that is billed, with its price. Pure but for the table's file."""
+"""Quote a job's price per hour on one target, item by item; estimate what its stored data costs per month.
+
+Pure but for reading the price table and the history.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ if TYPE_CHECKING:
 
 
 DEFAULT_REGION = "us-central1"
-VERTEX_FACTOR = 1.15  # Vertex AI bills a fee for management on top of the machine's price
+VERTEX_FACTOR = 1.15  # Vertex AI bills a management fee on top of the machine's price
 GOOGLE = {"vertex": VERTEX_FACTOR, "kubernetes": 1.0}  # kinds priced by Google's table, and their factor
-# Google's list prices in the cheapest regions, of 2026-08; a table with rows for disks says it better.
+# Google's list prices in the cheapest regions, of 2026-08; used where the table has no rows for disks.
 DISKS_USD_PER_GB_MONTH = {"pd-standard": 0.04, "pd-balanced": 0.10, "pd-ssd": 0.17}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One line of the bill, for one node."""
+    """One item of the quote, for one node."""
 
     what: str
     price: Price
@@ -31,7 +34,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quote:
-    """The bill of an hour. `items` are one node's; prices of the whole are for all nodes."""
+    """The price of an hour. `items` are per node; totals are for all nodes."""
 
     items: tuple[Item, ...]
     nodes: int
@@ -44,7 +47,7 @@ class Quote:
     disk_gb: float = 0.0
     disk_kind: str = "pd-balanced"
     disk_usd_per_gb_month: float = 0.0
-    missing: str = ""  # why there is no price, in words
+    missing: str = ""  # why there is no price
 
     @property
     def price(self) -> Price:
@@ -59,17 +62,17 @@ class Quote:
 
     @property
     def disk_usd(self) -> float:
-        """An hour of all nodes' disks."""
+        """Dollars per hour for the disks of all nodes."""
         return self.disk_usd_per_month / HOURS_A_MONTH
 
     @property
     def billed_usd(self) -> float:
-        """What an hour costs as the job asks for it, disks included."""
+        """Dollars per hour at the price that the job requests (spot or on demand), disks included."""
         return (self.price.spot_usd if self.spot else self.price.usd) + self.disk_usd
 
 
 def quote(job: Job, kind: str, options: Mapping[str, Any], *, table: Table | None = None) -> Quote | None:
-    """The bill of this job on a target of this kind; None where nothing is billed."""
+    """Quote this job on a target of this kind; None if nothing is billed."""
     resources = job.resources
     own = options.get("price")
     if own is not None:
@@ -77,7 +80,7 @@ def quote(job: Job, kind: str, options: Mapping[str, Any], *, table: Table | Non
         price = Price(float(own), float(own if spot is None else spot))
         item = Item(what="your price for each node", price=price)
         return Quote(items=(item,), nodes=resources.nodes, spot=resources.spot)
-    if kind not in GOOGLE or options.get("platform") == "plain":  # somebody's own cluster
+    if kind not in GOOGLE or options.get("platform") == "plain":  # the user's own cluster
         return None
     return _google(job, kind, options, table or load())
 
@@ -105,7 +108,7 @@ def _google(job: Job, kind: str, options: Mapping[str, Any], table: Table) -> Qu
 
 
 def region_of(options: Mapping[str, Any]) -> str:
-    """Of `region`, `zone` or `location`; a zone is its region and a letter. GKE's context names say it too."""
+    """Return the region from `region`, `zone` (a region and a letter), `location`, or a GKE context name."""
     named = str(options.get("region") or options.get("zone") or options.get("location") or "")
     context = str(options.get("context") or "").split("_")
     if not named and len(context) == 4 and context[0] == "gke":
@@ -115,7 +118,7 @@ def region_of(options: Mapping[str, Any]) -> str:
 
 
 def shape(job: Job) -> tuple[str, tuple[str, int] | None]:
-    """The machine and its accelerators: as named, or the usual one for what was asked."""
+    """Return the machine type and its accelerators: as named, or the usual one for the requested resources."""
     resources = job.resources
     asked = resources.accelerator
     wanted = None if asked is None else (asked.kind, asked.count)
@@ -128,7 +131,7 @@ def shape(job: Job) -> tuple[str, tuple[str, int] | None]:
 
 
 def _node(machine: str, accelerator: tuple[str, int] | None, region: str, table: Table) -> tuple[Item, ...] | str:
-    """One node's items, or in words why there is no price."""
+    """Return one node's items, or the reason why there is no price."""
     body = table.price(MACHINE, machine, region)
     if body is None:
         offered = table.regions(MACHINE, machine)
@@ -146,7 +149,7 @@ def _node(machine: str, accelerator: tuple[str, int] | None, region: str, table:
 
 
 def compare_regions(kind: str, count: int, machine: str | None = None, table: Table | None = None) -> list[Quote]:
-    """The same node in every region that has it, the cheapest first."""
+    """Quote the same node in every region that has it, cheapest first."""
     table = table or load()
     machine = machine or machine_for(kind, count) or machine_with(None, None)
     found = []
@@ -158,7 +161,7 @@ def compare_regions(kind: str, count: int, machine: str | None = None, table: Ta
     return sorted(found, key=lambda each: (each.price.usd, each.price.spot_usd, each.region))
 
 
-# What a run leaves in a bucket, and what keeping it costs a month. Known after a first run or a rehearsal.
+# Storage: what a run leaves in a bucket, and its cost per month. Known after a first run or a rehearsal.
 
 
 STORAGE_USD_PER_GB_MONTH = 0.02  # Cloud Storage, Standard, in us-east1, of 2026-08, where the table has no row for it
@@ -181,7 +184,7 @@ class StoredData:
 
 
 def kept(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: str = "") -> StoredData | None:
-    """Checkpoints by the job's own retention, and the bundle; None before anything like it has run."""
+    """Estimate stored data: checkpoints by the job's retention, and the bundle; None before a similar job has run."""
     past = remembered() if past is None else past
     same = [one for one in past if one.work == work_of(job)] or [one for one in past if one.what == what_of(job)]
     known = next((one for one in reversed(same) if one.checkpoint_bytes), None)
@@ -190,27 +193,27 @@ def kept(job: Mapping[str, Any], past: Sequence[PastRun] | None = None, region: 
     return StoredData(
         checkpoints=retained(job),
         checkpoint_gb=known.checkpoint_bytes / 1e9,
-        export_gb=(known.export_bytes or known.checkpoint_bytes / 3) / 1e9,  # without the optimizer's state
+        export_gb=(known.export_bytes or known.checkpoint_bytes / 3) / 1e9,  # a third: without the optimizer's state
         usd_per_gb_month=load().per_gb_month(STORAGE, "standard", region, STORAGE_USD_PER_GB_MONTH),
     )
 
 
 def checkpoint_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
-    """How long the longest checkpoint of such a run took; None before one has run."""
+    """Return the longest checkpoint time of earlier runs of the same work; None before one has run."""
     past = remembered() if past is None else past
     seen = [one.checkpoint_s for one in past if one.work == work_of(job) and one.checkpoint_s is not None]
     return max(seen, default=None)
 
 
 def export_s(job: Mapping[str, Any], past: Sequence[PastRun] | None = None) -> float | None:
-    """How long the longest export of such a run took; None before one has run."""
+    """Return the longest export time of earlier runs of the same work; None before one has run."""
     past = remembered() if past is None else past
     seen = [one.export_s for one in past if one.work == work_of(job) and one.export_s is not None]
     return max(seen, default=None)
 
 
 def retained(job: Mapping[str, Any]) -> int:
-    """How many checkpoints are there at the end."""
+    """Count the checkpoints that are left at the end by the retention rules."""
     rules = job.get("checkpoint") or {}
     every = rules.get("keep_every")
     epochs = 0

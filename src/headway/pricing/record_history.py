@@ -1,4 +1,4 @@
-"""After a run: what it took and what it wrote is remembered, so that the next plan of its kind knows."""
+"""Record what a finished run took and wrote, for estimates in later plans of the same kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.rundir.layout import RunFolder
 
 
 def learn_from(folder: RunFolder, spent_s: float) -> None:
-    """Of a finished run. One that was cut short tells nothing about the whole."""
+    """Record a finished run. A run that was cut short must not be recorded: it says nothing about the whole."""
     plan, events = folder.plan(), folder.events()
     threads = str(plan.environment.get("threads", ""))
     cpus = int(threads) * plan.processes if threads.isdigit() else None

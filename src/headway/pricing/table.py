@@ -1,6 +1,6 @@
-"""The price table: Compute Engine's figures, dated, in the package; a newer one from a file takes its place.
+"""The price table: Compute Engine's dated prices, shipped in the package; a newer one from a file takes its place.
 
-A row is a machine or an accelerator, never both: what is billed is their sum; or a disk or a bucket, priced by the GB.
+A row is a machine or an accelerator, never both (the bill is their sum), or a disk or a bucket, priced per GB.
 The text is searched, not parsed: a plan needs two rows of four thousand.
 """
 
@@ -24,7 +24,7 @@ _LARGEST = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars an hour."""
+    """Dollars per hour."""
 
     usd: float
     spot_usd: float
@@ -54,7 +54,7 @@ class Table:
     source: str  # "Google Compute Engine", or what the file calls itself
 
     def rows(self, kind: str, name: str) -> list[Row]:
-        """Every count and region of one machine or accelerator."""
+        """Return the rows of every count and region of one machine or accelerator."""
         head = f"\n{kind},{name},"
         found, at = [], self.text.find(head)
         while at >= 0:
@@ -64,7 +64,7 @@ class Table:
         return found
 
     def price(self, kind: str, name: str, region: str, count: int = 1) -> Price | None:
-        """None where it is not offered. A count that is not listed is priced by the unit."""
+        """Look up a price; None if it is not offered. A count that is not listed is priced per unit."""
         here = [row for row in self.rows(kind, name) if row.region == region]
         exact = next((row for row in here if row.count == count), None)
         if exact is not None:
@@ -73,7 +73,7 @@ class Table:
         return None if fewest is None else fewest.price.times(count / fewest.count)
 
     def per_gb_month(self, kind: str, name: str, region: str, otherwise: float) -> float:
-        """Of a disk or a bucket, whose rows are for a GB and an hour; `otherwise` where the table has none."""
+        """Look up a disk or bucket, whose rows are per GB and hour; `otherwise` if the table has none."""
         found = self.price(kind, name, region)
         return otherwise if found is None else found.usd * HOURS_A_MONTH
 
@@ -90,7 +90,7 @@ def _read(path: Path, stamp: int) -> Table:
 
 
 def load() -> Table:
-    """The newer of the package's own table and the one that `headway prices --update` kept."""
+    """Load the newer of the package's own table and the one stored by `headway prices --update`."""
     own = _read(_OWN, _OWN.stat().st_mtime_ns)
     kept = kept_path()
     if not kept.exists():
@@ -104,7 +104,7 @@ def kept_path() -> Path:
 
 
 def parse(text: str, *, where: str = "prices") -> Table:
-    """A table of this shape; BadInput for another. Rows are read when they are asked for."""
+    """Parse a table's header. Raises BadInput for another format. Rows are parsed on use."""
     comment, _, rest = text.partition("\n")
     dated = re.search(r"\d{4}-\d{2}-\d{2}", comment)
     if not comment.startswith("#") or dated is None or not rest.startswith(COLUMNS + "\n"):
@@ -117,7 +117,7 @@ def parse(text: str, *, where: str = "prices") -> Table:
 
 
 def update(path: Path) -> Table:
-    """Keep a table from a file for all later plans, after reading every row of it."""
+    """Store a table from a file for all later plans, after checking every row."""
     from headway.storage import open_store
 
     try:

@@ -1,4 +1,4 @@
-"""What a rank runs when the job names a recipe: `python -m headway.recipes.__main__`, started by the supervisor."""
+"""Entry point of a rank whose job names a recipe: `python -m headway.recipes.__main__`, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.spec import Job
 
 
 def main() -> int:
-    """Train. The exit code is the rank's: 0 done, 143 stopped after a checkpoint, anything else failed."""
+    """Train the job's recipe. Exit code: 0 finished, 143 stopped after a checkpoint, anything else failed."""
     import headway
     from headway.artifacts.checkpoint_model import recipe_of
     from headway.spec.serialize import from_plain
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def refuse_phases(job: Job, recipe: Recipe) -> None:
-    """Phases that nobody reads would be settings that silently do nothing."""
+    """Raise BadInput if the job has `phases` but the recipe ignores them: the settings would silently do nothing."""
     if job.phases and not recipe.phases:
         able = ", ".join(sorted(name for name, other in RECIPES.items() if other.phases))
         raise BadInput(f"the recipe {recipe.name} does not train in phases", fix=f"remove `phases`: {able} reads them")

@@ -1,4 +1,4 @@
-"""What a run has used up of its budget, over all its attempts: from its folder alone, as durations."""
+"""Budget accounting: what a run has spent over all its attempts, computed from its folder alone, as durations."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headway.core.plan import Plan
 from headway.rundir import lease
 from headway.rundir.layout import RunFolder
 
-RESERVE_S = 60.0  # with less than this left, a new attempt could only end again
+RESERVE_S = 60.0  # with less than this left, a new attempt would end at once
 
 
 def spent_s(folder: RunFolder, *more: Mapping[str, Any]) -> float:
-    """`lease.seconds_spent` of a folder. `more` are records beside its events that say `spent_s`: the progress."""
-    record, _ = lease.read(folder.store)  # before the events: a lease is given up after the last word
+    """Return `lease.seconds_spent` of a folder. `more`: other records with a `spent_s`, such as the progress record."""
+    record, _ = lease.read(folder.store)  # before the events: a lease is released after the last event
     return lease.seconds_spent([*folder.events(), *more], record)
 
 
 def spent_usd(plan: Plan, seconds: float) -> float | None:
-    """By the price that the plan was reviewed with, disks included; None where nothing is billed."""
+    """Convert seconds to dollars at the plan's price, disks included; None where nothing is billed."""
     rate = rate_usd(plan)
     return None if rate is None else seconds / 3600 * rate
 
 
 def rate_usd(plan: Plan) -> float | None:
-    """Dollars an hour of all nodes, as the plan bills them."""
+    """Return the plan's dollars per hour for all nodes; None where nothing is billed."""
     price: dict[str, Any] = dict(plan.price)
     if not price.get("usd_per_hour"):
         return None
@@ -36,7 +36,7 @@ def rate_usd(plan: Plan) -> float | None:
 
 
 def remainder(plan: Plan, spent: float) -> Plan:
-    """The plan with what is left as its limit, for a target whose own limit counts each start anew."""
+    """Return the plan with the remaining budget as its limit, for targets that count from each start anew."""
     budget = plan.limits.budget_s
     if budget is None or not spent:
         return plan
@@ -44,7 +44,7 @@ def remainder(plan: Plan, spent: float) -> Plan:
 
 
 def require_some_left(plan: Plan, spent: float, run: str) -> None:
-    """BadInput where another attempt could only say that the budget is spent."""
+    """Raise BadInput if another attempt would end at once because the budget is spent."""
     budget = plan.limits.budget_s
     if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
         what = f"the budget of {run} is spent: {spent / 3600:.2f} of {budget / 3600:.2f} hours"
@@ -52,7 +52,7 @@ def require_some_left(plan: Plan, spent: float, run: str) -> None:
 
 
 def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
-    """The plan with another total budget. Dollars become time by the plan's own price."""
+    """Return the plan with a new total budget. Dollars become time at the plan's own price."""
     rate = rate_usd(plan)
     if usd is not None and rate is None:
         raise BadInput("nothing is billed on this target, so dollars limit nothing", fix="--budget-hours N")

@@ -1,4 +1,4 @@
-"""A run's curves: read once, added to as the run goes on. A million points take seconds and 16 MB a curve."""
+"""Metric history of a run, read incrementally while it runs. A million points take seconds and 16 MB per metric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.core.errors import BadPlan, json_of
 from headway.rundir.layout import RunFolder, Segment, lines, segments
 
 NOT_CURVES: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})
-_NUMBERS: Final = frozenset({int, float})  # what is true or false is no number
+_NUMBERS: Final = frozenset({int, float})  # exact types: bool is not a number here
 
 
 def _numbers() -> array[float]:
@@ -22,7 +22,7 @@ def _numbers() -> array[float]:
 
 @dataclass(slots=True)
 class Curve:
-    """One metric. Grows at its end; what an earlier attempt wrote past a resume is cut off."""
+    """One metric's points by step. Points that an earlier attempt wrote past the resume step are cut off."""
 
     steps: array[float] = field(default_factory=_numbers)
     values: array[float] = field(default_factory=_numbers)
@@ -36,7 +36,7 @@ class Curve:
             if self.steps[at] == step:
                 self.values[at] = value
                 return
-            del self.steps[at:], self.values[at:]  # steps only go back at a resume, and then what was ahead is void
+            del self.steps[at:], self.values[at:]  # steps go back only at a resume, which voids all later points
         self.steps.append(step)
         self.values.append(value)
 
@@ -46,17 +46,17 @@ class Curve:
 
 
 class Curves:
-    """All curves of one run. `refresh` reads only segments that it has not seen."""
+    """All curves of one run. `refresh` reads only new segments."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._seen: set[str] = set()
-        self._attempt = 0  # the newest one read
+        self._attempt = 0  # newest attempt read
         self._curves: dict[str, Curve] = {}
-        self.lock = Lock()  # held while curves change, and by whoever copies one
+        self.lock = Lock()  # held while curves change, and by callers that copy one
 
     def refresh(self) -> bool:
-        """Whether there was anything new."""
+        """Read new segments; return whether there were any."""
         with self.lock:
             fresh = [each for each in segments(self._folder.store, "metrics") if each.key not in self._seen]
             for segment in fresh:
@@ -73,12 +73,12 @@ class Curves:
         self._seen.add(segment.key)
 
     def _add(self, segment: Segment) -> None:
-        # One parse a segment: a third quicker than one a line.
+        # One parse per segment: a third faster than one per line.
         for record in json_of(f"[{','.join(filter(None, lines(self._folder.store, segment)))}]"):
             if type(record) is not dict:
-                continue  # somebody else's
+                continue  # not one of our records
             if record.get("resume_attempt", self._attempt) not in (self._attempt, segment.attempt):
-                self._begin_anew()  # it goes on from an attempt before the last one: seldom, and told by the folder
+                self._begin_anew()  # it resumes from an attempt before the last one: rare, so read the whole folder
             elif "resume_step" in record:
                 for curve in self._curves.values():
                     curve.cut(float(record["resume_step"]))
@@ -95,13 +95,13 @@ class Curves:
         for name, value in record.items():
             if name in NOT_CURVES or type(value) not in _NUMBERS:
                 continue
-            value = float(value)  # before anything is added: it may be too large
+            value = float(value)  # before anything is added: may raise OverflowError
             curve = curves.get(name)
             if curve is None:
                 curve = curves[name] = Curve()
             if curve.steps and step <= curve.steps[-1]:
                 curve.add(step, value)
-            else:  # as `add` does, without the call: it is made a million times
+            else:  # as `add` does, without the call: this runs a million times
                 curve.steps.append(step)
                 curve.values.append(value)
 
@@ -110,7 +110,7 @@ class Curves:
         return sorted(self._curves)
 
     def __getitem__(self, name: str) -> Curve:
-        """Empty where nothing of that name was logged."""
+        """Return the curve, empty if no metric of that name was logged."""
         return self._curves.get(name) or Curve()
 
     def last(self) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""This machine's index of runs: makes `headway ps` fast, and can be lost. The truth about a run is in its folder.
+"""This machine's index of runs (SQLite), and the rules for run names.
 
-Nothing here ever stops a run: trouble with the file is said, and work goes on.
+The index makes `headway ps` fast and can be lost: the truth about a run is in its folder. Trouble with the index never
+stops a run: it is logged, and work goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORMAT = 1
-PATIENCE_S = 5.0  # for another process that is writing
+PATIENCE_S = 5.0  # wait for another process that is writing
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -39,7 +40,7 @@ _COLUMNS = "name, url, target, job, created, state, seen"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One run as it was last seen from here. Times are Unix seconds."""
+    """One run as last seen from this machine. Times are Unix seconds."""
 
     name: str
     url: str
@@ -64,7 +65,7 @@ class Ledger:
         self._say = say
 
     def record(self, *rows: Row) -> None:
-        """Add runs; one that is known by its URL is brought up to date."""
+        """Insert runs; update those whose URL is known."""
         values = [(r.name, r.url, r.target, r.job, r.created, r.state, r.seen or time.time()) for r in rows]
         self._write(
             lambda db: db.executemany(
@@ -76,7 +77,7 @@ class Ledger:
         )
 
     def update_state(self, url: str, state: str) -> None:
-        """Note the state in which a run was just seen."""
+        """Record the state in which a run was just seen."""
         self._write(
             lambda db: db.execute("UPDATE runs SET state = ?, seen = ? WHERE url = ?", (state, time.time(), url))
         )
@@ -85,7 +86,7 @@ class Ledger:
         self._write(lambda db: db.execute("DELETE FROM runs WHERE url = ?", (url,)))
 
     def rows(self, *, glob: str | None = None, target: str | None = None, limit: int | None = None) -> list[Row]:
-        """Newest first."""
+        """Return the matching runs, newest first."""
         return self._read(
             "WHERE (?1 IS NULL OR name GLOB ?1) AND (?2 IS NULL OR target = ?2) "
             "ORDER BY created DESC, rowid DESC LIMIT ?3",
@@ -93,7 +94,7 @@ class Ledger:
         )
 
     def page(self, words: Sequence[str], *, offset: int, limit: int) -> tuple[int, list[Row]]:
-        """How many runs say all these words in name, job, target or state; and some of them, newest first."""
+        """Return how many runs contain all these words in name, job, target or state, and one page, newest first."""
         said = "lower(name || ' ' || job || ' ' || target || ' ' || state)"
         where = "WHERE " + " AND ".join(["1", *(f"instr({said}, ?)" for _ in words)])
         values: tuple[object, ...] = tuple(word.lower() for word in words)
@@ -106,13 +107,13 @@ class Ledger:
         return total, self._read(shown, (*values, limit, offset))
 
     def named(self, prefix: str) -> list[Row]:
-        """Runs whose name starts with `prefix`, newest first."""
+        """Return the runs whose name starts with `prefix`, newest first."""
         return self._read(
             "WHERE name >= ? AND name < ? ORDER BY created DESC, rowid DESC", (prefix, prefix + "\U0010ffff")
         )
 
     def rebuild(self, outputs: str) -> int:
-        """Record every run found below `outputs`; how many there were."""
+        """Record every run found below `outputs`; return how many there were."""
         from headway.rundir.status import rows_below
 
         found = list(rows_below(outputs))
@@ -133,7 +134,7 @@ class Ledger:
         self._attempt(work, None)
 
     def _attempt(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do it, on a fresh file if this one is damaged; `otherwise` where it cannot be done at all."""
+        """Do the work, on a new file if this one is damaged; return `otherwise` where it cannot be done at all."""
         import sqlite3
 
         try:
@@ -161,13 +162,13 @@ class Ledger:
             return work(db)
 
     def _set_aside(self, why: Exception) -> None:
-        """Rename a damaged file, so that a new one can be started. Of several processes one does it."""
+        """Rename a damaged file, so that a new one can be created. Of several processes, one does it."""
         with _locked(self.path.with_suffix(".lock")):
             if self._whole():
                 return  # another process was quicker
             aside = self.path.with_suffix(f".damaged-{time.time_ns()}")
             os.replace(self.path, aside)
-            # A journal left behind would be played back into the new file.
+            # A journal left behind would be replayed into the new file.
             for journal in _journals(self.path):
                 journal.unlink(missing_ok=True)
         self._say(
@@ -198,16 +199,16 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-# What runs are called: names that every target, bucket and file system takes as they are.
+# Run names: valid as they are on every target, bucket and file system.
 
 
-LONGEST = 50  # a StatefulSet's pods, a label's value and a socket's path all still fit
-RESERVED = ("code", "last")  # a folder beside the runs, and a word that means a run
+LONGEST = 50  # fits a StatefulSet's pods, a label's value and a socket's path
+RESERVED = ("code", "last")  # the folder beside the runs, and the alias for the newest run
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 
 
 def checked_name(name: str) -> str:
-    """The name itself, or a BadInput that says what is wrong with it."""
+    """Return the name, or raise BadInput saying what is wrong with it."""
     fix = f"lower case letters, digits and dashes, at most {LONGEST}, starting with a letter"
     if name in RESERVED:
         raise BadInput(f"a run cannot be called {name!r}: the word is taken", fix="another --name")
@@ -217,7 +218,7 @@ def checked_name(name: str) -> str:
 
 
 def candidates(plan: Plan, ledger: Ledger) -> Iterator[str]:
-    """`<job>-<plan hash>-1`, `-2`, …, from the first that this machine's index does not know."""
+    """Yield `<job>-<plan hash>-1`, `-2`, …, starting after the highest that this machine's index knows."""
     tail_room = len("-123456-12345")
     job = str(plan.job["name"])[: LONGEST - tail_room].rstrip("-")
     stem = f"{job}-{plan.hash[:6]}-"

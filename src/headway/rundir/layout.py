@@ -1,4 +1,7 @@
-"""A run's folder, read: the one place that knows its layout. Any run can be understood from here alone."""
+"""Layout of the run folder: file names, append-only segments, and `RunFolder`, which reads and writes its records.
+
+The only module that knows the layout. A run can be understood from its folder alone. No torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from headway.core.plan import Plan
 from headway.core.types import LogLine
 from headway.storage.base import ABSENT, Store
 
-# Immutable numbered segments: how things that grow are kept where nothing can be appended. No torch.
+# Segments: immutable numbered objects, the way to append where a store cannot.
 
 
 SHORTEST_S, LONGEST_S = 2.0, 60.0
@@ -22,12 +25,12 @@ _NAME = re.compile(r"a(?P<attempt>\d{4,})-(?:(?P<writer>[a-z]\d*)-)?(?P<number>\
 
 
 def interval_s(age_s: float) -> float:
-    """How long a segment stays open: short at first, for who waits; long later, so that listings stay small."""
+    """How long a segment stays open: short at first, for people who wait; longer later, so that listings stay small."""
     return min(LONGEST_S, max(SHORTEST_S, age_s / 100))
 
 
 def stem(attempt: int, writer: str = "") -> str:
-    """`a0001-`, or `a0001-r0-` for one of several writers: rank r0, supervisor s, node n1."""
+    """Return the prefix `a0001-`, or `a0001-r0-` for one of several writers: rank r0, supervisor s, node n1."""
     return f"a{attempt:04d}-{writer}-" if writer else f"a{attempt:04d}-"
 
 
@@ -40,7 +43,7 @@ class Segment:
 
 
 class SegmentWriter:
-    """Lines into numbered segments under one prefix, in order, each written once. Safe to share between threads."""
+    """Writes lines into numbered segments under one prefix, in order, each segment once. Thread-safe."""
 
     def __init__(self, store: Store, folder: str, attempt: int, writer: str = "", suffix: str = "jsonl") -> None:
         self._store = store
@@ -48,7 +51,7 @@ class SegmentWriter:
         self._suffix = suffix
         self._number = 1
         self._lines: list[str] = []
-        self._sealed: bytes | None = None  # a segment whose write has failed keeps its number and its bytes
+        self._sealed: bytes | None = None  # a segment whose write failed; its number and bytes stay the same
         self._adding, self._writing = threading.Lock(), threading.Lock()
 
     def add(self, line: str) -> None:
@@ -60,7 +63,7 @@ class SegmentWriter:
         return len(self._lines) + (self._sealed is not None)
 
     def flush(self) -> None:
-        """Everything added so far is in the store when this returns. On a StoreError nothing is lost: flush again."""
+        """Write everything added so far to the store. On a StoreError nothing is lost: call flush again."""
         with self._writing:
             if self._sealed is not None:
                 self._write(self._sealed)
@@ -75,7 +78,7 @@ class SegmentWriter:
         try:
             self._store.write(key, body, when=ABSENT)
         except Conflict:
-            # Our own write whose answer was lost, or a second writer, which the lease should have made impossible.
+            # Our own write whose response was lost, or a second writer, which the lease should have made impossible.
             if self._store.read(key) != body:
                 raise StoreError(f"{key} was written by somebody else", where=self._store.url) from None
         self._number += 1
@@ -83,7 +86,7 @@ class SegmentWriter:
 
 
 def segments(store: Store, folder: str) -> list[Segment]:
-    """The segments below `folder`, by attempt, then writer, then number. Other files are passed over."""
+    """List the segments below `folder`, by attempt, then writer, then number. Other files are skipped."""
     found = []
     for entry in store.list(f"{folder}/"):
         match = _NAME.search(entry.key)
@@ -102,14 +105,14 @@ def lines(store: Store, segment: Segment) -> Iterator[str]:
 
 
 PLAN, INTENT, STOP, PROGRESS = "plan.json", "intent.json", "stop.json", "progress.json"
-CODE_LISTING = "code.json"  # {"sha256", "files": {name: [size, sha256]}}: what the code archive brings
+CODE_LISTING = "code.json"  # {"sha256", "files": {name: [size, sha256]}}: contents of the code archive
 REPORT, RECEIPT, BUNDLE = "report.json", "teardown.json", "export/bundle.json"
 LAST_CHECKPOINT = "checkpoints/last.json"
-SUPERVISOR = -1  # the rank under which the supervisor's own words are logged
+SUPERVISOR = -1  # the rank under which the supervisor's own lines are logged
 
 
 _PROGRESS = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
-_OF_EVENTS = ("attempt", "spent_s", "held_from_s")  # numbers that others reckon with
+_OF_EVENTS = ("attempt", "spent_s", "held_from_s")  # fields of events that must be numbers
 
 
 def checkpoint_folder(step: int) -> str:
@@ -121,7 +124,7 @@ def encode(value: Any) -> bytes:
 
 
 class RunFolder:
-    """Reading and writing one run's records. Holds no state but its store."""
+    """Reads and writes one run's records. Holds no state but its store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -141,7 +144,7 @@ class RunFolder:
             raise UnknownRun(f"{self.url} is not a run folder: it has no {PLAN}", fix="headway ps") from None
 
     def read_json(self, key: str) -> dict[str, Any] | None:
-        """The record, or None where it was never written. One that is damaged is an error, not an absence."""
+        """Read a record; None if it was never written. Raises BadPlan if it is damaged."""
         try:
             text = self.store.read(key)
         except NotThere:
@@ -158,11 +161,11 @@ class RunFolder:
         return self.store.write(key, encode(value), when=when)
 
     def create_json(self, key: str, value: Any) -> str:
-        """Conflict when it is there already."""
+        """Write a record that must not exist yet. Raises Conflict if it does."""
         return self.write_json(key, value, when=ABSENT)
 
     def progress(self) -> dict[str, Any] | None:
-        """The newest progress record, its numbers checked; None where there is none."""
+        """Read the newest progress record, its numbers checked; None if there is none."""
         record = self.read_json(PROGRESS)
         for name in _PROGRESS:
             if record is not None and record.get(name) is not None and not is_number(record[name]):
@@ -170,7 +173,7 @@ class RunFolder:
         return record
 
     def kept_checkpoints(self) -> list[dict[str, Any]]:
-        """The run's own record of its committed checkpoints: each has a step, names and perhaps a score."""
+        """Read the run's list of committed checkpoints: each has a step, names and perhaps a score."""
         record = self.read_json(LAST_CHECKPOINT) or {}
         wrong = damage_of_kept(record.get("kept") or [])
         if wrong is not None:
@@ -180,7 +183,7 @@ class RunFolder:
         return record.get("kept") or []
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened, oldest first. Every event carries its attempt. BadPlan for one that makes no sense."""
+        """Read all events, oldest first, each with its attempt. Raises BadPlan for a damaged one."""
         return [
             {"attempt": segment.attempt, **_sound(record, f"{self.url}/{segment.key}")}
             for segment in segments(self.store, "events")
@@ -188,12 +191,12 @@ class RunFolder:
         ]
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One history without gaps or duplicates: a record a step, and what was done again replaces what was before.
+        """Return one history without gaps or duplicates: one record per step; repeated steps replace earlier ones.
 
-        A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be done again.
+        A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be repeated.
         """
         history: dict[int, dict[str, Any]] = {}
-        past: dict[int, dict[int, dict[str, Any]]] = {}  # what each attempt had come to, with all before it
+        past: dict[int, dict[int, dict[str, Any]]] = {}  # by attempt: its history, including all attempts before it
         for segment in segments(self.store, "metrics"):
             for record in _records(self.store, segment, {"step": int, "resume_step": int}):
                 if "resume_step" in record:
@@ -206,7 +209,7 @@ class RunFolder:
         return list(history.values())
 
     def log_lines(self, rank: int | None = None) -> Iterator[LogLine]:
-        """What was printed, in order within a rank and merged by time over ranks."""
+        """Yield the logged lines, in order within a rank and merged by time over ranks."""
         streams: dict[int, list[Segment]] = {}
         for segment in segments(self.store, "logs"):
             streams.setdefault(rank_of(segment.writer), []).append(segment)
@@ -217,7 +220,7 @@ class RunFolder:
         yield from merge(*(_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
 
     def ended(self) -> dict[str, Any] | None:
-        """How the newest attempt ended, by its own last word; None while it runs, or when it had none."""
+        """Return the newest attempt's `ended` event; None while it runs, or if it ended without one."""
         events = self.events()
         newest = max((event["attempt"] for event in events), default=0)
         farewells = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
@@ -244,7 +247,7 @@ def is_number(value: object) -> bool:
 
 
 def damage_of_kept(kept: object) -> str | None:
-    """Why this is no list of committed checkpoints; None where it is one."""
+    """Return what is wrong with a list of committed checkpoints; None if it is valid."""
     if not isinstance(kept, list):
         return "kept is not a list"
     for one in kept:
@@ -268,7 +271,7 @@ def _sound(event: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _records(store: Store, segment: Segment, needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    """The records that have one of these fields, of its type: others are somebody else's. No JSON at all is damage."""
+    """Yield the records that have one of these fields with its type; skip others. A line that is not JSON is damage."""
     for number, line in enumerate(lines(store, segment), 1):
         try:
             record = json_of(line)

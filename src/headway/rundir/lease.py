@@ -1,4 +1,7 @@
-"""Who runs a run now. One conditional put decides; the attempt number it carries fences everything written later."""
+"""The lease: which supervisor may run a run now.
+
+One conditional put decides. The attempt number in the lease is the fencing token for everything written later.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +24,30 @@ RENEW_S, STALE_S = 10.0, 60.0
 _URLS = (
     "HEADWAY_RUN_URL",
     "HEADWAY_CLIENT_URL",
-)  # its folder, by its own machine and by its client
+)  # variables that name the run folder, as its own machine and as its client see it
 
 
 class LeaseLost(HeadwayError):
-    """Somebody else runs this now: stop at once and write nothing more."""
+    """Another supervisor has taken over this run: stop at once and write nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     attempt: int
-    holder: str | None  # None: given up
+    holder: str | None  # None: released
     host: str = ""
     boot: str = ""
     pid: int = 0
     started: str = ""
     beat: int = 0
-    spent_s: float = 0.0  # by the run before this holder took it; once a dead holder's lease is freed, its own too
-    renew_s: float = RENEW_S  # seconds that one beat stands for
+    spent_s: float = 0.0  # by the run before this holder took it; includes a dead holder's own once its lease is freed
+    renew_s: float = RENEW_S  # seconds that one beat counts for
 
     @classmethod
     def of(cls, raw: Any) -> Record:
-        """TypeError unless it is a record as we write them: nobody's numbers are taken on trust.
+        """Parse a record. Raises TypeError unless every field has the type that we write.
 
-        A field that is missing was unknown to an earlier Headway; one that we do not know is a later one's.
+        A missing field was unknown to an earlier Headway; an unknown field is a later one's and is ignored.
         """
         names = {field.name for field in fields(cls)}
         found = cls(**{name: value for name, value in {**raw}.items() if name in names})
@@ -56,9 +59,9 @@ class Record:
         return found
 
     def seen_at(self, url: str) -> bool | None:
-        """Whether the process that runs the folder at `url` lives, where this very host can see it; None elsewhere.
+        """Return whether the process that runs the folder at `url` is alive, if this host can see it; otherwise None.
 
-        In a copy of a live run's folder the record names a process that lives, and that runs the other folder.
+        In a copy of a live run's folder, the record names a live process that runs the original folder, not the copy.
         """
         if self.boot != processes.here():
             return None
@@ -68,50 +71,50 @@ class Record:
         return None if labels is None else not labels or any(same_place(label, url) for label in labels)
 
     def labelled_at(self, url: str) -> bool:
-        """Whether a live process of this very host says itself that it runs the folder at `url`."""
+        """Return whether a live process of this host declares in its environment that it runs the folder at `url`."""
         return bool(self.seen_at(url) and self._labels())
 
     def _labels(self) -> list[str] | None:
-        """The folder its process says it runs: none for one started by hand, None where it cannot be asked."""
+        """Return the folders that its process declares: empty if started by hand, None if it cannot be inspected."""
         carried = processes.environment(self.pid)
         return None if carried is None else [carried[name] for name in _URLS if carried.get(name)]
 
 
 def read(store: Store) -> tuple[Record | None, str]:
-    """The record and its version; (None, ABSENT) where nobody ever took it."""
+    """Return the record and its version; (None, ABSENT) if nobody ever took the lease."""
     try:
         version = store.stat(KEY).version
         return Record.of(json_of(store.read(KEY))), version
     except NotThere:
         return None, ABSENT
     except (ValueError, TypeError):
-        # Damaged: its attempt is unknown, so it is replaced by one above every attempt that left a trace.
+        # Damaged: its attempt is unknown. The next holder takes a number above every attempt that has left events.
         return None, store.stat(KEY).version
 
 
 def seconds_spent(events: Sequence[Mapping[str, Any]], record: Record | None) -> float:
-    """Count the seconds that a run has used up, over all attempts. Everybody who needs the number gets it from here.
+    """Count the seconds that a run has spent over all its attempts. The only place where they are counted.
 
-    A holder counts by its own clock, so clocks may jump and waiting in a queue is not counted, and says so in its
-    events. One that was killed has spent what its lease shows: the total when it took it, and its beats.
-    All of these are running totals, of which the largest counts: nothing is added twice, in whatever order it is read.
+    A holder counts by its own clock and records the total in its events, so clocks may jump and time in a queue is not
+    counted. For a holder that was killed, the lease counts: the total when it was taken, plus its beats.
+    All of these are running totals and the maximum is taken, so nothing is counted twice, in whatever order it is read.
     """
     said = max((float(event.get("spent_s") or 0.0) for event in events), default=0.0)
     if record is None:
         return said
     if record.holder is None or _said_last_word(events, record.attempt):
         return max(said, record.spent_s)
-    # Leases of earlier versions do not say from where they count: there the newest attempt's first event does.
+    # Leases of earlier versions do not record where they count from: there the newest attempt's first event does.
     starts = [float(event.get("held_from_s", 0.0)) for event in events if event.get("kind") == "attempt"]
     before = max([record.spent_s, *starts[-1:]])
     return max(said, before + record.beat * record.renew_s)
 
 
 def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = None) -> bool:
-    """Give up the lease for a holder that is gone for certain: nobody need wait for it to go stale.
+    """Release the lease of a holder that is certainly gone, so that nobody has to wait for it to go stale.
 
-    One conditional write frees it and credits what the holder had spent. False, and nothing written, where nobody holds
-    it, where `gone` says that its holder is not, or where it has been written meanwhile (since `version`, if given).
+    One conditional write releases it and credits what the holder had spent. Returns False, with nothing written, if
+    nobody holds it, if `gone(record)` is false, or if it was written meanwhile (since `version`, if given).
     """
     record, found = read(store)
     if record is None or record.holder is None or version not in (None, found) or not gone(record):
@@ -125,7 +128,7 @@ def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = 
 
 
 class Lease:
-    """Held by the supervisor. `attempt` rises with every start of the gang, first or repeated."""
+    """A held lease, owned by the supervisor. `attempt` rises with every start of the ranks, first or repeated."""
 
     def __init__(self, store: Store, record: Record, version: str) -> None:
         self._store, self._record, self._version = store, record, version
@@ -151,17 +154,17 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Lease:
-        """Take it, or raise RunBusy: at once if its holder is seen alive here, or when it is renewed while we wait.
+        """Take the lease. Raises RunBusy: at once if its holder is seen alive here, or if it is renewed while we wait.
 
-        A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree. Whoever calls
-        again after a store's error gives the same `holder` (`new_holder()`): the first call may have succeeded.
-        What a former holder had spent is in the new record: the beats that show it are overwritten by the same put.
+        A lease is stale when it has not changed for `stale_s` of our own clock, so clocks need not agree. To retry
+        after a store error, pass the same `holder` (`new_holder()`): the first call may have succeeded.
+        The new record includes what the former holder had spent: the same put overwrites the beats that show it.
         """
         holder = holder or new_holder()
         while True:
             found, version = read(store)
             if found is not None and found.holder == holder:
-                return cls(store, found, version)  # our own, whose answer was lost
+                return cls(store, found, version)  # our own write, whose response was lost
             seen = found.seen_at(store.url) if found is not None and found.holder is not None else False
             if found is not None and seen is not False:
                 if seen or not wait:
@@ -172,19 +175,19 @@ class Lease:
             try:
                 return cls(store, record, store.write(KEY, _encode(record), when=version))
             except Conflict:
-                continue  # somebody was quicker: look again, and meet a live lease
+                continue  # another process was faster: read again and find a live lease
 
     def renew(self) -> None:
-        """Say that we live. LeaseLost when fenced; a store that is down raises its own error and loses nothing."""
+        """Renew (heartbeat). Raises LeaseLost when fenced; if the store is down, its own error, and nothing is lost."""
         self._put(replace(self._record, beat=self._record.beat + 1))
 
     def advance(self) -> int:
-        """The next attempt, under the same holder: called before the gang is started again in place."""
+        """Begin the next attempt under the same holder: called before the ranks are restarted in place."""
         self._put(replace(self._record, attempt=self._record.attempt + 1))
         return self.attempt
 
     def release(self, spent_s: float | None = None) -> None:
-        """Give it up. `spent_s` is the run's total, from a holder whose events have not said it."""
+        """Release the lease. `spent_s` is the run's total, from a holder whose events do not include it."""
         total = self._record.spent_s if spent_s is None else spent_s
         self._put(replace(self._record, holder=None, spent_s=total))
 
@@ -197,7 +200,7 @@ class Lease:
                 raise LeaseLost(
                     "this run was taken over by another start of it", where=self._store.url, fix="headway ps"
                 ) from None
-            self._version = version  # our own write, whose answer was lost
+            self._version = version  # our own write, whose response was lost
             if found != record:
                 self._version = self._store.write(KEY, _encode(record), when=version)
         self._record = record
@@ -235,26 +238,26 @@ def _next_attempt(store: Store, found: Record | None) -> int:
 
 
 def new_holder() -> str:
-    """A name that nobody else has."""
+    """Return a unique holder name."""
     pid = os.getpid()
     return f"{socket.gethostname()}-{pid}-{processes.started(pid)}-{os.urandom(4).hex()}"
 
 
 def _credited(store: Store, found: Record | None) -> float:
-    """The run's total with what this record shows, before it is replaced."""
+    """Return the run's total including what this record shows, before the record is replaced."""
     if found is None:
         return 0.0
     if found.holder is None:
         return found.spent_s
     try:
         events = RunFolder(store).events()
-    except BadPlan:  # damaged: a supervisor reads them again under its lease, and says so in the folder
+    except BadPlan:  # damaged: the supervisor reads them again under its lease and reports it in the folder
         events = []
     return seconds_spent(events, found)
 
 
 def _said_last_word(events: Sequence[Mapping[str, Any]], attempt: int) -> bool:
-    """Whether that attempt has said how it ended, and what was spent by then."""
+    """Return whether that attempt has recorded its end, and with it what was spent."""
     return any(
         event.get("kind") == "ended" and event.get("attempt") == attempt and "spent_s" in event for event in events
     )

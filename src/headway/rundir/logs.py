@@ -1,7 +1,7 @@
-"""What a run printed, complete and in order, from before it starts to its end. Each line once.
+"""Follow a run's log: every line once and in order, from before the run starts to its end.
 
-A rank's lines are in two places: the spool on the machine that runs it, at once, and the segments in the run folder,
-a little later. Both hold the same lines in the same order, so a count of lines is a position in either.
+A rank's lines are in two places: at once in the spool on the machine that runs it, and a little later in the segments
+in the run folder. Both hold the same lines in the same order, so a line count is a position in either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from headway.core.types import LogLine
 from headway.rundir.layout import RunFolder, Segment, lines, parse_log, rank_of, segments
 
-POLL_S, FAR_POLL_S = 0.2, 1.0  # of the spool on this machine, of the folder elsewhere
+POLL_S, FAR_POLL_S = 0.2, 1.0  # poll interval of a spool on this machine, and of a remote folder
 Key = tuple[int, str]  # attempt, writer
 _SPOOLED = re.compile(r"a(\d{4,})-([a-z]\d*)\.log")
 
@@ -29,10 +29,10 @@ def tail(
     rank: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
-    """Every line there is; then, with `over` (asks whether the run has ended), every line there will be."""
+    """Yield all lines so far; then, if `over` is given (returns whether the run has ended), new lines until the end."""
     tailed = _Tail(folder, spool)
     while True:
-        last = over is None or over()  # asked before reading: what was printed before the end is then there to read
+        last = over is None or over()  # checked before reading: lines printed before the end can then be read
         tailed.discover()
         yield from tailed.fresh(rank, last)
         if last:
@@ -41,7 +41,7 @@ def tail(
 
 
 class _Tail:
-    """The streams of a run: one for each rank of each attempt."""
+    """The log streams of a run: one per rank and attempt."""
 
     def __init__(self, folder: RunFolder, spool: Path | None) -> None:
         self._folder, self._spool = folder, spool
@@ -51,7 +51,7 @@ class _Tail:
 
     def discover(self) -> None:
         lost = self._find_spools()
-        # A live spool says it all; listing a bucket five times a second would not be free.
+        # A live spool is complete; listing a bucket five times a second would not be free.
         if lost or not self.spooled or not self._listed:
             self._find_segments()
             self._listed = True
@@ -66,7 +66,7 @@ class _Tail:
             yield from merge(*chosen, key=lambda line: line.time)
 
     def _find_spools(self) -> set[Key]:
-        """Look into the spool folder; the streams whose file has gone since."""
+        """Scan the spool folder; return the streams whose file has disappeared since the last scan."""
         before, self.spooled = self.spooled, set()
         for path in sorted(self._spool.glob("*.log")) if self._spool is not None else []:
             match = _SPOOLED.fullmatch(path.name)
@@ -91,13 +91,13 @@ class _Tail:
 
 @dataclass
 class _Stream:
-    """One rank's lines in one attempt, and how far they have been read."""
+    """One rank's lines in one attempt, and the read position."""
 
     folder: RunFolder
     rank: int
     spool: Path | None = None
     parts: list[Segment] = field(default_factory=list)
-    taken: int = 0  # lines handed out, from either place
+    taken: int = 0  # lines yielded, from either place
     offset: int = 0  # bytes of the spool read …
     spooled: int = 0  # … and the lines in them
     passed: int = 0  # segments read to their end …
@@ -112,17 +112,17 @@ class _Stream:
         assert self.spool is not None
         try:
             file = self.spool.open("rb")
-        except OSError:  # removed since it was listed: the segments have it all
+        except OSError:  # removed since it was listed: the segments have everything
             yield from self._from_segments()
             return
         with file:
             file.seek(self.offset)
             for raw in file:
                 if not raw.endswith(b"\n") and not last:
-                    return  # half a line: the rest is still being written
+                    return  # an incomplete line: the rest is still being written
                 self.offset += len(raw)
                 self.spooled += 1
-                if self.spooled > self.taken:  # else it has been handed out from the segments already
+                if self.spooled > self.taken:  # else it has already been yielded from the segments
                     self.taken = self.spooled
                     yield raw.decode("utf-8", "replace").rstrip("\n")
 

@@ -1,7 +1,7 @@
-"""Telling people how a run ended: a Slack-compatible webhook, or a command on the machine that watches. Never fatal.
+"""Notifications of a run's end: a Slack-compatible webhook, or a command on the machine that watches. Never fatal.
 
-The supervisor posts to the webhook, wherever it runs, so a detached run is announced too. A run that went away without
-a last word is announced by whoever finds that out.
+The supervisor posts to the webhook, wherever it runs, so detached runs are announced too. A run that ended without an
+`ended` event is announced by the client that first notices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.rundir.layout import RunFolder
 
-WEBHOOK = "HEADWAY_WEBHOOK"  # the secret by which a plan brings the webhook's address to the run
+WEBHOOK = "HEADWAY_WEBHOOK"  # name of the secret by which the webhook's address reaches the run
 PATIENCE_S, COMMAND_S = 10.0, 60.0
 Say = Callable[[str], None]
 _MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}
@@ -28,7 +28,7 @@ _MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notification:
-    """What is told. Holds no secrets: reasons have been through the log's redaction."""
+    """The message to send. Holds no secrets: reasons have been through the log's redaction."""
 
     event: str  # finished, failed, budget, stopped, lost
     run: str
@@ -67,7 +67,7 @@ class Notification:
 
 
 def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, say: Say) -> None:
-    """On the machine that watches: the command; and the webhook, where the run could not do so itself."""
+    """Notify from the watching machine: run the command; post to the webhook if the run could not do so itself."""
     if wanted.get("command"):
         run_command(str(wanted["command"]), notice, say)
     if wanted.get("webhook") and lost:
@@ -80,8 +80,8 @@ def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, 
 
 
 def post(url: str, notice: Notification, say: Say) -> None:
-    """`{"text": …}` and the notice's fields beside it: Slack, Mattermost and Discord's /slack take it as it is."""
-    from urllib.request import Request, urlopen  # some milliseconds, which only who tells somebody pays
+    """Post `{"text": …}` with the notice's fields beside it: accepted by Slack, Mattermost and Discord's /slack."""
+    from urllib.request import Request, urlopen  # costs milliseconds: imported only when needed
 
     try:
         if not url.startswith(("https://", "http://")):
@@ -95,7 +95,7 @@ def post(url: str, notice: Notification, say: Say) -> None:
 
 
 def run_command(command: str, notice: Notification, say: Say) -> None:
-    """By /bin/sh, as it stands in the job file. What happened is in its environment, never in its words."""
+    """Run the job file's command with /bin/sh. The notice is passed in environment variables, never in the command."""
     told = {f"HEADWAY_{key.upper()}": "" if value is None else str(value) for key, value in asdict(notice).items()}
     try:
         done = subprocess.run(

@@ -1,4 +1,7 @@
-"""Finding a run, and saying where it stands, from its folder alone. No target is asked and nothing is spent."""
+"""Find a run and determine its status from its folder alone, without asking a target or spending anything.
+
+Also the helpers that targets share: paths on this machine, end-of-run checks, freeing a dead holder's lease.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ if TYPE_CHECKING:
 
 
 LAST = "last"
-SHOWN = 10  # candidates in a message
+SHOWN = 10  # candidates listed in an error message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRef:
-    """A run that somebody named. Whether its folder is whole is found out by opening it."""
+    """A reference to a run by name and URL. Opening it shows whether its folder is complete."""
 
     name: str
     url: str
@@ -40,7 +43,7 @@ class RunRef:
 
 
 def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("runs",)) -> RunRef:
-    """The run meant by a name, a unique prefix, `last`, a folder or a URL.
+    """Find the run for a name, a unique prefix, `last`, a folder or a URL.
 
     Names are looked up in this machine's index, then as folders below `outputs`.
     """
@@ -62,7 +65,7 @@ def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("
     for place in (*(Path(output) / text for output in outputs if "://" not in output), Path(text)):
         if (place / PLAN).is_file():
             return _folder(place)
-    if exact:  # never another run whose name merely begins like this one's
+    if exact:  # never fall back to another run whose name has this one as a prefix
         raise UnknownRun(f"the folder of {text} is gone: {exact[0].url}", fix="headway ps")
     raise _unknown(text, ledger)
 
@@ -91,7 +94,7 @@ def _ref(row: Row) -> RunRef:
 
 
 def _present(rows: Iterable[Row]) -> list[Row]:
-    """Without runs whose folder was on this machine and has been deleted."""
+    """Leave out runs whose folder was on this machine and has been deleted."""
     return [row for row in rows if (path := local_path(row.url)) is None or (path / PLAN).is_file()]
 
 
@@ -112,14 +115,14 @@ def _unknown(text: str, ledger: Ledger) -> UnknownRun:
 
 
 def rows_below(outputs: str) -> Iterator[Row]:
-    """A row of the index for every run in this folder or bucket. What cannot be read is passed over."""
+    """Yield an index row for every run in this folder or bucket. Unreadable runs are skipped."""
     root = open_store(outputs)
     rows = (row_of(RunFolder(open_store(join(root.url, name)))) for name in subfolders(root))
     yield from (row for row in rows if row is not None)
 
 
 def row_of(folder: RunFolder) -> Row | None:
-    """This run as the index lists it. None for half a folder, or somebody else's: the index is no place to complain."""
+    """Return the run's index row; None for an incomplete or foreign folder (the index does not report errors)."""
     try:
         plan, known, status = folder.plan(), submission.read(folder), folder_status(folder)
     except (HeadwayError, ValueError):
@@ -136,7 +139,7 @@ def row_of(folder: RunFolder) -> Row | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusInputs:
-    """What a run's folder says. `end` is how the newest attempt says it ended."""
+    """The facts in a run's folder that determine its status. `end` is the newest attempt's recorded end."""
 
     end: Status | None
     started: bool  # an attempt has begun since the last submission
@@ -144,7 +147,7 @@ class StatusInputs:
 
 
 def evidence(folder: RunFolder) -> StatusInputs:
-    """Read in an order that cannot miss an end: who holds the run first, its last words after."""
+    """Read the status inputs, the lease before the events: in that order an end cannot be missed."""
     record, _ = lease.read(folder.store)
     after = submission.attempts_before(submission.read(folder))
     newest, event = _last_word(folder.store, record.attempt if record else 0)
@@ -153,7 +156,7 @@ def evidence(folder: RunFolder) -> StatusInputs:
 
 
 def folder_status(folder: RunFolder) -> Status:
-    """Where the run stands, as far as its folder can tell."""
+    """Return the run's status as far as its folder shows it."""
     seen = evidence(folder)
     if seen.end is not None:
         return seen.end
@@ -162,9 +165,9 @@ def folder_status(folder: RunFolder) -> Status:
     if seen.lease.holder is None:
         return Status(state=State.LOST, reason="gave up the run without saying how it ended")
     alive = seen.lease.seen_at(folder.url)
-    # A working copy on a host names the client's folder too, and is run by its own supervisor.
+    # A working copy on a remote host names the client's folder too, and is run by its own supervisor.
     original = "" if seen.lease.labelled_at(folder.url) else submission.copied_from(folder)
-    if original:  # the lease is the original's: nobody has started this one
+    if original:  # the lease belongs to the original: nobody has started this copy
         return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
     if alive is False:
         return Status(state=State.LOST, reason=f"killed: process {seen.lease.pid} is gone without a last word")
@@ -173,7 +176,7 @@ def folder_status(folder: RunFolder) -> Status:
 
 
 class StatusPoller:
-    """`folder_status` by an observer who stays: it also notices a lease that nobody renews any more."""
+    """`folder_status`, polled: also notices a lease that is no longer renewed."""
 
     def __init__(
         self, folder: RunFolder, *, stale_s: float = lease.STALE_S, clock: Callable[[], float] = time.monotonic
@@ -200,7 +203,7 @@ def newest_attempt(folder: RunFolder) -> int:
 
 
 def _last_word(store: Store, held: int) -> tuple[int, dict[str, Any] | None]:
-    """The newest attempt, and its `ended` event if it has one. Reads one segment a writer, however long the run."""
+    """Return the newest attempt, and its `ended` event if any. Reads one segment per writer, however long the run."""
     every = segments(store, "events")
     newest = max([held, *(segment.attempt for segment in every)])
     final = {segment.writer: segment for segment in every if segment.attempt == newest}
@@ -213,7 +216,7 @@ def _last_word(store: Store, held: int) -> tuple[int, dict[str, Any] | None]:
 
 
 def _event(line: str, where: str) -> dict[str, Any]:
-    """Of anything but an object, nothing: it is somebody else's. No JSON at all is damage."""
+    """Parse one event; {} for JSON that is not an object (not ours). Raises BadPlan for a line that is not JSON."""
     try:
         event = json_of(line)
     except ValueError as error:
@@ -229,16 +232,16 @@ def _farewell(event: dict[str, Any], folder: RunFolder) -> Status:
     return Status(state=state, reason=str(event.get("reason") or ""), exit_code=event.get("exit_code"))
 
 
-# What the targets on this very machine share: where a run keeps its files here, what its folder says of its end.
+# Shared by targets on this machine
 
 
-GRACE_S = 30.0  # where the plan cannot be read
-FAREWELL_S = 10.0  # beyond the grace period, for a supervisor whose last words meet a slow disk
-LEAVING_S = 3.0  # for what is left of a run that has said how it ended
+GRACE_S = 30.0  # grace period where the plan cannot be read
+FAREWELL_S = 10.0  # beyond the grace period, for a supervisor that writes its last records to a slow disk
+LEAVING_S = 3.0  # for the remaining processes of a run that has recorded its end
 
 
 def run_url(outputs: str, run: str) -> str:
-    """The one spelling of a run folder's place: it is a label, and labels are compared."""
+    """Return a run folder's canonical URL: it is used as a label, and labels are compared."""
     folder = local_path(join(outputs, run))
     return join(outputs, run) if folder is None else str(folder)
 
@@ -248,7 +251,7 @@ def folder_of(handle: Handle) -> RunFolder:
 
 
 def place_of(url: str, kind: str) -> Path:
-    """Where a run keeps its files on this machine: in its folder, or in our state folder for one in a bucket."""
+    """Return where a run keeps local files: in its folder, or in our state folder if its folder is in a bucket."""
     folder = local_path(url)
     if folder is not None:
         return folder / kind
@@ -259,7 +262,7 @@ def place_of(url: str, kind: str) -> Path:
 def unwritable(outputs: str) -> list[Problem]:
     folder = local_path(outputs)
     if folder is None:
-        return []  # a bucket says no at launch, before anything is started: asking here would need credentials
+        return []  # a bucket is checked at launch, before anything is started: checking here would need credentials
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
@@ -270,7 +273,7 @@ def unwritable(outputs: str) -> list[Problem]:
 def has_ended(handle: Handle) -> bool:
     try:
         return evidence(folder_of(handle)).end is not None
-    except HeadwayError:  # no folder, or no way to it: what runs here must be stoppable all the same
+    except HeadwayError:  # no folder, or not reachable: processes on this machine must be stoppable all the same
         return False
 
 
@@ -282,16 +285,16 @@ def grace_s(handle: Handle) -> float:
 
 
 def about_key_files(job: Job) -> Iterator[str]:
-    """A key is valid wherever it is copied to, and for years; what a machine is given by its cloud is not."""
+    """Note key files: a key stays valid for years wherever it is copied; a cloud machine's own identity does not."""
     for name, secret in job.secrets.items():
         if secret.as_ == "file" and "CREDENTIALS" in name:
             yield f"secrets.{name}: a key file works; a machine of that cloud has an identity of its own and needs none"
 
 
-# What targets share whose runs go on out of sight: when a run that is followed is over, and what its holder left.
+# Shared by targets whose processes run on other machines
 
 
-FOR_GOOD: Final = (State.FINISHED, State.FAILED, State.BUDGET)  # what is not started again by itself
+FOR_GOOD: Final = (State.FINISHED, State.FAILED, State.BUDGET)  # final: the platform does not restart these
 
 
 def over(
@@ -302,9 +305,10 @@ def over(
     ask_s: float,
     hint: Callable[[], bool] = lambda: False,
 ) -> Callable[[], bool]:
-    """Whether the run has ended. Its folder is read every `look_s`, `status` asked every `ask_s`: it serves others too.
+    """Return a function that tells whether the run has ended.
 
-    `hint` says, cheaply, that asking sooner is worth it.
+    It reads the folder every `look_s` and calls `status` every `ask_s`, which is longer because the API behind it is
+    shared with others. `hint` tells cheaply that calling `status` sooner is worthwhile.
     """
     looked = asked = -ask_s
 
@@ -325,7 +329,7 @@ def over(
 
 
 def next_start(handle: Handle, *, started: bool) -> str:
-    """What becomes of a run that is started again by its place, as the end of a sentence. Empty before its first."""
+    """Say, as the end of a sentence, what happens when the platform restarts the run. Empty before its first start."""
     if not started:
         return ""
     try:
@@ -338,17 +342,17 @@ def next_start(handle: Handle, *, started: bool) -> str:
 
 
 def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None = None) -> None:
-    """Its holder is gone for certain: nobody need wait, on machines that are billed, for the lease to go stale."""
+    """Release the lease of a holder that is certainly gone, so that no billed machine waits for it to go stale."""
     try:
         folder = folder_of(handle)
         lease.free(folder.store, gone or (lambda record: not record.seen_at(folder.url)))
     except HeadwayError:
-        pass  # no folder, or no way to it: it goes stale by itself
+        pass  # no folder, or not reachable: the lease goes stale by itself
 
 
 def ended_or_never_started(handle: Handle) -> bool:
     try:
         found = evidence(folder_of(handle))
-    except HeadwayError:  # no folder, or no way to it: be patient with whatever it is doing
+    except HeadwayError:  # no folder, or not reachable: assume that it still runs
         return False
     return found.end is not None or not found.started

@@ -1,7 +1,8 @@
-"""intent.json: what is about to be created, written before the first request, so that whatever was can be found.
+"""intent.json: what is about to be created, written before the first request, so that everything created can be found.
 
-{"target", "kind", "options", "run", "url", "created_at", "attempts": [{"at", "by", "after"}], "details"}: one entry for
-each start asked for. `after` is the newest attempt before it: only a later one answers it.
+{"target", "kind", "options", "run", "url", "created_at", "attempts": [{"at", "by", "after"}], "details"}: one entry per
+requested start. `after` is the newest attempt before it: only a later attempt belongs to that start.
+Also the owner id that marks what this user's Headway creates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def now() -> str:
 
 
 def unix(text: object) -> float:
-    """Seconds of a time that `now` wrote; 0 for anything else."""
+    """Parse a time that `now` wrote into Unix seconds; 0 for anything else."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -38,21 +39,21 @@ def who() -> str:
 
 
 def announce(folder: RunFolder, plan: Plan) -> dict[str, Any]:
-    """Record the first start of a run, before it is made."""
+    """Record the first start of a run before it is submitted."""
     intent = {**_of_plan(plan, folder), "attempts": [_start(after=0)]}
     folder.create_json(INTENT, intent)
     return intent
 
 
 def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, code: str = "recorded") -> None:
-    """Record another start, with `plan` on another target than before. Of two at once, one is RunBusy."""
+    """Record another start; `plan` is given if it is on another target. Of two at once, one raises RunBusy."""
     try:
         version = folder.store.stat(INTENT).version
         intent = read(folder)
     except NotThere:
         version, intent = ABSENT, read(folder)
     start = _start(after=after)
-    if origin(folder, intent):  # what its details name belongs to the folder of which this is a copy
+    if origin(folder, intent):  # this folder is a copy: the details name the original's resources
         intent = {**intent, "run": folder.name, "url": folder.url, "details": {}}
     if plan is not None:
         moved = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
@@ -66,7 +67,7 @@ def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, c
 
 
 def withdraw(folder: RunFolder, why: BaseException) -> None:
-    """The last start failed and left nothing: the run stands where it stood before."""
+    """Mark the last start as failed with nothing left, so that the run's state is as it was before."""
     intent = read(folder)
     intent["attempts"][-1]["failed"] = str(why) or type(why).__name__
     folder.write_json(INTENT, intent)
@@ -77,18 +78,18 @@ def keep(folder: RunFolder, handle: Handle) -> None:
 
 
 def read(folder: RunFolder) -> dict[str, Any]:
-    """The record; where the launcher was killed before writing it, or it is damaged, as much as the plan says."""
+    """Read the record; if it is missing (the launcher was killed first) or damaged, rebuild it from the plan."""
     try:
         intent = folder.read_json(INTENT)
         if intent is not None and _whole(intent):
             return intent
     except BadPlan:
-        pass  # the plan is whole, or its own damage is what gets said
+        pass  # rebuild it from the plan; if that is damaged too, reading it raises
     return {**_of_plan(folder.plan(), folder), "attempts": []}
 
 
 def _whole(intent: dict[str, Any]) -> bool:
-    """Whether everything is there that a reader relies on."""
+    """Return whether all required fields are present and well-formed."""
     starts = intent.get("attempts")
     return (
         all(isinstance(intent.get(key), str) for key in ("target", "kind"))
@@ -99,31 +100,31 @@ def _whole(intent: dict[str, Any]) -> bool:
 
 
 def attempts_before(intent: dict[str, Any]) -> int:
-    """The newest attempt at the time of the last start that was not withdrawn."""
+    """Return the newest attempt at the time of the last start that was not withdrawn."""
     starts = [entry for entry in intent["attempts"] if not entry.get("failed")]
     return int(starts[-1]["after"]) if starts else 0
 
 
 def origin(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
-    """The folder for which the record was written; empty where it is this one, however its path is spelled.
+    """Return the folder for which the record was written; empty if it is this one, however its path is spelled.
 
-    Another one: this folder was copied or moved since its last start, or is seen here under another path.
+    It is another one if this folder was copied or moved since its last start, or is mounted here under another path.
     """
     try:
         url = str((read(folder) if intent is None else intent).get("url") or "")
-    except HeadwayError:  # no record to go by
+    except HeadwayError:  # no record
         return ""
     return "" if not url or same_place(url, folder.url) else url
 
 
 def copied_from(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
-    """The folder of which this one is certainly a copy: its record names it, and it is still there. Else empty."""
+    """Return the folder of which this one is certainly a copy: the record names it and it still exists. Else empty."""
     there = origin(folder, intent)
     return there if there and is_run(there) else ""
 
 
 def is_run(url: str) -> bool:
-    """Whether a run folder can be seen there."""
+    """Return whether there is a readable run folder at `url`."""
     try:
         open_store(url).stat(PLAN)
     except HeadwayError:
@@ -146,7 +147,7 @@ def _start(*, after: int) -> dict[str, Any]:
     return {"at": now(), "by": who(), "after": after}
 
 
-# Whose something is: an id of this user's Headway, made once in its home folder, and a name for people to read.
+# Owner: an id per Headway state folder, made once, and a readable name
 
 
 FILE = "owner"
@@ -154,19 +155,19 @@ FILE = "owner"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """What `headway gc` goes by: it removes nothing that carries another owner's id."""
+    """The owner of a resource. `headway gc` removes nothing that carries another owner's id."""
 
-    id: str  # 16 hexadecimal digits: fits every target's labels; empty where none could be kept
+    id: str  # 16 hexadecimal digits: valid as a label on every target; empty if none could be stored
     name: str  # alice@host-7
 
 
 def owner() -> Owner:
-    """Us. Makes the id at the first call; where the home folder cannot be written there is none, and that is logged."""
+    """Return this user's owner, making the id at the first call. If it cannot be stored, logs that; the id is empty."""
     return Owner(id=known_id() or _made(), name=who())
 
 
 def known_id() -> str:
-    """Our id; empty where nothing was ever started from this home folder."""
+    """Return our id; empty if nothing was ever started from this state folder."""
     try:
         return (home() / FILE).read_text().strip()
     except (OSError, ValueError):
@@ -174,11 +175,11 @@ def known_id() -> str:
 
 
 def _made() -> str:
-    """A new id, kept. Of two processes at once, both take the one that was first."""
+    """Make and store a new id. Of two processes at once, both take the one written first."""
     try:
         open_store(str(home())).write(FILE, f"{os.urandom(8).hex()}\n".encode(), when=ABSENT)
     except Conflict:
-        pass  # another process was quicker
+        pass  # another process was faster
     except StoreError as error:
         logging.getLogger("headway").warning(
             f"what this run makes cannot be marked as yours, so headway gc will not remove it: {error}"

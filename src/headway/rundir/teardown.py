@@ -1,4 +1,8 @@
-"""teardown.json: what was created, what was removed, and what a second look found. An empty `left`: nothing is left."""
+"""teardown.json: what was created, what was removed, and what a second listing found (empty `left`: nothing).
+
+Also `--keep-on-failure 60m`: after a failure, the run's machines stay up for that long for inspection. The supervisor
+waits that long after recording how the run ended, so billing stops without anybody's help.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,6 @@ from headway.rundir.layout import RECEIPT, RunFolder
 from headway.rundir.status import newest_attempt
 from headway.rundir.submission import copied_from, now, unix, who
 
-# `--keep-on-failure 60m`: after a failure the place stays as it is for so long, to look around in; then it ends.
-#
-# The supervisor waits that long after it has said how the run ended, so the end needs nobody: the billing stops with
-# it.
-
-
 KEEP = "HEADWAY_KEEP_ON_FAILURE_S"  # in the plan's variables; read by the supervisor
 
 
@@ -30,7 +28,7 @@ def keep_s(plan: Plan) -> float:
 
 
 def kept_until(folder: RunFolder, *, now: float | None = None) -> float | None:
-    """Unix seconds until which a failed run's place is kept; None where it is not, or no longer."""
+    """Return the Unix time until which a failed run's machines are kept; None if they are not, or no longer."""
     try:
         plan, ended, spent = folder.plan(), folder.ended(), spent_s(folder)
     except HeadwayError:
@@ -43,13 +41,13 @@ def kept_until(folder: RunFolder, *, now: float | None = None) -> float | None:
 
 
 def _bounded(seconds: float, plan: Plan, spent: float) -> float:
-    """Never beyond the budget."""
+    """Limit the time to what is left of the budget."""
     budget = plan.limits.budget_s
     return seconds if budget is None else max(0.0, min(seconds, budget - spent))
 
 
 def words(folder: RunFolder, until: float) -> str:
-    """What a person must know of something that is kept."""
+    """Describe a kept run for the user: until when, at what cost, and how to end it."""
     left = max(0.0, until - time.time())
     rate = rate_usd(folder.plan())
     cost = f", at most ${left / 3600 * rate:.2f} more" if rate else ""
@@ -59,7 +57,7 @@ def words(folder: RunFolder, until: float) -> str:
 
 
 def written(folder: RunFolder) -> Receipt | None:
-    """The receipt of the newest attempt, if one was written and nothing was left."""
+    """Return the newest attempt's receipt, if one was written and nothing was left."""
     known = _known(folder)
     if known is None or known["left"] or known["attempt"] < newest_attempt(folder):
         return None
@@ -67,7 +65,7 @@ def written(folder: RunFolder) -> Receipt | None:
 
 
 def write(folder: RunFolder, receipt: Receipt) -> Receipt:
-    """Put it into the run's folder. A second one for the same attempt adds to the first."""
+    """Write the receipt into the run folder, merged with an earlier one of the same attempt."""
     attempt = newest_attempt(folder)
     known = _known(folder)
     if known is not None and known["attempt"] == attempt:
@@ -96,7 +94,7 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
 def _known(folder: RunFolder) -> dict[str, Any] | None:
     try:
         known = folder.read_json(RECEIPT)
-    except BadPlan:  # damaged: whoever asks looks again, and writes a whole one
+    except BadPlan:  # damaged: callers list again and write a complete one
         return None
     return known if known and known.keys() >= {"run", "attempt", "created", "removed", "left"} else None
 

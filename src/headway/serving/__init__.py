@@ -1,1 +1,1 @@
-"""One server for every recipe, made from a bundle alone."""
+"""An HTTP model server that needs only a bundle, for every recipe."""

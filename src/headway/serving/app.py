@@ -1,4 +1,7 @@
-"""The server's routes: Vertex AI's contract, KServe's two protocols, uploads, health, metrics and the pages."""
+"""The model server's routes.
+
+They are Vertex AI's contract, KServe's two protocols, uploads, health, Prometheus metrics and the pages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from headway.serving.batching import Batcher
 from headway.serving.inputs import Fetch, Limits, Reader
 from headway.serving.openapi import described, page
 
-# What a server tells Prometheus.
+# Prometheus metrics
 
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,7 +39,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Gauges:
-    """A registry of its own, so that two servers in one process do not share numbers."""
+    """Prometheus metrics, in their own registry, so that two servers in one process do not share them."""
 
     def __init__(self) -> None:
         self._registry = made = CollectorRegistry()
@@ -59,7 +62,7 @@ class Gauges:
         return generate_latest(self._registry)
 
 
-# Where the files of the try-out page lie.
+# Files of the demo page
 
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -73,10 +76,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a model is served, besides the model itself."""
+    """Settings of a server, apart from the model."""
 
     name: str
-    card: Mapping[str, Any] = field(default_factory=dict)  # what the try-out page says about it
+    card: Mapping[str, Any] = field(default_factory=dict)  # shown on the demo page
     limits: Limits = field(default_factory=Limits)
     predict_route: str = "/predict"
     health_route: str = "/health"
@@ -85,7 +88,7 @@ class Settings:
 
 
 class Server:
-    """One model, its queue and its state: loading, ready or draining."""
+    """One model with its queue and its state: loading, ready or draining."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self.settings, self.service, self.gauges = settings, service, Gauges()
@@ -117,7 +120,7 @@ class Server:
         return self._batcher is not None and not self.draining
 
     async def predictions(self, body: Any) -> list[dict[str, Any]]:
-        """Read, prepare and answer everything in `{"instances": […], "parameters": {…}}`, within the time allowed."""
+        """Read, prepare and answer everything in `{"instances": […], "parameters": {…}}` within the time limit."""
         instances = self._reader.instances_of(body)
         explain = _explain(body.get("parameters"))
         if self._batcher is None:
@@ -144,12 +147,12 @@ class Server:
         try:
             return self.service.prepare(read)
         except PredictionError as refusal:
-            refusal.at = refusal.at or at  # a recipe does not know which of many this is
+            refusal.at = refusal.at or at  # a recipe does not know the instance's index
             raise
 
 
 def application(server: Server) -> Starlette:
-    """All routes of one server. It takes requests from its start-up to its shutdown."""
+    """Build the ASGI application with all routes. It accepts requests from start-up to shutdown."""
     handle = _Handlers(server)
     name, settings = server.settings.name, server.settings
 
@@ -238,7 +241,7 @@ class _Handlers:
         return Response(INDEX.read_bytes(), media_type="text/html", headers=_PAGE)
 
 
-# A page of ours runs our own scripts only, shows in nobody's frame, and sends nothing elsewhere.
+# Pages run only the server's own scripts, cannot be framed, and send nothing to other sites.
 _PAGE = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -248,7 +251,7 @@ _PAGE = {
 
 
 def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Handler:
-    """The token is checked, problems become answers, and everything is counted and logged."""
+    """Wrap a handler: check the token, map errors to responses, count and log the request."""
 
     async def guarded(request: Request) -> Response:
         began = time.perf_counter()
@@ -260,7 +263,7 @@ def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Han
             response = _problem(refusal)
         except ClientDisconnect:
             response = Response(status_code=499)
-        except Exception:  # a bug of ours must not end the connection without an answer
+        except Exception:  # a bug must not drop the connection without an answer
             log.exception("%s failed", path)
             response = _problem(PredictionError(500, "the server failed; its log says how"))
         seconds = time.perf_counter() - began
@@ -294,7 +297,7 @@ async def _nothing_here(request: Request, error: Any) -> Response:
 
 
 async def _body(request: Request, limits: Limits) -> Any:
-    """JSON, or an upload: a form whose files and fields are one instance."""
+    """Read JSON, or a multipart form whose files and fields are one instance."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         return await _json(request, limits)
     return await _form(request, await _bytes(request, limits))
@@ -314,7 +317,7 @@ def _no_number(text: str) -> Any:
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:
-    """The body, which ends the reading as soon as it is too long, whatever its header says."""
+    """Read the body; stop as soon as it exceeds the limit, whatever Content-Length says."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

@@ -1,7 +1,7 @@
-"""Requests that come together are answered together, and one that comes alone does not wait.
+"""Dynamic batching of requests for one model, and the choice of torch's thread count.
 
-While the model works on a batch, what arrives queues up; when it is done, all that waits (up to `batch`) is the next
-one. So the batch grows with the load by itself, and no request is held back to wait for company.
+While the model works on a batch, new requests queue up; then all that wait (up to `batch`) form the next one. So the
+batch size follows the load, and no request is delayed to fill a batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class ThroughputEstimate:
-    """How fast answers come, so that a refused client can be told when to come back."""
+    """Moving average of seconds per input, for the Retry-After header of refused requests."""
 
     seconds_each: float = 0.05
 
@@ -42,12 +42,12 @@ class ThroughputEstimate:
 
 
 class Batcher:
-    """Owns the model's one thread. `ask` is called on the event loop."""
+    """Queues inputs and runs the model in one thread of its own. Call `ask` on the event loop."""
 
     def __init__(self, work: Work, *, batch: int, queue: int, told: Callable[[int, float], None]) -> None:
         self._work, self._batch, self._queue, self._told = work, batch, queue, told
         self._waiting: deque[_Asked] = deque()
-        self._held = 0  # places for inputs that are being decoded
+        self._held = 0  # reserved for inputs that are being decoded
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._pace = ThroughputEstimate()
@@ -61,7 +61,7 @@ class Batcher:
         self._loop_task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the thread; whoever still waits is told."""
+        """Stop the thread; waiting requests fail with 503."""
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
@@ -73,9 +73,11 @@ class Batcher:
 
     @contextmanager
     def room_for(self, more: int) -> Iterator[None]:
-        """Holds places while inputs are decoded. A Refusal with 429 when there are none: before anything is decoded.
+        """Reserve places in the queue while inputs are decoded.
 
-        What is being decoded counts as well as what waits: else a crowd that comes at once would all be let in.
+        Raises PredictionError 429 if it is full, before anything is decoded.
+
+        Inputs being decoded count as well as waiting ones, so that a burst of requests cannot exceed the limit.
         """
         taken = len(self._waiting) + self._held
         if more > self._queue:
@@ -91,14 +93,14 @@ class Batcher:
             self._held -= more
 
     async def ask(self, prepared: Sequence[Any], *, explain: bool) -> list[Any]:
-        """The answers to these inputs, in order. Whoever stops waiting (time-out, gone) costs no model time."""
+        """Return the answers to these inputs, in order. Cancelled requests (timeout, disconnect) cost no model time."""
         loop = asyncio.get_running_loop()
         asked = [_Asked(each, explain, loop.create_future()) for each in prepared]
         self._waiting.extend(asked)
         self._arrived.set()
         try:
             return list(await asyncio.gather(*(each.answer for each in asked)))
-        except BaseException:  # a time-out or a client that has gone too: nobody waits for these any more
+        except BaseException:  # also a timeout or a disconnect: nobody waits for these any more
             for each in asked:
                 each.answer.cancel()
             raise
@@ -120,7 +122,7 @@ class Batcher:
                 _deliver(asked.answer, answer)
 
     def _next(self) -> list[_Asked]:
-        """The oldest that somebody still waits for; those of a batch are explained or not, all alike."""
+        """Return the next batch, oldest first, without cancelled inputs; all of a batch have the same `explain`."""
         batch: list[_Asked] = []
         while self._waiting and len(batch) < self._batch:
             first = self._waiting[0]
@@ -133,10 +135,13 @@ class Batcher:
         return batch
 
     def _answers(self, batch: list[_Asked]) -> list[Any]:
-        """In the model's thread. One bad input spoils its own answer, not those of its batch."""
+        """Run the model on a batch, in its thread.
+
+        If it fails, run each input alone, so that a bad input fails only itself.
+        """
         try:
             return self._work([each.prepared for each in batch], batch[0].explain)
-        except Exception as error:  # whatever the model raises is that input's answer, and is logged
+        except Exception as error:  # any error of the model becomes that input's answer, and is logged
             if len(batch) == 1:
                 log.exception("the model failed")
                 return [error]
@@ -145,7 +150,7 @@ class Batcher:
 
 def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
     if answer.done():
-        return  # whoever asked has gone
+        return  # the client is gone
     if isinstance(value, PredictionError):
         answer.set_exception(value)
     elif isinstance(value, Exception):
@@ -154,24 +159,29 @@ def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
         answer.set_result(value)
 
 
-# How many threads torch answers with: as many as were fastest at this very start.
-#
-# A small model's threads wait for each other longer than they work, and a neighbour on one of the cores makes that
-# many times worse. What is faster depends on the model and the machine, so that it is tried.
+# Choice of torch's thread count: measured at each start, because it depends on the model and the machine. Threads of a
+# small model wait for each other longer than they compute, and another process on one of the cores makes that many
+# times worse.
 
 
-_TOGETHER: Final = 8  # in a batch, besides one alone
+_TOGETHER: Final = 8  # inputs in the measured batch; a single input is measured too
 _ROUNDS: Final = 3
-_LONG_S: Final = 2.0  # after this no further round is begun
+_LONG_S: Final = 2.0  # no further round after this
 
 
 def wait_briefly() -> None:
-    """Before torch is loaded: its threads spin only for a moment when they wait for each other (see the supervisor)."""
+    """Make OpenMP threads spin only briefly when they wait for each other.
+
+    Call it before torch is loaded (see the supervisor).
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def choose(service: Service) -> str:
-    """Try each number of threads on made-up inputs, keep the fastest, and say so. OMP_NUM_THREADS is obeyed."""
+    """Measure each thread count on synthetic inputs, set the fastest and return a description.
+
+    Respects OMP_NUM_THREADS.
+    """
     import torch
 
     most = torch.get_num_threads()
@@ -183,7 +193,7 @@ def choose(service: Service) -> str:
     taken = {count: float("inf") for count in _counts(most)}
     began = time.monotonic()
     for _ in range(_ROUNDS):
-        for count in taken:  # in turn: what disturbs hits all alike
+        for count in taken:  # interleaved, so that a disturbance affects all alike
             torch.set_num_threads(count)
             taken[count] = min(taken[count], _seconds(service, prepared))
         if time.monotonic() - began > _LONG_S:
@@ -201,7 +211,7 @@ def made_up(fields: Sequence[Field]) -> Instance:
 
 
 def _counts(most: int) -> list[int]:
-    """1, 2, 4, … and all of them."""
+    """Return 1, 2, 4, … up to `most`, and `most`."""
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 

@@ -1,4 +1,4 @@
-"""From what a client sends to what a model takes: every instance checked, with a pointer to what is wrong in it."""
+"""Validate and decode the inputs of a request; errors carry a JSON pointer to the offending value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.artifacts.predictor import Field, Instance, PredictionError, bad_request
 
-# How much one client may ask for at once. All of it is refused before it costs anything.
+# Limits per request. Exceeding one is refused before it costs anything.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Limits:
     seconds: float = 30.0  # until a request is answered with 504
 
 
-# Pictures that strangers send: what they claim is checked before a pixel is decoded.
+# Images from untrusted clients: the header is checked before any pixel is decoded.
 
 
 # Formats whose decoders are maintained against hostile files; Pillow knows many more.
@@ -44,10 +44,13 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
-    """Upright RGB pixels (height, width, 3). A Refusal for what is no picture, damaged or too large."""
+    """Decode an image to upright RGB pixels (height, width, 3).
+
+    Raises PredictionError if it is no image, damaged or too large.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of bombs, and of damage that we refuse or survive
+            warnings.simplefilter("ignore")  # Pillow warns of bombs and of damage, which are handled below
             with Image.open(io.BytesIO(body), formats=_FORMATS) as file:
                 width, height = file.size
                 if width * height > pixels:
@@ -71,20 +74,20 @@ def _upright(file: Any) -> NDArray[np.uint8]:
     return np.asarray(turned.convert("RGB"))
 
 
-# Text that is more than blanks: of Python's and of JavaScript's, whose \s are not the same.
+# Matches text that is not blank in both Python and JavaScript, whose \s differ.
 SAYS_SOMETHING = "[^\\s\\u001c-\\u001f\\u0085\\ufeff]"
-Fetch = Callable[[str, str], bytes]  # (address, pointer) -> body
+Fetch = Callable[[str, str], bytes]  # (URL, JSON pointer) -> body
 
 
 class Reader:
-    """Reads instances for one service. `fetch` is there where addresses are allowed."""
+    """Reads the instances of one service. `fetch` is set if image URLs are allowed."""
 
     def __init__(self, fields: Sequence[Field], limits: Limits, fetch: Fetch | None = None) -> None:
         self._fields = {field.name: field for field in fields}
         self._limits, self._fetch = limits, fetch
 
     def instances_of(self, body: Any) -> list[Mapping[str, Any]]:
-        """The list in `{"instances": […]}`, every element an object. Values are not looked at yet."""
+        """Return the list in `{"instances": […]}`, each element an object. Values are not checked yet."""
         if not isinstance(body, dict) or not isinstance(body.get("instances"), list):
             raise bad_request('the body must be an object with a list "instances"')
         instances = body["instances"]
@@ -98,7 +101,7 @@ class Reader:
     def _as_object(self, instance: Any, at: str) -> Mapping[str, Any]:
         required = [field.name for field in self._fields.values() if field.required]
         if isinstance(instance, str) and len(required) == 1:
-            instance = {required[0]: instance}  # the short form, where there is but one thing it can mean
+            instance = {required[0]: instance}  # short form, if there is only one required field
         if not isinstance(instance, dict):
             raise bad_request(f"an instance is an object with {self._named()}", at)
         unknown = sorted(set(instance) - set(self._fields))
@@ -110,7 +113,7 @@ class Reader:
         return instance
 
     def read(self, instance: Mapping[str, Any], at: str) -> Instance:
-        """Pixels and text of one instance. Runs in a thread: pictures are decoded here."""
+        """Decode the images and text of one instance. Run it in a thread: decoding images takes time."""
         return {name: self._value(self._fields[name], value, f"{at}/{name}") for name, value in instance.items()}
 
     def _value(self, field: Field, value: Any, at: str) -> Any:
@@ -132,7 +135,7 @@ class Reader:
 
     def _bytes(self, value: Any, at: str) -> bytes:
         if isinstance(value, dict) and set(value) == {"b64"}:
-            value = value["b64"]  # as TensorFlow Serving has it
+            value = value["b64"]  # as in TensorFlow Serving
         if not isinstance(value, str):
             raise bad_request("a picture is sent as base64 text", at)
         if value.startswith(("http://", "https://")):
@@ -150,17 +153,15 @@ class Reader:
         return " and ".join(f"{name!r}" for name in self._fields)
 
 
-# Pictures fetched for a client, where the operator allowed it: public addresses only, small, soon, and no detours.
-#
-# A server that fetches what strangers name must not become their way into its own network: the name is resolved once,
-# every address must be public, and the connection goes to that very address. Redirects are not followed.
+# Fetching images by URL, if the operator allows it. To prevent SSRF, the name is resolved once, every address must be
+# public, the connection goes to the resolved address, and redirects are not followed. Size and time are limited.
 
 
 _SECONDS = 10.0
 
 
 def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
-    """A function that fetches at most `limit` bytes. `public_only` is there for tests on this machine."""
+    """Return a function that fetches at most `limit` bytes. Set `public_only` to False only in tests."""
 
     def fetch(url: str, at: str) -> bytes:
         parts = urlsplit(url)
@@ -181,7 +182,7 @@ def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
 
 
 def _address(host: str, port: int, public_only: bool) -> str:
-    """The first address, if all are public. ValueError otherwise."""
+    """Resolve a host; return its first address. Raises ValueError unless all are public."""
     found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if public_only and not all(ipaddress.ip_address(each.partition("%")[0]).is_global for each in found):
         raise ValueError("not public")

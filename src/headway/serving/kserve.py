@@ -1,4 +1,4 @@
-"""KServe's second protocol (the Open Inference Protocol): instances as columns of tensors instead of objects."""
+"""KServe's V2 protocol (Open Inference Protocol): instances as columns of tensors instead of objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from headway.artifacts.predictor import Field, bad_request
 
 
 def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
-    """`{"inputs": [{"name", "shape", "datatype": "BYTES", "data"}]}` as `{"instances": […]}`, and its parameters."""
+    """Convert `{"inputs": [{"name", "shape", "datatype": "BYTES", "data"}]}` to `{"instances": […]}`.
+
+    Its parameters are kept.
+    """
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise bad_request('the body must be an object with a list "inputs"')
     if not isinstance(body.get("id"), str | None):
@@ -45,7 +48,7 @@ def _checked(tensor: Any, at: str, known: set[str]) -> str:
 
 
 def answer(name: str, predictions: Sequence[Mapping[str, Any]], id_: Any) -> dict[str, Any]:
-    """Predictions as columns: text and numbers as they are, anything richer as JSON text."""
+    """Convert predictions to columns: text and numbers as they are, other values as JSON text."""
     keys = list(dict.fromkeys(key for each in predictions for key in each))
     outputs = [_column(key, [each.get(key) for each in predictions]) for key in keys]
     return {"model_name": name, "model_version": "1", "outputs": outputs, **({"id": id_} if id_ is not None else {})}

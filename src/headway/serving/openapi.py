@@ -1,4 +1,4 @@
-"""What the server takes and gives, as an OpenAPI document and as a page that needs no network."""
+"""The server's API as an OpenAPI document, and as an HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _instance(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
     if len(required) != 1:
         return named
     (only,) = required
-    return {"anyOf": [named, {**_value(settings, only), "type": "string"}]}  # where there is but one thing it can mean
+    return {"anyOf": [named, {**_value(settings, only), "type": "string"}]}  # short form, if only one is required
 
 
 def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _form(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _tensors(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
-    """That a shape fits its data, and that no input comes twice, cannot be said here."""
+    """Return the schema of KServe's tensors. It cannot express that a shape fits its data or that inputs are unique."""
     required = sum(field.required for field in fields)
     return {
         "type": "object",
@@ -217,7 +217,7 @@ def _tensor(settings: Settings, field: Field) -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The document for people: every address with what it takes, as plain HTML."""
+    """Render the document as plain HTML: every route with its inputs."""
     parts = []
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

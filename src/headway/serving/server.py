@@ -1,5 +1,7 @@
-"""Start a server, keep it up, and let it go gently: on SIGTERM it says that it is not ready, answers what it has taken
-and ends with 0."""
+"""Start the HTTP server and shut it down gracefully.
+
+On SIGTERM it reports not ready, answers accepted requests and exits with 0.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """The port, taken before the model is loaded: a port in use is said at once."""
+    """Bind the port before the model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # asyncio sends at once only on what says that it is TCP: else an answer waits 40 ms for the client's delayed ACK.
+    # asyncio sets TCP_NODELAY only on a socket created with IPPROTO_TCP; otherwise an answer waits 40 ms for the
+    # client's delayed ACK.
     taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -46,13 +49,13 @@ def listen(address: Address) -> socket.socket:
 
 
 def serve(server: Server, taken: socket.socket, address: Address, ready: Callable[[int], None]) -> None:
-    """Until SIGTERM or Ctrl-C. `ready` is told the port once requests are taken."""
+    """Serve until SIGTERM or Ctrl-C. Calls `ready` with the port once requests are accepted."""
     config = uvicorn.Config(
         application(server),
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=65,  # longer than load balancers keep theirs, so that none sends into a closed one
+        timeout_keep_alive=65,  # longer than load balancers keep theirs, so that none sends to a closed one
         timeout_graceful_shutdown=round(server.settings.limits.seconds) + 1,
         backlog=4096,
     )
@@ -61,7 +64,7 @@ def serve(server: Server, taken: socket.socket, address: Address, ready: Callabl
 
 class _Uvicorn(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """Signals are ours: the end is announced first."""
+        """Install no handlers: `_serve` handles signals, to report not ready first."""
 
     def capture_signals(self) -> Any:
         from contextlib import nullcontext
@@ -91,7 +94,7 @@ async def _serve(
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: what log collectors read without being taught."""
+    """Formats each log record as one JSON object per line, as log collectors expect."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -115,7 +118,7 @@ def log_to_stderr(quiet: bool = False) -> None:
 
 
 def port_of(environment: dict[str, str] | None = None) -> int:
-    """Vertex AI and Cloud Run say which port they expect."""
+    """Return the port that Vertex AI or Cloud Run expects, or 8080."""
     said = os.environ if environment is None else environment
     for name in ("AIP_HTTP_PORT", "PORT"):
         if said.get(name):

@@ -1,4 +1,4 @@
-"""Stores for run folders: a local folder, gs://, s3://, az:// or memory://, behind five verbs."""
+"""Stores for run folders behind five methods: a local folder, gs://, s3://, az:// or memory://."""
 
 from headway.storage.base import ABSENT, Entry, Store
 from headway.storage.open import (

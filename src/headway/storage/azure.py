@@ -26,7 +26,7 @@ from headway.storage.object_store import (
 
 _SCOPE = "https://storage.azure.com/.default"
 _EXAMPLE = "az://container/folder or az://container@account/folder"
-# Azurite's account, the same everywhere and published by Microsoft: no secret.
+# Azurite's account, the same everywhere and published by Microsoft: not a secret.
 _EMULATOR = {
     "AccountName": "devstoreaccount1",
     "AccountKey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
@@ -131,7 +131,7 @@ class _AzureTokens(Credentials):
 
 
 def _connection_string() -> dict[str, str]:
-    """The parts of AZURE_STORAGE_CONNECTION_STRING; Azurite's where an emulator is asked for."""
+    """Parse AZURE_STORAGE_CONNECTION_STRING; return Azurite's settings if the emulator is requested."""
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):
         text = "UseDevelopmentStorage=true"

@@ -1,6 +1,6 @@
-"""What a run folder needs of a store: five verbs that folders, NFS and every object store have.
+"""The `Store` contract: five methods that folders, NFS and every object store can provide. Also the rules for keys.
 
-Nothing here appends and nothing renames. Keys are relative, with forward slashes.
+No append, no rename. Keys are relative, with forward slashes.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from typing import Protocol
 
 from headway.core.errors import StoreError
 
-ABSENT = ""  # as `when`: write only if nothing is there yet
+ABSENT = ""  # as `when`: write only if the object does not exist
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     key: str
     size: int
-    # Opaque. Other bytes always have another version. The same bytes written again may keep theirs (S3 names an
-    # object by its content): a conditional write then replaces exactly what its caller saw, so nothing is lost.
+    # Opaque. Different bytes always have different versions. The same bytes written again may keep theirs (S3's ETag
+    # is a content hash): a conditional write then replaces exactly what its caller saw, so nothing is lost.
     version: str
 
 
 class Store(Protocol):
-    """A place for named bytes below one URL. Errors are headway.core.errors.StoreError and its kinds.
+    """Objects below one URL. Raises StoreError (headway.core.errors) and its subclasses.
 
-    A key that is ever written with `when=version` is written in no other way: a folder's conditional writers
-    exclude each other, not a writer that sets no condition.
+    A key that is ever written with `when=version` must only be written so: in a folder, conditional writers exclude
+    each other, but not a writer that sets no condition.
     """
 
     url: str  # without a trailing slash
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
-        """The whole object, or bytes [start, stop) of it, cut off at its end. NotThere if it does not exist."""
+        """Read the whole object, or bytes [start, stop), cut off at its end. Raises NotThere if it does not exist."""
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
-        """Write it whole or not at all, and durably; returns the new version.
+        """Write the object atomically and durably; return the new version.
 
-        `when=ABSENT` writes only if nothing is there, `when=version` only if that version still is: else Conflict.
+        `when=ABSENT` writes only if it does not exist, `when=version` only if it still has that version; else Conflict.
         """
 
     def stat(self, key: str) -> Entry:
-        """NotThere if it does not exist."""
+        """Return the object's entry. Raises NotThere if it does not exist."""
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Everything whose key starts with `prefix` (a string, not a folder), in key order."""
+        """Yield every object whose key starts with `prefix` (a string, not a folder), in key order."""
 
     def delete(self, key: str) -> None:
-        """A thing already gone is success."""
+        """Delete the object. Succeeds if it does not exist."""
 
 
-# Which names a store accepts: those that mean the same on every store, and that stay below its URL.
+# Keys: only names that mean the same on every store and that stay below its URL
 
 
-TEMPORARY = ".headway-tmp-"  # a file being written; a crash may leave one behind, and no listing shows it
-LOCK = ".headway-lock"  # what conditional writers of a folder hold while they compare and rename
+TEMPORARY = ".headway-tmp-"  # a file being written; a crash may leave one behind; never listed
+LOCK = ".headway-lock"  # lock file that conditional writers of a folder hold while they compare and rename
 
 
 def checked_key(key: str) -> str:
-    """The key itself, or StoreError for one that could leave the store or that some store would change."""
+    """Return the key. Raises StoreError for one that could leave the store or that some store would change."""
     fault = _fault(key)
     if fault:
         raise StoreError(
@@ -70,26 +70,26 @@ def checked_key(key: str) -> str:
 
 
 def checked_prefix(prefix: str) -> str:
-    """A prefix is a key cut off anywhere, also in the middle of a name or after a slash."""
+    """Return the prefix, checked: a key cut off anywhere, also in the middle of a name or after a slash."""
     folder, slash, begun = prefix.rpartition("/")
     if slash:
         checked_key(folder)
-    checked_key("x" + begun)  # a name may begin with anything, also with the dots that are none by themselves
+    checked_key("x" + begun)  # with "x", because a prefix may end in "." or "..", which are no names by themselves
     return prefix
 
 
 def in_key_order(key: str) -> bytes:
-    """Object stores list by the bytes of the name; sorting by this gives the same order everywhere."""
+    """Return the sort key for keys: object stores list by the name's bytes, so the order is the same everywhere."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def is_hidden(name: str) -> bool:
-    """True for a file name that belongs to the store itself and is no object."""
+    """Return whether a file name belongs to the store itself and is not an object."""
     return name.startswith((TEMPORARY, LOCK))
 
 
 def can_be_listed(name: str) -> bool:
-    """False for a file that no verb could reach: one of the store's own, or one with a name that no key can have."""
+    """Return whether a file can be an object: neither one of the store's own files, nor an invalid key."""
     return _fault(name) == ""
 
 

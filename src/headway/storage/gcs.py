@@ -26,8 +26,8 @@ from headway.storage.object_store import (
 )
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_FRESH = timedelta(minutes=6)  # obstore asks again when less than four minutes are left; give it more than that
-_OBSTORE_READS = ("authorized_user", "service_account")  # the kinds of credential file it knows by itself
+_FRESH = timedelta(minutes=6)  # obstore asks again when less than four minutes are left: give it more than that
+_OBSTORE_READS = ("authorized_user", "service_account")  # types of credential file that obstore reads by itself
 _LOGIN = "gcloud auth application-default login"
 
 
@@ -120,23 +120,23 @@ class _GoogleTokens(Credentials):
         return not self._credentials.token or (expiry is not None and expiry - datetime.now(timezone.utc) < _FRESH)
 
     def _expiry(self) -> datetime | None:
-        expiry: datetime | None = self._credentials.expiry  # Google's are naive, and mean UTC
+        expiry: datetime | None = self._credentials.expiry  # Google's datetimes are naive, and in UTC
         return expiry.replace(tzinfo=timezone.utc) if expiry is not None and expiry.tzinfo is None else expiry
 
     def _note_account(self) -> None:
         email = getattr(self._credentials, "service_account_email", None)
-        if email and "@" in email:  # until it is refreshed, a machine's is called `default`
+        if email and "@" in email:  # until it is refreshed, a machine's account is called `default`
             self.account = email
 
 
 def google_credentials(scope: str) -> tuple[Any, str | None]:
-    """Application default credentials, and their project if they tell it.
+    """Return application default credentials, and their project if known.
 
-    Transient where the metadata server of this machine has not answered yet.
+    Raises Transient if this machine's metadata server has not answered yet.
     """
     failures: Any = import_module("google.auth.exceptions")
     try:
-        # Without scopes, which come next: with them it would ask for the project too, which we have no use for.
+        # Scopes are added below: passing them here would also look up the project, which we do not need.
         credentials, project = import_module("google.auth").default()
     except failures.DefaultCredentialsError as error:
         if _has_metadata_server():
@@ -147,7 +147,7 @@ def google_credentials(scope: str) -> tuple[Any, str | None]:
 
 def _has_metadata_server() -> bool:
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        return False  # the file is bad: waiting will not mend it
+        return False  # the file is invalid: waiting does not help
     return bool(os.environ.get("GCE_METADATA_HOST")) or runs_on("Google")
 
 
@@ -165,6 +165,6 @@ def _require_a_file_that_obstore_reads() -> None:
     try:
         kind = json.loads(path.read_text()).get("type")
     except (OSError, ValueError, AttributeError):
-        return  # obstore says what is wrong with it, or asks the metadata server
+        return  # obstore reports what is wrong with it, or asks the metadata server
     if kind not in _OBSTORE_READS:
         raise MissingExtra("gcp", needed_for=f"gs:// with credentials of the kind {kind}")

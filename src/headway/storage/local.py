@@ -1,13 +1,13 @@
-"""A folder as a store: this machine's disk, or an NFS share. Costs two syncs a write.
+"""A folder as a store: this machine's disk, or an NFS share. Costs two syncs per write.
 
-Every write goes to a temporary name in the same directory, is synced, and is then given its name in one step,
-so a reader sees the old bytes or the new ones and a crash leaves at most a temporary file, which nobody lists.
+Every write goes to a temporary file in the same directory, is synced, and is then renamed or linked atomically,
+so a reader sees the old bytes or the new ones, and a crash leaves at most a temporary file, which is never listed.
 
-- `when=ABSENT` is link(2): it fails where the name is taken, in one step, also on NFS.
-- `when=version` compares and renames while it holds flock(2) on a file beside the object. The lock goes when its
+- `when=ABSENT` is link(2): it fails if the name is taken, atomically, also on NFS.
+- `when=version` compares and renames while holding flock(2) on a file beside the object. The lock is released when its
   holder dies. NFS passes it to the server (version 3 needs its lock daemon), so that clients exclude each other;
-  mounted with `nolock` or `local_lock=flock` it holds among the processes of one host only.
-- The version is the time of modification, which we set and which only ever grows, and the size. Inode numbers are
+  mounted with `nolock` or `local_lock=flock` it holds only among the processes of one host.
+- The version is the modification time, which we set and which only ever grows, and the size. Inode numbers are
   left out: disks reuse them at once, and some network file systems invent new ones.
 """
 
@@ -38,7 +38,7 @@ from headway.storage.base import (
 from headway.storage.transfer import Body, as_view, opened
 
 _COPY_CHUNK = 4 << 20
-_COARSEST_CLOCK_NS = 2_000_000_000  # FAT and some old file systems keep times in steps of two seconds
+_COARSEST_CLOCK_NS = 2_000_000_000  # FAT and some old file systems store times in steps of two seconds
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -57,7 +57,7 @@ _KINDS: dict[int, type[StoreError]] = {
 
 
 class FolderStore:
-    """Keys are paths below `root`. The root, and what lies between, is made by the first write."""
+    """Keys are paths below `root`. The root, and directories below it, are created by the first write."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))
@@ -103,14 +103,14 @@ class FolderStore:
             except (IsADirectoryError, NotADirectoryError):
                 return  # no object has this name
             except PermissionError:
-                if not path.is_dir():  # POSIX says EPERM where Linux says EISDIR
+                if not path.is_dir():  # POSIX allows EPERM where Linux returns EISDIR
                     raise
                 return
             if path.parent.is_dir():
                 _sync_directory(path.parent)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        """The names of the folders directly below `prefix`, without walking into them."""
+        """Yield the names of the folders directly below `prefix`, without walking into them."""
         start = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         with self._translated("list", start):
             names = [name for name, entry in _scan(start) if entry.is_dir(follow_symlinks=False)]
@@ -120,7 +120,7 @@ class FolderStore:
         return self.root / checked_key(key)
 
     def _publish(self, temporary: Path, path: Path, when: str | None) -> str:
-        """Give the finished file its name; all that can be seen happens here."""
+        """Give the finished file its name; everything visible to readers happens here."""
         if when is None:
             version = _stamp(temporary, path)
             os.replace(temporary, path)
@@ -145,7 +145,7 @@ class FolderStore:
 
 @contextmanager
 def published_file(path: Path) -> Iterator[int]:
-    """A file descriptor to fill. The file gets its name when the block ends well, and leaves nothing if not."""
+    """Yield a file descriptor to fill. The file appears when the block succeeds; otherwise nothing is left."""
     temporary = path.parent / f"{TEMPORARY}{os.urandom(8).hex()}"
     try:
         _make_directories(path.parent)
@@ -183,7 +183,7 @@ def _translate(error: OSError, verb: str, path: Path) -> StoreError:
 
 
 def _look(path: Path) -> os.stat_result:
-    """What is there now. Opening it asks an NFS server; a bare stat may answer from memory, seconds old."""
+    """Stat by opening: that asks an NFS server, whereas a bare stat may be answered from a cache, seconds old."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -199,7 +199,7 @@ def _version(found: os.stat_result) -> str:
 
 
 def _stamp(temporary: Path, replaced: Path | None) -> str:
-    """Set the time that makes the version: now, and in any case later than that of the file to be replaced."""
+    """Set the mtime that makes the version: now, and in any case later than that of the file to be replaced."""
     before = 0
     if replaced is not None:
         try:
@@ -209,7 +209,7 @@ def _stamp(temporary: Path, replaced: Path | None) -> str:
     moment = max(time.time_ns(), before + 1)
     os.utime(temporary, ns=(moment, moment))
     stamped = temporary.stat()
-    if stamped.st_mtime_ns <= before:  # this file system keeps coarser times than we gave it
+    if stamped.st_mtime_ns <= before:  # this file system stores coarser times than we set
         moment = before + _COARSEST_CLOCK_NS
         os.utime(temporary, ns=(moment, moment))
         stamped = temporary.stat()
@@ -242,7 +242,7 @@ def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # An NFS server may have made the link and its answer been lost: the repeated request then finds our own.
+        # An NFS server may have made the link although its response was lost: the retried request then finds our own.
         if temporary.stat().st_nlink != 2:
             raise Conflict(f"{path.name} is already there", where=str(path)) from None
     except OSError as error:
@@ -256,7 +256,7 @@ def _link(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Alone among the conditional writers of this directory. Held for the time of a few system calls."""
+    """Exclude the other conditional writers of this directory. Held for a few system calls."""
     lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -283,7 +283,7 @@ def _make_directories(directory: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """A new name survives a power failure only when its directory has been synced too."""
+    """Sync a directory: a new name survives a power failure only after that."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -299,11 +299,11 @@ def _scan(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
         with os.scandir(directory) as entries:
             return [(entry.name, entry) for entry in entries if can_be_listed(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
-        return []  # not there yet, or just gone: either way there is nothing in it
+        return []  # does not exist yet, or was just deleted: nothing in it either way
 
 
 def _walk(directory: Path, folder: str, begun: str) -> Iterator[Entry]:
-    """Files below `directory` whose name there starts with `begun`, in the order in which object stores list."""
+    """Yield files below `directory` whose name there starts with `begun`, in the order in which object stores list."""
     found = []
     for name, entry in _scan(directory):
         if name.startswith(begun):
@@ -316,6 +316,6 @@ def _walk(directory: Path, folder: str, begun: str) -> Iterator[Entry]:
         try:
             details = entry.stat()
         except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted while we looked, or a link to nowhere
+            continue  # deleted since the scan, or a dangling link
         if stat.S_ISREG(details.st_mode):
             yield Entry(folder + name, details.st_size, _version(details))

@@ -1,4 +1,4 @@
-"""memory://name: objects in this process, shared by everyone who opens the same name. For tests and rehearsals."""
+"""memory://name: objects in this process, shared by all stores opened with the same name. For tests and rehearsals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPACES_LOCK = Lock()
 
 
 class MemoryStore:
-    """Nothing is kept when the process ends."""
+    """A store in memory. Its content is lost when the process ends."""
 
     def __init__(self, url: str) -> None:
         name, _, folder = url.partition("://")[2].partition("/")

@@ -1,10 +1,10 @@
-"""gs://, s3:// and az:// by obstore: one request for most verbs, parts side by side for what is large.
+"""gs://, s3:// and az:// through obstore: one request for most methods, parallel parts for large objects.
 
-- Single requests are made without obstore's retries and repeated here, because a repeated conditional write needs
-  care: the first may have arrived although its answer was lost. Each carries a stamp, so that we know our own again.
+- Single requests are made without obstore's retries and retried here, because retrying a conditional write needs
+  care: the first may have succeeded although its response was lost. Each carries a stamp by which we know our own.
 - Versions are ETags without their quotes, since listings give nothing else on every cloud. GCS compares
-  generations: the object is looked up first, and the write made conditional on the generation that had the ETag.
-- obstore's threads do not survive a fork: a child that goes on with the parent's would hang, so it is refused.
+  generations: the object is looked up first, and the write is made conditional on the generation that had the ETag.
+- obstore's threads do not survive a fork: a child that used the parent's would hang, so it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.core.retry import RetryPolicy, keep_trying
 from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, in_key_order
 from headway.storage.transfer import Body, as_view, size_of, whole
 
-# What the three clouds have in common, and where they differ in words: who may, how to log in, what to create.
+# The common interface of the three clouds: connecting, credentials, and the commands to log in, create and grant
 
 
 class Cloud(Protocol):
@@ -33,13 +33,13 @@ class Cloud(Protocol):
 
     url: str
     bucket: str
-    updates_by_generation: bool  # GCS compares a number that listings do not tell; the others compare the ETag
+    updates_by_generation: bool  # GCS compares a number that listings do not include; the others compare the ETag
 
     def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
-        """An obstore client. Its own retries are for parts of large uploads; single requests are retried here."""
+        """Return an obstore client. `retries` is for parts of large uploads; single requests are retried here."""
 
     def credential_error(self) -> StoreError | None:
-        """Why no credentials could be had, if that is what went wrong last."""
+        """Return why no credentials could be fetched, if that is what failed last."""
 
     def login_command(self) -> str: ...
 
@@ -49,20 +49,20 @@ class Cloud(Protocol):
 
 
 class Credentials(ABC):
-    """Asks one of the clouds' own libraries whenever obstore wants a token, and remembers why it got none.
+    """Credential provider: asks the cloud's own library whenever obstore needs a token, and remembers why it failed.
 
-    The server that gives tokens to pods may answer only seconds after a pod has started: it is asked again.
+    Retries: the token server of a pod may answer only seconds after the pod has started.
     """
 
     def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._lock = Lock()
         self.error: StoreError | None = None
-        self.account = ""  # who we are, where the library tells it
+        self.account = ""  # the account's name, where the library tells it
 
     @abstractmethod
     def fetch(self) -> Mapping[str, Any]:
-        """In the form that obstore takes. Denied or Transient where there is nothing to be had."""
+        """Fetch credentials in obstore's format. Raises Denied or Transient if there are none."""
 
     def __call__(self) -> Mapping[str, Any]:
         with self._lock:
@@ -82,9 +82,9 @@ _shared_lock = Lock()
 def shared_credentials(
     kind: Callable[[RetryPolicy], Credentials], patience: RetryPolicy, variables: tuple[str, ...]
 ) -> Credentials:
-    """One for all stores of this process: a token is fetched once, not for each store that is opened.
+    """Return credentials shared by all stores of this process, so that a token is fetched once.
 
-    `variables` are the beginnings of those that choose the credentials; with other values, others are made.
+    `variables` are prefixes of the environment variables that select the credentials; other values get another set.
     """
     chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith((*variables, "HOME")))
     key = (kind, patience, *chosen)
@@ -123,7 +123,7 @@ def retry_config(patience: RetryPolicy, retries: int) -> dict[str, Any]:
 
 
 def runs_on(vendor: str) -> bool:
-    """Is this machine the vendor's? Then a metadata server that does not answer yet is worth waiting for."""
+    """Return whether this machine is the vendor's: then a metadata server that does not answer yet is retried."""
     try:
         return vendor in Path("/sys/class/dmi/id/sys_vendor").read_text()
     except OSError:
@@ -134,19 +134,15 @@ def unreachable(what: str, error: Exception) -> Transient:
     return Transient(f"{what} cannot be reached: {error}")
 
 
-# What a cloud's refusal means. obstore tells the status and the answer's text; here they become our errors.
-#
-# The order of the questions matters: a missing bucket may come as a failed condition (S3), and a refused one as "not
-# found" to a HEAD request, which has no text at all; the caller settles that last case.
-
+# Error mapping: obstore gives the HTTP status and the response's text
 
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
-_SENTENCE = re.compile(r": ([^:]*) \(code: \d{3}\)$")  # how obstore tells the failures of an Azure batch
+_SENTENCE = re.compile(r": ([^:]*) \(code: \d{3}\)$")  # how obstore reports failures of an Azure batch
 _PAST_THE_END = re.compile(r"Wanted range starting at \d+, but object was|CONTENT_RANGE header: \"bytes \d+--1/")
 
-# By the code of the answer; the words only where the answer has none. Never by the whole text: that names the key.
+# Matched by the response's error code; by its message only if it has none. Never by the whole text: it names the key.
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "The specified container does not exist."}
 _TRY_AGAIN = {
     "ConditionalRequestConflict",
@@ -156,7 +152,7 @@ _TRY_AGAIN = {
     "ServerBusy",
     "SlowDown",
 }
-_LOCKED = {"BlobImmutableDueToPolicy", "LeaseIdMissing"}  # Azure says 409, as for an object that is there already
+_LOCKED = {"BlobImmutableDueToPolicy", "LeaseIdMissing"}  # Azure answers 409, as for an object that exists already
 _BAD_LOGIN = {
     "AuthenticationFailed",
     "AuthenticationRequired",
@@ -173,15 +169,19 @@ _REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect"}
 
 
 class PastTheEnd(StoreError):
-    """A span that starts where the object ends or later. Clouds refuse it; for us it is an empty answer."""
+    """A range that starts at or past the object's end. Clouds refuse it; we return no bytes."""
 
 
 class PerhapsNoBucket(NotThere):
-    """A 404 without a word of explanation, as HEAD requests give: the object is missing, or all of the bucket."""
+    """A 404 without an error code, as for HEAD requests: either the object or the whole bucket is missing."""
 
 
 def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
-    """Our error for one of obstore's. `doing` names the attempt: "write lease.json"."""
+    """Map an obstore error to ours. `doing` names the operation: "write lease.json".
+
+    The order of the checks matters: a missing bucket may look like a failed condition (S3), and a denied one like "not
+    found" to a HEAD request, whose response has no text; the caller resolves that last case.
+    """
     text = str(error).partition("\n\nDebug source")[0]
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code, where = _code(text), cloud.url
@@ -217,7 +217,7 @@ def no_bucket(cloud: Cloud) -> NoBucket:
 
 
 def bad_configuration(error: Exception, cloud: Cloud) -> BadInput:
-    """What obstore says about settings, before any request was made."""
+    """Map an obstore error about settings, raised before any request was made."""
     text = str(error).partition("\n\nDebug source")[0]
     return BadInput(f"this store cannot be opened: {_said(text)}", where=cloud.url, fix=cloud.login_command())
 
@@ -244,7 +244,7 @@ def _code(text: str) -> str:
 
 
 def _said(text: str) -> str:
-    """What the server said, without the markup around it."""
+    """Extract the server's message, without the markup around it."""
     if code := _CODE.search(text):
         message = _MESSAGE.search(text)
         said = " ".join((message[1] if message else "").split())
@@ -258,16 +258,16 @@ Result = TypeVar("Result")
 
 _SPAN = 8 << 20  # bytes of one part of a large transfer
 _SIDE_BY_SIDE = 4
-_MOST_PARTS = 9_000  # S3 and GCS take 10,000
-_SLOWEST = 256 << 10  # bytes a second that we still wait for
-_LARGEST_PUT = 5 << 30  # what S3 takes in one request
-_STAMP = "headwaywrite"  # metadata of conditional writes; Azure wants a plain identifier
+_MOST_PARTS = 9_000  # S3 and GCS allow 10,000
+_SLOWEST = 256 << 10  # bytes per second: the slowest transfer that does not time out
+_LARGEST_PUT = 5 << 30  # S3's limit for one request
+_STAMP = "headwaywrite"  # metadata key of conditional writes; Azure requires a plain identifier
 
-_threads_of = 0  # the process in which obstore's threads run, once they do
+_threads_of = 0  # pid of the process in which obstore's threads were started
 
 
 class ObjectStore:
-    """A folder of a bucket. Opening it costs nothing; the first verb finds the credentials."""
+    """A folder of a bucket. Opening it costs nothing; the first request fetches credentials."""
 
     def __init__(self, cloud: Cloud, patience: RetryPolicy | None = None) -> None:
         self.url = cloud.url
@@ -313,7 +313,7 @@ class ObjectStore:
             return [Entry(meta["path"], meta["size"], _version(meta)) for meta in found]
 
         entries = self._try(f"list {prefix or 'the bucket'}", collect, of_bucket=True)
-        # A listing must not be trusted to be sorted: S3's directory buckets are not.
+        # Do not rely on a sorted listing: S3's directory buckets are not sorted.
         yield from sorted((e for e in entries if e.key.startswith(prefix)), key=lambda e: in_key_order(e.key))
 
     def delete(self, key: str) -> None:
@@ -326,7 +326,7 @@ class ObjectStore:
             return
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        """The names of the folders directly below `prefix`, without listing what lies in them."""
+        """Yield the names of the folders directly below `prefix`, without listing their contents."""
         import obstore
 
         folder = checked_prefix(prefix).rstrip("/")
@@ -337,12 +337,12 @@ class ObjectStore:
 
         yield from sorted(self._try(f"list {prefix or 'the bucket'}", collect, of_bucket=True), key=in_key_order)
 
-    # ── reading ──────────────────────────────────────────────────────────────
+    # Reading
 
     def _read_whole(self, key: str) -> bytes:
-        """The first part tells the size: one request is enough for most objects, and none is made in vain.
+        """Read an object, the rest in parallel: the first part's response tells the size before its bytes arrive.
 
-        It does so before its bytes are here: what else there is, is asked for meanwhile.
+        One request is enough for most objects, and none is wasted.
         """
         try:
             found = self._ask(key, 0, _SPAN, None)
@@ -366,7 +366,7 @@ class ObjectStore:
         return self._arrived(key, self._ask(key, start, stop, e_tag), start, stop)
 
     def _ask(self, key: str, start: int, stop: int, e_tag: str | None) -> Any:
-        """The answer's head: the size of the whole object, and the ETag. Its bytes are still on their way."""
+        """Start a read: return the response's head with the object's size and ETag; the body is still arriving."""
         import obstore
 
         options: Any = {"range": (start, stop), "if_match": e_tag} if e_tag else {"range": (start, stop)}
@@ -382,9 +382,9 @@ class ObjectStore:
     def _read_parts(
         self, key: str, start: int, stop: int, e_tag: str | None, first: Callable[[], memoryview] | None = None
     ) -> tuple[memoryview, ...]:
-        """Large reads as parts side by side, all of one version; another version in between is tried again.
+        """Read parts in parallel, all of one version. Raises Transient if the object is replaced in between.
 
-        `first` brings the part before them, on this thread, once the others are under way.
+        `first` returns the part before them, on this thread, once the others are under way.
         """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -402,7 +402,7 @@ class ObjectStore:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)  # after a failure, start no further part
 
-    # ── writing ──────────────────────────────────────────────────────────────
+    # Writing
 
     def _put(self, key: str, content: bytes | memoryview, mode: Any, stamp: str = "") -> str:
         import obstore
@@ -431,7 +431,7 @@ class ObjectStore:
         return arrived.version
 
     def _write_if(self, key: str, body: Body, size: int, when: str) -> str:
-        """In one request, since only that can be conditional."""
+        """Write in one request: only a single put can be conditional."""
         if size > _LARGEST_PUT:
             raise StoreError(f"{key} is too large to be written on a condition: {size} bytes", where=self.url)
         content = whole(body) if isinstance(body, Path) else as_view(body)
@@ -471,16 +471,16 @@ class ObjectStore:
         return {"e_tag": e_tag, "version": str(meta["version"])}
 
     def _stamped(self, key: str, stamp: str) -> str | None:
-        """The version of the object if it is the one we wrote: the answer to our request was lost, not the request."""
+        """Return the object's version if it is our own write, whose response was lost; else None."""
         import obstore
 
         found = self._translate(f"read {key}", lambda: obstore.get(self._single(), key))
         return _version(found.meta) if found.attributes.get(_STAMP) == stamp else None
 
-    # ── trying, and what failures mean ───────────────────────────────────────
+    # Retries and error mapping
 
     def _try(self, doing: str, call: Callable[[], Result], *, of_bucket: bool = False) -> Result:
-        """`of_bucket`: writing and listing need only the bucket, so what is not there can only be that."""
+        """Retry and map errors. `of_bucket`: the operation needs only the bucket, so a 404 means that it is missing."""
         try:
             result = keep_trying(lambda: self._translate(doing, call), self._patience)
         except NotThere as error:
@@ -497,7 +497,7 @@ class ObjectStore:
             raise translated(error, self._cloud, doing) from error
 
     def _bucket_missing(self) -> bool:
-        """A HEAD request's 404 does not say what is missing. Asked at most until the bucket has been seen once."""
+        """Resolve a HEAD request's ambiguous 404. Makes a request only until the bucket has been seen once."""
         import obstore
 
         if self._bucket_seen:
@@ -507,7 +507,7 @@ class ObjectStore:
         except (NotThere, NoBucket):
             return True
         except StoreError:
-            return False  # it cannot be listed, so it is there, or we cannot know
+            return False  # it cannot be listed: it exists, or we cannot know
         self._bucket_seen = True
         return False
 
@@ -515,7 +515,7 @@ class ObjectStore:
         return self._client(0)
 
     def _client(self, retries: int, size: int = 0) -> Any:
-        """With time enough for a request of `size` bytes, in whole minutes so that few clients are made."""
+        """Return a client whose timeout allows for `size` bytes, in whole minutes so that few clients are made."""
         _refuse_after_fork(self.url)
         minutes = size // _SLOWEST // 60
         return self._connected(retries, self._patience.request_s + 60 * minutes)
@@ -529,14 +529,14 @@ class ObjectStore:
 
 @lru_cache(maxsize=1)
 def _foreign_errors() -> tuple[type[Exception], ...]:
-    """All that obstore raises, by its documentation. Anything else is a mistake of ours and goes up as it is."""
+    """Return all exceptions that obstore raises, by its documentation. Any other is our own bug and propagates."""
     from obstore.exceptions import BaseError
 
     return (BaseError, OSError, ValueError, NotImplementedError)
 
 
 def _version(meta: Any) -> str:
-    """The ETag, which some listings give with quotes and some without."""
+    """Return the ETag, which some listings give with quotes and some without."""
     return str(meta["e_tag"] or "none").strip('"')
 
 

@@ -1,4 +1,7 @@
-"""From a URL to a store. Importing this costs nothing: what a store needs is loaded when one is opened."""
+"""Open stores by URL; join and compare URLs; check that a store honours conditional writes.
+
+Costs nothing to import: a store's dependencies are loaded when one is opened.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
     from headway.core.retry import RetryPolicy
 
 
-# Does this store keep its word? Only where a conditional write can lose are runs shared safely. Five requests.
-
-
-_trusted: WeakSet[Store] = WeakSet()  # asked once for each opened store
+_trusted: WeakSet[Store] = WeakSet()  # checked once per opened store
 
 
 def require_conditional_put(store: Store) -> None:
-    """StoreError where the store overwrites although the condition does not hold; silent where it is sound."""
+    """Raise StoreError if the store overwrites although the condition does not hold (a compare-and-swap probe).
+
+    Runs are safe to share only where a conditional write can fail. Cost: five requests.
+    """
     if store in _trusted:
         return
     key = f".headway-probe-{os.urandom(8).hex()}"
@@ -71,9 +74,9 @@ _WEB = ("http", "https")
 
 
 def mended_url(text: str) -> str | None:
-    """The URL that was meant where the slashes after a known scheme are missing (`gs:/bucket`); else None.
+    """Return the intended URL if the slashes after a known scheme are missing (`gs:/bucket`); else None.
 
-    A folder of such a name is reached by `./gs:/bucket`.
+    A folder of such a name can be written as `./gs:/bucket`.
     """
     scheme, mark, rest = text.partition(":")
     scheme = scheme.lower()
@@ -84,24 +87,24 @@ def mended_url(text: str) -> str | None:
 
 
 def require_url(text: str) -> None:
-    """BadInput where `text` is a URL whose slashes are missing: it would silently be a local folder."""
+    """Raise BadInput if `text` is a URL whose slashes are missing: it would silently be taken for a local folder."""
     meant = mended_url(text)
     if meant is not None:
         raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
 
 
 def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
-    """The store at a path, file://, memory://, gs://, s3:// or az://. Nothing is contacted until its first verb.
+    """Open the store at a path, file://, memory://, gs://, s3:// or az://. Makes no request until it is first used.
 
-    `endpoint` is another address of the cloud's service; the clouds' own variables say the same: AWS_ENDPOINT_URL,
-    STORAGE_EMULATOR_HOST, AZURE_STORAGE_ENDPOINT. `patience` is how long to try before Transient is raised.
+    `endpoint` is another address of the cloud's service, as are the clouds' own variables AWS_ENDPOINT_URL,
+    STORAGE_EMULATOR_HOST and AZURE_STORAGE_ENDPOINT. `patience` is how long to retry before raising Transient.
     """
     scheme, _ = _split(url)
     return _OPENERS[scheme](url, endpoint, patience)
 
 
 def join(url: str, *parts: str) -> str:
-    """The URL of what lies below: join("gs://bucket/runs", "captions-1", "export"). Nothing leads upwards."""
+    """Join a URL and names: join("gs://bucket/runs", "captions-1", "export"). Raises BadInput for `..`."""
     names = [name for part in parts for name in part.split("/") if name not in ("", ".")]
     if ".." in names:
         raise BadInput(f"{'/'.join(parts)} leads out of {url}", fix="name something below it")
@@ -110,7 +113,7 @@ def join(url: str, *parts: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """The folder, as an absolute path, when the URL is a path or file://; None for memory:// and object stores."""
+    """Return the absolute path if the URL is a path or file://; None for memory:// and object stores."""
     scheme, rest = _split(url)
     if scheme == "":
         return Path(os.path.abspath(os.path.expanduser(rest)))
@@ -123,14 +126,14 @@ def local_path(url: str) -> Path | None:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Whether two URLs name one folder, also where one of them goes through a link or a bind mount."""
+    """Return whether two URLs name one folder, also where one of them goes through a link or a bind mount."""
     if one == other or "://" in one or "://" in other or not (one and other):
         return one == other
     if os.path.realpath(one) == os.path.realpath(other):
         return True
     try:
         return os.path.samefile(one, other)
-    except OSError:  # one of them is not there, or not for us to look at
+    except OSError:  # one of them does not exist, or is not accessible
         return False
 
 

@@ -1,4 +1,4 @@
-"""s3://bucket/folder, also MinIO, R2 and others by AWS_ENDPOINT_URL. Credentials are boto3's chain where boto3 is
+"""s3://bucket/folder; also MinIO, R2 and others through AWS_ENDPOINT_URL. Credentials are boto3's chain where boto3 is
 installed: profiles, SSO, assumed roles, web identity, containers, instances.
 """
 
@@ -24,7 +24,7 @@ from headway.storage.object_store import (
     split_bucket,
 )
 
-# botocore renews its own keys in time; obstore must only come back and ask. It does when five minutes are left.
+# botocore renews its own keys in time; obstore only has to ask again, which it does when five minutes are left.
 _ASK_AGAIN = timedelta(minutes=10)
 _ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucket")
 
@@ -126,7 +126,7 @@ class _AmazonKeys(Credentials):
 
 
 def _require_keys_that_obstore_reads() -> None:
-    """Without boto3, obstore knows variables, web identity, containers and instances, but no file of keys."""
+    """Raise MissingExtra for keys in ~/.aws: obstore alone knows variables, web identity, containers, instances."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return
     home = Path.home() / ".aws"

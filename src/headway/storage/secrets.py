@@ -1,4 +1,4 @@
-"""Secrets are references everywhere, and values only in the process that needs them. Costs nothing to import.
+"""Secrets: passed as references everywhere, resolved only in the process that needs them. Costs nothing to import.
 
 env:NAME · file:PATH · gcp-sm://[PROJECT/]NAME[/VERSION] · aws-sm://NAME[#KEY] · k8s://SECRET/KEY
 """
@@ -23,14 +23,14 @@ _REFERENCE = re.compile(
     r"|(?P<cloud>gcp-sm|aws-sm)://(?P<name>[^/\s]\S*)|(?P<k8s>k8s)://(?P<key>[^/\s]+/[^/\s]+)",
     re.ASCII,
 )
-_LARGEST = 64 << 10  # bytes; what the clouds' own stores of secrets take
-_SHORTEST_HIDDEN = 4  # shorter values would black out ordinary words
+_LARGEST = 64 << 10  # bytes; the limit of the clouds' own secret stores
+_SHORTEST_HIDDEN = 4  # redacting shorter values would hide ordinary words
 _CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a secret lies. Printing it shows nothing that is secret."""
+    """Where a secret is stored. Safe to print."""
 
     kind: str  # env, file, gcp-sm, aws-sm or k8s
     name: str
@@ -40,7 +40,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """BadInput for what is no reference. The text is not repeated: it may be the secret itself, put in its place."""
+    """Parse a reference. Raises BadInput without repeating the text, which may be the secret itself by mistake."""
     found = _REFERENCE.fullmatch(text)
     if not found:
         raise BadInput("this is not a reference to a secret", fix=f"write {_FORMS}")
@@ -49,7 +49,7 @@ def parse(text: str) -> Reference:
 
 
 def resolve(reference: str) -> str:
-    """The value, fetched now. BadInput where there is none, Denied where it may not be read."""
+    """Fetch the value now. Raises BadInput if there is none, Denied if it may not be read."""
     where = parse(reference)
     resolvers = {
         "env": _from_environment,
@@ -65,7 +65,7 @@ def resolve(reference: str) -> str:
 
 
 def redact(text: str, values: Iterable[str]) -> str:
-    """The text without the values, however they stand in it: as they are, in JSON, or line by line."""
+    """Replace the values in the text by ***, in each form they may take: verbatim, JSON-escaped, or line by line."""
     forms = {form for value in values for form in _forms(value) if len(form) >= _SHORTEST_HIDDEN}
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")
@@ -97,10 +97,10 @@ def _from_file(where: Reference) -> str:
         raise BadInput("the secret's file is not text", where=str(path)) from None
     if len(content) > _LARGEST:
         raise BadInput(f"the secret's file is larger than {_LARGEST} bytes", where=str(path))
-    return value.rstrip("\r\n")  # editors end files with a line break, which no secret means
+    return value.rstrip("\r\n")  # editors end files with a line break that is not part of the secret
 
 
-# ── Google Secret Manager ────────────────────────────────────────────────────
+# Google Secret Manager
 
 
 def _from_google(where: Reference) -> str:
@@ -124,7 +124,7 @@ def _from_google(where: Reference) -> str:
 
 
 def _google_name(where: Reference, default_project: str | None) -> tuple[str, str, str]:
-    """NAME, PROJECT/NAME or PROJECT/NAME/VERSION."""
+    """Parse NAME, PROJECT/NAME or PROJECT/NAME/VERSION into project, name and version."""
     parts = where.name.split("/")
     if len(parts) > 3 or not all(re.fullmatch(r"[A-Za-z0-9_:.-]+", part) for part in parts):
         raise BadInput(f"{where} is not a secret's name", fix="write gcp-sm://NAME or gcp-sm://PROJECT/NAME/VERSION")
@@ -161,7 +161,7 @@ def _google_answer(session: Any, url: str, where: Reference, named: str) -> str:
     return base64.b64decode(answer.json()["payload"]["data"]).decode()
 
 
-# ── AWS Secrets Manager ──────────────────────────────────────────────────────
+# AWS Secrets Manager
 
 
 def _from_amazon(where: Reference) -> str:
@@ -199,7 +199,7 @@ def _amazon_refusal(error: Any, where: Reference) -> BadInput | Denied | Transie
 
 
 def _picked(value: str, key: str, where: Reference) -> str:
-    """One field of a secret that holds JSON, as AWS's console makes them."""
+    """Return one field of a secret that holds JSON, as AWS's console creates them."""
     try:
         fields = json.loads(value)
     except ValueError:
@@ -209,11 +209,11 @@ def _picked(value: str, key: str, where: Reference) -> str:
     return str(fields[key])
 
 
-# ── A Kubernetes cluster ─────────────────────────────────────────────────────
+# Kubernetes
 
 
 def _from_cluster(where: Reference) -> str:
-    """By the kubeconfig's current context, or the pod's own account. In pods of a run the cluster brings it instead."""
+    """Read it with the kubeconfig's current context or the pod's account. In a run's pods, Kubernetes injects it."""
     cluster: Any = import_module("headway.targets.kubernetes.client")
     name, _, key = where.name.partition("/")
     namespace = _namespace()
@@ -238,7 +238,7 @@ def _from_cluster(where: Reference) -> str:
 
 
 def _namespace() -> str:
-    """$HEADWAY_NAMESPACE, the pod's own, or `default`."""
+    """Return $HEADWAY_NAMESPACE, the pod's own namespace, or `default`."""
     chosen = os.environ.get("HEADWAY_NAMESPACE")
     if chosen:
         return chosen

@@ -1,4 +1,4 @@
-"""Whole files to and from a store, and the folders in it: built on the five verbs, so they work on every store."""
+"""Transfer whole files to and from a store, and list its folders. Needs only the five methods, so works everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 from headway.core.errors import StoreError, Transient
 from headway.storage.base import Entry, Store, in_key_order
 
-# What is to be written: bytes in memory, or a file. A file that cannot be read is its own error, not the store's.
+# Payloads: bytes in memory, or a file. A file that cannot be read is reported as such, not as the store's error.
 
 
 Body = bytes | bytearray | memoryview | Path
@@ -24,7 +24,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def as_view(body: bytes | bytearray | memoryview) -> memoryview:
-    """Its bytes, one after the other, without a copy."""
+    """View the payload as bytes, without a copy."""
     return memoryview(body).cast("B")
 
 
@@ -42,13 +42,13 @@ def size_of(body: Body) -> int:
         return file.seek(0, 2)
 
 
-SPAN = 8 << 20  # bytes a request: large enough to be quick, small enough to be tried again cheaply
+SPAN = 8 << 20  # bytes per request: large enough to be fast, small enough to be retried cheaply
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progress: Progress | None = None) -> Entry:
-    """Bring an object to `path`, in parts side by side. The file appears whole, or not at all.
+    """Download an object to `path`, in parallel parts. The file appears whole or not at all.
 
     `progress` is called on this thread. Raises Transient if the object was replaced meanwhile.
     """
@@ -63,7 +63,7 @@ def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progres
 
 
 def send_file(store: Store, key: str, path: Path, *, when: str | None = None) -> str:
-    """Store a file without reading it into memory; returns the version. Checks that all of it arrived."""
+    """Upload a file without reading it into memory; return the version. Checks that all of it arrived."""
     size = size_of(path)
     version = store.write(key, path, when=when)
     arrived = store.stat(key)
@@ -74,9 +74,9 @@ def send_file(store: Store, key: str, path: Path, *, when: str | None = None) ->
 
 
 def subfolders(store: Store, prefix: str = "") -> list[str]:
-    """The names of the folders directly below `prefix` ("" or ending in a slash), in key order.
+    """Return the names of the folders directly below `prefix` ("" or ending in a slash), in key order.
 
-    Stores that can answer this without listing all that lies in them do; a bucket of many runs stays quick.
+    Uses the store's own `folders` if it has one, which does not list all their contents: fast in a bucket of many runs.
     """
     if isinstance(store, _KnowsFolders):
         return list(store.folders(prefix))

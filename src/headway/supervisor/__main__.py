@@ -1,6 +1,6 @@
-"""Process 1 on every target: `python -m headway.runtime.worker --run URL`. No torch, no numpy.
+"""Entry point of the supervisor, process 1 on every target: `python -m headway.runtime.worker --run URL`.
 
-Exit codes: 0 done, 143 start me again, 2 bad input, anything else failed.
+Imports neither torch nor numpy. Exit codes: 0 done, 143 restart requested, 2 bad input, anything else failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Signals wait until we can heed them: process 1 would otherwise miss one that comes while modules are loaded."""
+    """Parse the arguments and run the supervisor; return its exit code.
+
+    Stop signals are blocked first: process 1 would otherwise miss one that arrives while modules are being imported.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     import argparse
 
@@ -24,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_and_exit() -> None:
-    """Run `main` and end the process at once: a thread that waits for a store must not keep process 1 alive."""
+    """Run `main`, then exit without joining threads: one that waits for a store must not keep process 1 alive."""
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

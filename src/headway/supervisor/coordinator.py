@@ -1,6 +1,6 @@
-"""Node 0's supervisor: it holds the lease, starts the gang, and decides what happens when something ends.
+"""The coordinator on node 0: holds the lease, starts the ranks on all nodes, and decides when to restart them.
 
-The gang starts and ends as a whole. Every start has its own attempt number, which fences all that is written later.
+All ranks of a run start and end together. Every start has its own attempt number, the fencing token of later writes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headway.supervisor.restart_policy import AttemptHistory, AttemptResult, Out
 from headway.supervisor.threads import Advanced, Heartbeat, StoreBack, StoreDown, now_text
 from headway.supervisor.topology import NodeTopology, alone, ready
 
-_BURIAL_S = 15.0  # for what was killed to be gone
+_BURIAL_S = 15.0  # how long to wait for killed ranks to exit
 
 
 class Leader:
-    """One run, from its first attempt here to its last event."""
+    """Coordinator of one run, from the first attempt of this supervisor to the run's last event."""
 
     def __init__(
         self,
@@ -47,8 +47,11 @@ class Leader:
         former: int = 0,
         refusal: str = "",
     ) -> None:
-        """`former` is the newest attempt whose ranks were started, 0 where none were. With a `refusal` no rank is
-        started: what the earlier attempt left here is saved, and the run ends as failed."""
+        """Open the attempt's event log and supervisor log.
+
+        `former` is the newest attempt whose ranks were started, or 0. With a non-empty `refusal` no rank is started:
+        the files that the earlier attempt left on this machine are saved, and the run ends as failed.
+        """
         self.node, self._heartbeat, self._meeting = node, heartbeat, meeting
         self.attempt, self._past, self._former = attempt, past, former
         self._refusal = refusal
@@ -56,12 +59,12 @@ class Leader:
         self._peers: dict[int, Connected] = {}
         self._exits: dict[int, RankExit] = {}
         self._crash: RankExit | None = None
-        self._step: int | None = None  # the last one that any rank spoke of
+        self._step: int | None = None  # the last step that any rank reported
         self._lost = ""
         self._concluded = False
-        self._ending = False  # the ranks are being ended: what fails now is no cause
+        self._ending = False  # the ranks are being stopped: a failure from now on is not the cause
         self._budget_said = False
-        self._cut_to = 0  # memory ran out in this attempt: the parts that a rank would try next
+        self._cut_to = 0  # out of memory in this attempt: the number of micro-batches a rank would try next
         self._why = "first start" if attempt == 1 else "started again"
         node.heard, node.heed = self._heard, self._heed
         node.scribe.open_events(attempt)
@@ -69,11 +72,11 @@ class Leader:
 
     @property
     def spent_s(self) -> float:
-        """Of the budget, over all attempts, by clocks that do not jump."""
+        """Seconds of the budget spent over all attempts, by the monotonic clock."""
         return self._past.spent_s + time.monotonic() - self._began
 
     def supervise(self) -> Outcome:
-        """Attempts until one settles the run."""
+        """Run attempts until the restart policy returns an outcome."""
         if self._refusal:
             self._record_attempt()
             self.node.adopt_files()
@@ -96,7 +99,10 @@ class Leader:
                 return restart_policy.stopped(self.node.stop)
 
     def conclude(self, outcome: Outcome) -> bool:
-        """The last event, everything flushed, the lease given up. False when the store did not take it all in time."""
+        """Write the last event, flush everything and release the lease.
+
+        Return False if the store did not accept all of it in time.
+        """
         node, end = self.node, time.monotonic() + self._farewell_s()
         self._concluded = True
         for peer in self._peers.values():
@@ -112,7 +118,7 @@ class Leader:
         node.say(f"{outcome.state}: {outcome.reason}")
         self.event("ended", state=outcome.state, reason=outcome.reason, exit_code=outcome.exit_code, **crash)
         node.close()
-        # Whatever the mirror has used up, the last word gets its chance.
+        # However long the file sync took, the last event gets at least a second.
         written = node.finish("scribe", max(1.0, end - time.monotonic()))
         if written:
             self._heartbeat.finish()
@@ -124,7 +130,7 @@ class Leader:
         record = {"kind": kind, "time": now_text(), "spent_s": round(self.spent_s, 3), **details}
         self.node.scribe.event(record, soon=soon)
 
-    # -- one attempt ----------------------------------------------------------------------------------------------
+    # One attempt
 
     def _record_attempt(self) -> None:
         world = self.node.world
@@ -172,7 +178,10 @@ class Leader:
         return None if budget is None else max(0.0, budget - self.spent_s)
 
     def _absent(self) -> str:
-        """Wait for the other nodes; who never came, in words. Ends early when somebody asks for a stop."""
+        """Wait for the other nodes to join; return a message naming those that did not, or "".
+
+        Return early when a stop is requested.
+        """
         node, world = self.node, self.node.world
         others = set(range(1, world.nodes))
         if not others <= self._peers.keys():
@@ -204,7 +213,7 @@ class Leader:
             return alone(world)
         hosts = {0: world.master_addr} | {n: peer.connection.peer_address for n, peer in self._peers.items()}
         ports = {0: free_ports(world.processes)} | {n: list(peer.hello["ports"]) for n, peer in self._peers.items()}
-        # By the address at which the others reach us: our own name may resolve to loopback here.
+        # Use the address at which the other nodes reach us: our host name may resolve to loopback here.
         own = next(iter(self._peers.values())).connection.own_address
         return ready(world, hosts=hosts, ports=ports, own_address=own)
 
@@ -220,7 +229,7 @@ class Leader:
         return all(rank in self._exits for node in there for rank in range(node * size, (node + 1) * size))
 
     def _end_ranks(self, overdue: bool) -> tuple[int, ...]:
-        """Ask, wait, force. Returns the ranks that had to be killed."""
+        """Send SIGTERM, wait for the grace period, send SIGKILL; return the ranks that had to be killed."""
         if self._all_ended():
             return ()
         self._ending = True
@@ -230,7 +239,7 @@ class Leader:
         if cause:
             self.node.say(f"{cause}: stopping the ranks")
         elif not self._crash and not self._lost:
-            # Somebody has told a rank to stop behind our back. Those that step together stop together, by themselves.
+            # Someone else told a rank to stop. Ranks share the stop flag at every step, so all stop by themselves.
             self.node.until(self._all_ended, self.node.settings.halt_s)
         patience = self.node.ranks_grace_s
         if self._crash or self._lost:
@@ -254,7 +263,7 @@ class Leader:
         else:
             self.node.ranks.signal(number)
 
-    # -- what is heard --------------------------------------------------------------------------------------------
+    # Messages from ranks, nodes and threads
 
     def _collect(self) -> None:
         for end in self.node.ranks.ends():
@@ -263,7 +272,7 @@ class Leader:
     def _rank_ended(self, end: RankExit) -> None:
         first = end.failed and not (self._ending or self._crash or self.node.stop or self._lost)
         if end.step is None:
-            end = replace(end, step=self._step)  # most ranks never speak of steps: they all take the same ones
+            end = replace(end, step=self._step)  # most ranks never report steps, and all ranks are at the same one
         self._exits[end.rank] = end
         if first:
             self._crash = end
@@ -274,7 +283,7 @@ class Leader:
             self.node.say(str(end))
 
     def _heard(self, rank: int, record: Record) -> None:
-        """A control record of one of our own ranks."""
+        """Handle a control record from a rank of this node."""
         self._step = step_of(record, self._step)
         progress = record.get("progress")
         if isinstance(progress, dict) and rank == 0:
@@ -317,7 +326,7 @@ class Leader:
         self.node.say(f"node {peer.node} of {self.node.world.nodes} is here, from {peer.connection.peer_address}")
 
     def _is_current(self, node: int, connection: Connection) -> bool:
-        """False for an older connection of a node that has joined again."""
+        """Return False for an older connection of a node that has since rejoined."""
         return node in self._peers and self._peers[node].connection is connection
 
     def _gone(self, node: int, connection: Connection, why: str) -> None:
@@ -341,10 +350,10 @@ class Leader:
         elif "stopping" in message and not self.node.stop:
             self.node.ask_to_stop(f"{message['stopping']} on node {node}")
 
-    # -- between attempts -----------------------------------------------------------------------------------------
+    # Between attempts
 
     def _prepare_next(self, again: Restart) -> bool:
-        """Pause, then raise the attempt number; False when somebody asked for a stop meanwhile."""
+        """Pause, then increment the attempt number; return False if a stop was requested meanwhile."""
         node = self.node
         self._past = restart_policy.restarted(self._past, again)
         free = {"free": True} if again.free else {}
@@ -364,14 +373,14 @@ class Leader:
         return True
 
     def _farewell_s(self) -> float:
-        """How long the end may take: what is left of the grace period where one runs, else as long as is sensible."""
+        """Return the time limit for `conclude`: the rest of the grace period after a stop, else `flush_s`."""
         node = self.node
         if node.stop_at is None:
             return node.settings.flush_s
         return max(1.0, node.stop_at + node.grace_s - 0.5 - time.monotonic())
 
     def _dismiss_peers(self, patience_s: float) -> None:
-        """They have been told; here they say farewell by hanging up."""
+        """Wait for the other nodes, which were told to end, to close their connections; then close the server."""
         if self._peers:
             self.node.until(lambda: not self._peers, patience_s)
         if self._meeting is not None:

@@ -1,6 +1,6 @@
-"""What a script writes under $HEADWAY_RUN_DIR, kept in the run folder's `files/` while it runs, and given back later.
+"""Sync the files a script writes under $HEADWAY_RUN_DIR to the run folder's `files/`, and restore them on resume.
 
-Only changed files are sent, and only once they have stopped changing. Empty folders are not kept.
+Only changed files are uploaded, and only once they have stopped changing. Empty folders are not saved.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ INTERVAL_S = 30.0
 _CHUNK = 8 << 20
 _FICLONE = 0x40049409
 _FILES, _OTHER_NODES = "files/", "other-nodes/"
-WORKDIR, EARLIER = "workdir/", "earlier/"  # below a node's prefix: what headway.supervisor.workdir keeps
-_PART = ".headway-part-"  # a file that is being restored
-_OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors that are not about one file
+WORKDIR, EARLIER = "workdir/", "earlier/"  # below a node's prefix: written by headway.supervisor.workdir
+_PART = ".headway-part-"  # prefix of a file that is being restored
+_OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors of the store rather than of one file
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What tells a changed file from an unchanged one without reading it."""
+    """Size, modification time and inode of a file, compared to detect changes without reading it."""
 
     size: int
     modified_ns: int
@@ -38,26 +38,26 @@ class FileStat:
 
 
 def prefix_of(node: int) -> str:
-    """Where a node's files are kept."""
+    """Return the key prefix of a node's files in the store."""
     return _FILES if node == 0 else f"{_FILES}{_OTHER_NODES}{node}/"
 
 
 class Mirror:
-    """One folder and its image in the store. Safe to share between threads."""
+    """Uploader of one folder to the store. Thread-safe."""
 
     def __init__(
         self, root: Path, store: Store, *, node: int = 0, say: Callable[[str], None] = lambda text: None
     ) -> None:
         self._root, self._store, self._say = root, store, say
         self._prefix = prefix_of(node)
-        self._sent: dict[str, FileStat] = {}  # as it is in the store
-        self._versions: dict[str, str] = {}  # which the store gave to what was sent
-        self._seen: dict[str, FileStat] = {}  # as the scan before found it
+        self._sent: dict[str, FileStat] = {}  # the state of each file that is in the store
+        self._versions: dict[str, str] = {}  # the store's version of each uploaded file
+        self._seen: dict[str, FileStat] = {}  # the state of each file at the previous scan
         self._refused: set[str] = set()
         self._lock = threading.Lock()
 
     def restore(self) -> int:
-        """Fill the folder with what earlier attempts saved; returns how many files. Node 0's files go to every node."""
+        """Download the files that earlier attempts saved; return their number. Node 0's files go to every node."""
         with self._lock:
             restored = self._fetch(_FILES, keep=self._prefix == _FILES)
             if self._prefix != _FILES:
@@ -65,8 +65,11 @@ class Mirror:
             return restored
 
     def sync(self, *, final: bool = False) -> int:
-        """Send what has changed and settled since the last scan (at the end: all that has changed), then remove what is
-        gone; returns how many files were sent. A file that changes while it is sent is sent again."""
+        """Upload changed files, then delete removed ones from the store; return the number of uploads.
+
+        A file is uploaded only if it has not changed since the previous scan, unless `final`. A file that changes
+        during its upload is uploaded again by a later call.
+        """
         with self._lock:
             return self._sync(final)
 
@@ -77,7 +80,7 @@ class Mirror:
             settled = final or self._seen.get(name) == now
             if settled and self._sent.get(name) != now:
                 sent += self._send(name, now)
-        # New files first: a checkpoint is removed from the store only when its successor is there.
+        # Upload before deleting: a checkpoint is removed from the store only once its successor is there.
         for name in [name for name in self._sent if name not in found and (final or name not in self._seen)]:
             self._store.delete(self._prefix + name)
             del self._sent[name]
@@ -91,17 +94,17 @@ class Mirror:
                 if now.size <= _CHUNK:
                     body = file.read()
                     if print_of(path) != now:
-                        return 0  # it moved under our eyes: next time
+                        return 0  # changed while being read: next time
                     self._versions[name] = self._store.write(self._prefix + name, body)
                 else:
                     self._versions[name] = self._store.write(self._prefix + name, path)
         except FileNotFoundError:
-            return 0  # removed since it was found
+            return 0  # removed since the scan
         except OSError as error:
             return self._refuse(name, f"cannot be read: {error.strerror}")
         except _OF_THE_STORE:
             raise
-        except StoreError as error:  # of this file alone, which must not keep the others from being saved
+        except StoreError as error:  # an error of this file alone: the others must still be saved
             return self._refuse(name, error.problem.what) if path.exists() else 0
         if print_of(path) == now:
             self._sent[name] = now
@@ -118,11 +121,11 @@ class Mirror:
                     yield name, found
 
     def _enter(self, folder: str, names: list[str]) -> list[str]:
-        """Which of a folder's own folders are looked into."""
+        """Return those subfolders of a folder that the scan descends into."""
         return names
 
     def _file(self, path: Path) -> FileStat | None:
-        """A regular file of the folder itself; a link is followed as long as it stays inside."""
+        """Return the state of a regular file, or None. A symlink is followed if it stays inside the folder."""
         if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
             self._refuse(str(path), "leads out of the folder")
             return None
@@ -140,7 +143,7 @@ class Mirror:
         return True
 
     def _reserved(self, prefix: str, name: str) -> bool:
-        """Whether that name below a prefix is kept for other files than this folder's."""
+        """Return whether a name below a prefix is reserved for files from elsewhere than this folder."""
         return name.startswith((WORKDIR, EARLIER)) or (prefix == _FILES and name.startswith(_OTHER_NODES))
 
     def _refuse(self, name: str, why: str) -> int:
@@ -163,7 +166,7 @@ class Mirror:
         return count
 
     def _download(self, entry: Entry, path: Path) -> bool:
-        """False where it was removed between listing and reading."""
+        """Download one file; return False if it was deleted between listing and reading."""
         try:
             download(self._store, entry, path)
         except NotThere:
@@ -175,7 +178,7 @@ class Mirror:
 
 
 class MirrorDuty(BackgroundThread):
-    """Keeps the mirrors true while the ranks run, and once more at the end."""
+    """Thread that syncs the mirrors periodically while the ranks run, and once more at the end."""
 
     def __init__(
         self, mirrors: Sequence[Mirror], inbox: MessageQueue, health: StoreHealth, *, every_s: float = INTERVAL_S
@@ -192,7 +195,7 @@ class MirrorDuty(BackgroundThread):
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """`target` becomes a copy of `source`, sharing its blocks on disk where the file system can."""
+    """Replace `target` by a copy of `source`, sharing disk blocks (reflink) where the file system supports it."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     if source.is_dir():
@@ -203,14 +206,14 @@ def _clone(source: str, target: str) -> str:
     with open(source, "rb") as read, open(target, "wb") as write:
         try:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
-        except OSError:  # a file system that cannot share blocks
+        except OSError:  # the file system does not support reflinks
             shutil.copyfileobj(read, write, _CHUNK)
     shutil.copystat(source, target)
     return target
 
 
 def download(store: Store, entry: Entry, path: Path) -> None:
-    """In pieces, under another name until it is whole."""
+    """Download an object in chunks to a temporary name, then rename it to `path` once complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PART}{os.urandom(8).hex()}")
     try:

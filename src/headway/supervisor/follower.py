@@ -1,4 +1,4 @@
-"""The supervisor of a node other than 0: it does what node 0 says, and says what becomes of its ranks."""
+"""The supervisor of a node other than 0: carries out node 0's commands and reports how its ranks end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BURIAL_S = 15.0
 
 
 class Follower:
-    """Joins, works, joins again when node 0 was started again, until it is told to end."""
+    """Supervisor of one follower node: joins node 0, and joins again after node 0 restarts, until told to end."""
 
     def __init__(self, node: Node, key: bytes) -> None:
         self.node, self._key = node, key
@@ -37,12 +37,15 @@ class Follower:
         self._told_of_stop = False
         self._attempt = 0
         self._started = False
-        self._order: dict[str, Any] | None = None  # to start: carried out between messages, not amid them
-        self._cancelled = False  # the order was taken back before it was carried out
+        self._order: dict[str, Any] | None = None  # a start command, executed after all pending messages are handled
+        self._cancelled = False  # the start command was cancelled before it was executed
         node.heard, node.heed = self._heard, self._heed
 
     def serve(self) -> tuple[int, str]:
-        """The exit code and why. 143 when node 0 is not there: whoever restarts us both brings us together again."""
+        """Run until node 0 ends the run; return the exit code and the reason.
+
+        The code is 143 if node 0 is not reachable: the platform restarts both supervisors, which then rendezvous again.
+        """
         while True:
             self._join()
             if self._never:
@@ -79,7 +82,10 @@ class Follower:
         self.node.until(lambda: bool(self._leader or self._never or self.node.stop))
 
     def _follow(self) -> None:
-        """Until node 0 ends the run or is gone. A stop is told to node 0, which tells everybody."""
+        """Execute commands until node 0 ends the run or disconnects.
+
+        A stop request on this node is sent to node 0, which forwards it to all nodes.
+        """
         while True:
             self.node.until(lambda: self._over() or self._order is not None)
             order, self._order = self._order, None
@@ -96,7 +102,7 @@ class Follower:
         return self._gone or self._code is not None or self._too_late()
 
     def _too_late(self) -> bool:
-        """We were told to stop, and node 0 does not answer: our own grace period ends all the same."""
+        """Return whether this node's grace period is over, even though node 0 has not responded to the stop."""
         asked = self.node.stop_at
         return asked is not None and time.monotonic() > asked + self.node.ranks_grace_s
 
@@ -112,7 +118,7 @@ class Follower:
         self._tell({"exit": {**asdict(end), "lines": list(end.lines)}, "attempt": self._attempt})
 
     def _end_ranks(self) -> None:
-        """Without node 0 no step can be finished and no checkpoint committed: nothing is gained by asking."""
+        """Kill the ranks at once: without node 0 they can neither finish a step nor commit a checkpoint."""
         if self.node.ranks.running:
             self.node.ranks.kill()
             self.node.until(self._none_running, _BURIAL_S)
@@ -145,7 +151,7 @@ class Follower:
             self.node.ranks.kill()
         elif (
             do == "signal" and not self._told_of_stop
-        ):  # they have had ours already; a second one would end them at once
+        ):  # this node's ranks already got SIGTERM from us; a second one would end them at once
             self.node.ranks.signal(order["number"])
         elif do == "end":
             self._code = int(order["code"])

@@ -1,6 +1,7 @@
-"""A stream of output on its way to the run folder: stamped, redacted, first to local disk, then in segments.
+"""The log pipeline: timestamp and redact output, spool it to local disk, upload it to the run folder in segments.
 
-The disk is the buffer: memory stays small however fast a rank prints, and a store that is down loses nothing.
+The disk is the buffer: memory use stays small however fast a rank prints, and nothing is lost while the store is down.
+`StdoutPump` also copies the output to the supervisor's standard output, which containers and clouds collect.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from headway.core.errors import Conflict, StoreError
 from headway.rundir.layout import stem
 from headway.storage.base import ABSENT, Store
 
-# The supervisor's standard output, which containers and clouds collect. On a thread: a slow reader stalls nobody.
+# Standard output
 
 
 _ROOM_BYTES = 8 << 20
 
 
 class StdoutPump(threading.Thread):
-    """Shows lines in order. Whoever reads too slowly misses some and is told how much; the run's logs have it all."""
+    """Thread that writes lines to standard output in order, so that a slow reader stalls nothing.
+
+    Lines beyond 8 MiB of backlog are dropped here and their bytes counted in the output; the run's logs have them all.
+    """
 
     def __init__(self, fd: int = 1, *, ranks: bool = True, prefixed: bool = False) -> None:
         super().__init__(name="echo", daemon=True)
@@ -83,13 +87,15 @@ class StdoutPump(threading.Thread):
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            return False  # nobody reads any more
+            return False  # the reader has closed it
         return True
 
 
+# Spool and segments
+
 SEGMENT_BYTES = 4 << 20
-LONGEST_LINE = 64 << 10  # a longer one is broken: a reader must not need more memory than this
-BACKLOG_BYTES = 2 << 30  # what may wait for a store that is down before output is left out
+LONGEST_LINE = 64 << 10  # longer lines are split: a reader must not need more memory than this
+BACKLOG_BYTES = 2 << 30  # the most that waits for a store that is down; output beyond it is dropped
 LAST_LINES = 20
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
@@ -103,14 +109,14 @@ def now_stamp() -> bytes:
 
 
 class Redactor:
-    """Takes secret values out of anything that is printed, also as they stand in JSON and line by line."""
+    """Replaces secret values in output by `***`, also in their JSON-escaped form and line by line."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         forms: set[bytes] = set()
         for value in values:
             lines = value.splitlines() if "\n" in value else []
             for form in (value, json.dumps(value)[1:-1], *(line.strip() for line in lines)):
-                if len(form) >= 4:  # shorter ones would black out ordinary words
+                if len(form) >= 4:  # shorter ones would match ordinary words
                     forms.add(form.encode())
         self._forms = sorted(forms, key=len, reverse=True)
         self.longest = max(map(len, forms), default=0)
@@ -123,9 +129,9 @@ class Redactor:
 
 
 class Spool:
-    """One writer's stream in one attempt: `<folder>/a0001-r0.log`, append-only, and the segments cut from it.
+    """Append-only file with one writer's output in one attempt (`<folder>/a0001-r0.log`), uploaded in segments.
 
-    `feed` is called by the thread that reads the pipe, `upload` by the one that talks to the store.
+    The thread that reads the pipe calls `feed`; the thread that talks to the store calls `upload`.
     """
 
     def __init__(
@@ -148,20 +154,20 @@ class Spool:
         self._left_out = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take what came out of the pipe; returns the whole lines in it, as they may be shown."""
+        """Append a chunk of output; return the complete lines in it, redacted."""
         data = self._rest + chunk
         if b"\r" in data:
             data = _end_overwritten_lines(data)
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
         if len(self._rest) > LONGEST_LINE:
-            # Held back is what could be the first half of a secret.
+            # Hold back as many bytes as could be the first half of a secret.
             keep = len(self._rest) - max(1, self._redact.longest)
             whole, self._rest = whole + self._rest[:keep] + b"\n", self._rest[keep:]
         return self._take(whole) if whole else b""
 
     def finish(self) -> bytes:
-        """The writer is gone: its last line counts, newline or not."""
+        """Append the last line even without a newline, after the writer has exited; return it, redacted."""
         rest, self._rest = self._rest, b""
         shown = self._take(rest + b"\n") if rest else b""
         self._note_what_was_left_out()
@@ -175,7 +181,7 @@ class Spool:
         return self._segments.pending
 
     def upload(self, store: Store) -> None:
-        """All whole lines so far are in the store when this returns. On a StoreError nothing is lost: call again."""
+        """Upload all complete lines so far. After a StoreError nothing is lost: call again."""
         self._segments.upload(store)
 
     def close(self) -> None:
@@ -201,7 +207,7 @@ class Spool:
                 self._left_out = 0
 
     def _append(self, data: bytes) -> bool:
-        """Whole or not at all. A full disk must not stop the training that fills it."""
+        """Append all of `data` or, if the disk is full, nothing; return which. A full disk must not stop training."""
         start, view = self._segments.size, memoryview(data)
         try:
             while view:
@@ -214,13 +220,13 @@ class Spool:
 
 
 class SegmentCutter:
-    """Immutable numbered segments cut from an append-only file of lines: exact slices, in order, each written once."""
+    """Uploader of an append-only log file as immutable numbered segments: exact slices, in order, each written once."""
 
     def __init__(self, path: Path, prefix: str, *, keep: bool = True, start: int = 0, number: int = 1) -> None:
-        self.size = path.stat().st_size if path.exists() else 0  # whole lines in the file, set by its one appender
+        self.size = path.stat().st_size if path.exists() else 0  # bytes of complete lines, set by the only appender
         self._path, self._prefix, self._keep = path, prefix, keep
         self._sent, self._number = start, number
-        self._sealed = 0  # a segment whose write has failed keeps its number and its length
+        self._sealed = 0  # length of the segment being written: a retry keeps its number and its length
         self._file: int | None = None
 
     @property
@@ -238,7 +244,7 @@ class SegmentCutter:
             try:
                 store.write(key, body, when=ABSENT)
             except Conflict:
-                # Our own write whose answer was lost, or a second writer, which the lease should have made impossible.
+                # Our own write whose response was lost, or a second writer, which the lease should have prevented.
                 if store.read(key) != body:
                     raise StoreError(f"{key} was written by somebody else", where=store.url) from None
             self._sent += len(body)
@@ -263,7 +269,7 @@ class SegmentCutter:
         return body[: self._sealed]
 
     def _give_back(self) -> None:
-        """Return the disk under what was sent. Where the file system cannot, the file merely stays as long as it is."""
+        """Free the disk blocks of uploaded bytes (punch a hole), where the file system supports it."""
         assert self._file is not None
         libc = ctypes.CDLL(None, use_errno=True)
         offset, length = ctypes.c_int64(0), ctypes.c_int64(self._sent)
@@ -271,9 +277,9 @@ class SegmentCutter:
 
 
 def rescue(folder: Path, store: Store, *, below: int, writers: Iterable[str]) -> list[str]:
-    """Send what killed supervisors of this node left in its spool folder; returns the names of those files.
+    """Upload what killed supervisors of this node left in its spool folder; return the names of those files.
 
-    Segments are exact slices, so the bytes already in the store say where to go on.
+    Segments are exact slices, so the number of bytes already in the store is the offset to continue from.
     """
     ours = {f"{stem(attempt, writer)[:-1]}.log" for attempt in range(1, below) for writer in writers}
     rescued = []
@@ -291,8 +297,8 @@ def rescue(folder: Path, store: Store, *, below: int, writers: Iterable[str]) ->
 
 
 def _end_overwritten_lines(data: bytes) -> bytes:
-    """A progress bar's carriage return ends a line too, or it would be seen only when the bar is full."""
-    held = data[-1:] == b"\r"  # its newline may be in the next chunk
+    """End a line at a lone carriage return too, or a progress bar would appear only once it is complete."""
+    held = data[-1:] == b"\r"  # the newline may be in the next chunk
     body = _LONE_RETURN.sub(b"\r\n", data[:-1] if held else data)
     return body + b"\r" if held else body
 

@@ -1,4 +1,4 @@
-"""One node's supervisor at work, whoever decides: its threads, its ranks, its logs, its folders."""
+"""One node's threads, ranks, logs and folders, driven by the coordinator (node 0) or a follower (other nodes)."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from headway.supervisor.threads import (
 from headway.supervisor.topology import NodeTopology
 from headway.supervisor.workdir import Workdir, size_words, workdir_of
 
-_TURN_S = 1.0  # the longest the main thread waits without looking up
-_MARGIN_S = 2.0  # of the grace period, kept for the last log lines and the last event
+_TURN_S = 1.0  # the longest single wait of the main thread
+_MARGIN_S = 2.0  # the part of the grace period reserved for the last log lines and the last event
 
 
 class ForcedStop(HeadwayError):
-    """A second signal: nothing more is waited for."""
+    """A second stop signal: end without waiting for anything."""
 
 
 class RunTakenOver(HeadwayError):
-    """Another start of the run has taken over: nothing more is written."""
+    """Another supervisor has taken over the run's lease: write nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What tests and unusual places may change."""
+    """Intervals and time limits, set by HEADWAY_* variables in tests and in unusual environments."""
 
     renew_s: float = 10.0
     first_pause_s: float = 1.0
     mirror_s: float = 30.0
     peers_s: float = 300.0
     flush_s: float = 120.0  # how long a run that has ended waits for a store that is down
-    same_place: int = 3  # crashes at one step before the run is given up
-    halt_s: float = 10.0  # for the ranks beside a failed one: they cannot finish a step without it
+    same_place: int = 3  # consecutive crashes at the same step before the run fails
+    halt_s: float = 10.0  # grace period of the other ranks after one failed: they cannot finish a step without it
 
 
 @dataclass(kw_only=True)
 class Node:
-    """Start it with `open`, pump it with `until`, end it with `close`."""
+    """The supervisor's resources on one node: start with `open`, run the event loop with `until`, end with `close`."""
 
     folder: RunFolder
     plan: Plan
@@ -67,8 +67,8 @@ class Node:
     loop: Loop
     undertaker: OrphanReaper
     echo: StdoutPump
-    heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)  # control records of our ranks
-    heed: Callable[[Any], None] = field(default=lambda message: None)  # messages of other threads
+    heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)  # handles ranks' control records
+    heed: Callable[[Any], None] = field(default=lambda message: None)  # handles messages from other threads
 
     def __post_init__(self) -> None:
         self.redact = Redactor(self.secrets.values)
@@ -81,7 +81,7 @@ class Node:
         mirrors = [self.mirror, *([self.workdir] if self.workdir else [])]
         self.mirroring = MirrorDuty(mirrors, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
         self.ranks = Ranks(self.loop, self.undertaker, self.echo.show, lambda r, m: self.heard(r, m), self.redact)
-        self.stop = ""  # who asked for a stop
+        self.stop = ""  # who requested a stop
         self.stop_at: float | None = None
         self._log: Spool | None = None
         self._rank_logs: list[Spool] = []
@@ -95,27 +95,27 @@ class Node:
 
     @property
     def ranks_grace_s(self) -> float:
-        """What the ranks have of it."""
+        """The ranks' part of the grace period: all but the time reserved for the last writes."""
         return self.grace_s - min(_MARGIN_S, self.grace_s / 4)
 
     def open(self, attempt: int) -> None:
-        """The supervisor's own log of an attempt; the one before it is closed."""
+        """Open the supervisor's own log of an attempt and close that of the attempt before it."""
         if self._log is not None:
             self._log.finish()
             self.scribe.close_log(self._log)
         self._log = self._spool(attempt, self._own_writer)
 
     def say(self, text: str) -> None:
-        """One line in the supervisor's log and on its standard output."""
+        """Write one line, redacted, to the supervisor's log and its standard output."""
         text = self.redact(text.encode("utf-8", "backslashreplace")).decode()
         if self._log is not None:
             self._log.say(text)
         self.echo.say(text)
 
     def prepare_files(self, former: int) -> None:
-        """Bring back what the script had saved. A store that is down is waited for: never a silent restart.
+        """Restore the files that earlier attempts saved, waiting while the store is down: never start without them.
 
-        `former` is the newest attempt whose ranks were started, 0 where none were.
+        `former` is the newest attempt whose ranks were started, or 0.
         """
         self.places.files.mkdir(parents=True, exist_ok=True)
         if not self._restored:
@@ -128,7 +128,10 @@ class Node:
             self._prepare_workdir(self.workdir, former)
 
     def adopt_files(self) -> None:
-        """What an earlier attempt wrote here after its last look is sent at the end, though no rank is started."""
+        """Register files that an earlier attempt wrote here after its last sync, to upload them at the end.
+
+        For a supervisor that starts no rank.
+        """
         workdir = self.workdir
         if workdir is not None:
             self.aside(lambda: self._patiently(workdir.adopt))
@@ -142,7 +145,7 @@ class Node:
             self.say(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
 
     def rescue_logs(self, attempt: int) -> None:
-        """What a killed supervisor of this node had on disk and not yet in the store belongs to the run's logs."""
+        """Upload log lines that a killed supervisor of this node left on disk."""
         writers = [self._own_writer, *(f"r{rank}" for rank in self.world.ranks)]
         try:
             found = self.aside(lambda: rescue(self.places.spool, self.folder.store, below=attempt, writers=writers))
@@ -153,7 +156,10 @@ class Node:
             self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
     def start_ranks(self, world: NodeTopology, attempt: int, facts: Mapping[str, Any]) -> None:
-        """On the main thread: the kernel ends a rank with the thread that started it. `facts` hold on all nodes."""
+        """Start this node's ranks. `facts` are the same on all nodes.
+
+        Call on the main thread: the kernel kills a rank (PR_SET_PDEATHSIG) with the thread that started it.
+        """
         run = {
             "HEADWAY_RUN_URL": self.folder.url,
             "HEADWAY_RUN": self.folder.name,
@@ -173,7 +179,7 @@ class Node:
             self.ranks.start(told, log)
 
     def sweep(self) -> None:
-        """All ranks have ended: nothing of theirs is left when this returns, and all they printed is on disk."""
+        """Clean up once all ranks have ended: kill the processes they left and write all their output to disk."""
         self.ranks.sweep()
         for log in self._rank_logs:
             self.scribe.close_log(log)
@@ -181,7 +187,7 @@ class Node:
         self.mirroring.wake()
 
     def until(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Pump until `done`, or for so many seconds. Says which: True when done."""
+        """Run the event loop until `done()` or for at most `seconds`; return whether it is done."""
         end = None if seconds is None else time.monotonic() + seconds
         while not done():
             left = _TURN_S if end is None else min(_TURN_S, end - time.monotonic())
@@ -194,7 +200,10 @@ class Node:
         return True
 
     def aside(self, work: Callable[[], Any]) -> Any:
-        """Run it on a thread while the main thread stays awake to signals; its result, or its error. A stop ends it."""
+        """Run `work` on a thread while the main thread handles signals; return its result or raise its error.
+
+        Return None without waiting for it if a stop is requested.
+        """
         result: list[Any] = []
         error: list[BaseException] = []
 
@@ -213,12 +222,12 @@ class Node:
         return result[0] if result else None
 
     def ask_to_stop(self, by: str) -> None:
-        """The first to ask is remembered; the grace period runs from then."""
+        """Record who requested the stop and when the grace period began. Only the first request counts."""
         if not self.stop:
             self.stop, self.stop_at = by, time.monotonic()
 
     def finish(self, duty: str, seconds: float) -> bool:
-        """Let a thread do its last work; False when the store did not take it in time."""
+        """Ask a background thread to finish; return False if the store did not accept its last writes in time."""
         thread = {"mirror": self.mirroring, "scribe": self.scribe}[duty]
         thread.finish()
         return self.finished(duty, seconds)
@@ -227,14 +236,14 @@ class Node:
         return self.until(lambda: duty in self._done, seconds)
 
     def say_what_was_kept(self) -> None:
-        """Once, at the end, where the script wrote anything below its working folder."""
+        """Log the number and size of the saved files, if the script wrote any below its working folder."""
         count, size = self.workdir.kept if self.workdir is not None else (0, 0)
         if count:
             files = "1 file" if count == 1 else f"{count} files"
             self.say(f"kept {files} ({size_words(size)}) that the script wrote: headway pull {self.folder.name}")
 
     def leave(self, *, complete: bool) -> None:
-        """Remove what is ours on this machine; what the script wrote only where all of it is in the run folder."""
+        """Remove this supervisor's folders, and the script's files only if all are in the run folder (`complete`)."""
         if self.workdir is not None and complete:
             self.workdir.clear()
         elif self.workdir is not None:

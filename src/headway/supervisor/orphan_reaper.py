@@ -1,10 +1,11 @@
-"""A small process that outlives a killed supervisor by a moment, to end all that its ranks have started.
+"""A small process that kills what the ranks of a killed supervisor have started.
 
-The kernel kills the ranks with the supervisor, but not their children (data loaders, say). This process reads the
-supervisor's pipe: `+PGID` and `-PGID` name the ranks' process groups, `label NAME=VALUE` what stands in the environment
-of everything below them, `folder PATH` a temporary folder of ours, `bye` that all is in order. At the end of the pipe
-without a `bye` it kills the groups and whatever carries the label, and removes the folder.
-Run as a file, with `python -I -S`; no imports from Headway.
+The kernel kills the ranks with the supervisor, but not their children (data loaders, for example). This process reads
+commands from a pipe that the supervisor writes: `+PGID` and `-PGID` add and remove a rank's process group,
+`label NAME=VALUE` names a variable in the environment of all their descendants, `folder PATH` a temporary folder of the
+supervisor, and `bye` announces a clean exit. If the pipe ends without `bye`, this process kills the groups and every
+process that has the label, and removes the folder.
+Run as a file, with `python -I -S`; imports nothing from Headway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import signal
 import sys
 
-_SWEEPS = 20  # a process may fork while it is being looked for
+_SWEEPS = 20  # repeated, because a process may fork during the scan
 
 
 def main() -> None:
@@ -49,11 +50,11 @@ def kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # gone, or became somebody else
+        pass  # has exited, or the pid now belongs to another user
 
 
 def labelled(labels: list[bytes]) -> list[int]:
-    """Living processes with one of the labels in their environment."""
+    """Return the processes that have one of the labels in their environment."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -62,7 +63,7 @@ def labelled(labels: list[bytes]) -> list[int]:
             with open(f"/proc/{name}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
         except OSError:
-            continue  # gone, or another user's
+            continue  # has exited, or belongs to another user
         if any(label in variables for label in labels):
             found.append(int(name))
     return found

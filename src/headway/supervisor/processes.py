@@ -1,6 +1,7 @@
-"""The rank processes of one node: started together, read line by line, ended together. Linux only.
+"""Start, read, signal and reap the rank processes of one node. Linux only.
 
-A rank lives in a session of its own, dies with the supervisor, and carries the run's label in its environment.
+A rank has its own session, is killed by the kernel when the supervisor dies, and has the supervisor's label in its
+environment. Also the reaping of orphans that become children of process 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headway.supervisor.log_pipeline import Redactor, Spool
 from headway.supervisor.threads import Loop
 
 CONTROL_FD = "HEADWAY_CONTROL_FD"
-SUPERVISOR = "HEADWAY_SUPERVISOR"  # which supervisor's tree a process belongs to: what the undertaker looks for
+SUPERVISOR = "HEADWAY_SUPERVISOR"  # names the supervisor a process descends from: orphan_reaper.py looks for it
 _HERE = Path(__file__).parent
 _PR_SET_CHILD_SUBREAPER = 36
 _F_SETPIPE_SZ = 1031
@@ -40,7 +41,7 @@ Heard = Callable[[int, Record], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What one rank runs."""
+    """The command line, environment and working folder of one rank."""
 
     rank: int
     argv: tuple[str, ...]
@@ -50,12 +51,12 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankExit:
-    """How a rank ended. `code` is as a shell would say it: 128 + the signal's number for one that was killed."""
+    """How a rank ended. `code` follows the shell's convention: 128 + the signal's number for a killed process."""
 
     rank: int
     code: int
     signal: str = ""
-    step: int | None = None  # the last one it spoke of
+    step: int | None = None  # the last one it reported
     lines: tuple[str, ...] = ()
     seconds: float = 0.0  # how long it ran
 
@@ -71,7 +72,7 @@ class RankExit:
 
 
 class OrphanReaper:
-    """Ends what a killed supervisor leaves behind. See orphan_reaper.py."""
+    """Handle of the process that kills what a killed supervisor leaves behind. See orphan_reaper.py."""
 
     def __init__(self) -> None:
         self.label = f"{os.getpid()}-{processes.started(os.getpid())}"
@@ -93,7 +94,7 @@ class OrphanReaper:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # somebody has killed it: what is left to die with us are the ranks, by the kernel's hand
+            pass  # the reaper was killed: the kernel still kills the ranks, but not their children, if we die
 
     def dismiss(self) -> None:
         self.tell("bye")
@@ -128,13 +129,13 @@ class Rank:
     step: int | None
 
     def drain(self) -> None:
-        """Read all that is in the pipes now. After the writers' end this is everything."""
+        """Read the pipes until they are empty. After the writers have exited, this is all their output."""
         for fd in list(self._pipes):
             while self._read(fd):
                 pass
 
     def glance(self) -> None:
-        """Read one helping: a rank that never stops printing must not hold us up."""
+        """Read each pipe once: a rank that never stops printing must not block the main thread."""
         for fd in list(self._pipes):
             self._read(fd)
 
@@ -145,7 +146,7 @@ class Rank:
         self._shown(self.rank, self.log.finish())
 
     def _read(self, fd: int) -> bool:
-        """Take one helping; False when there is nothing more for now."""
+        """Read a pipe once (at most 256 KiB); return False when there is nothing more for now."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -178,7 +179,10 @@ class Rank:
 
 
 class Ranks:
-    """The ranks of this node in one attempt. Everything here runs on the main thread: a rank dies with its parent's."""
+    """The rank processes of this node in one attempt.
+
+    Use on the main thread only: the kernel kills a rank when the thread that started it ends.
+    """
 
     def __init__(self, loop: Loop, undertaker: OrphanReaper, shown: Shown, heard: Heard, redact: Redactor) -> None:
         self._loop, self._undertaker, self._redact = loop, undertaker, redact
@@ -203,25 +207,28 @@ class Ranks:
         self._running[rank.pid] = rank
 
     def signal(self, number: int) -> None:
-        """To the ranks alone: their loader processes would die of a SIGTERM, and the rank of that."""
+        """Send a signal to the ranks only: SIGTERM would kill their data loader processes, which fails the rank."""
         for pid in self._running:
             _kill(pid, number)
 
     def kill(self) -> None:
         for pid in self._running:
             _kill(-pid, signal.SIGKILL)
-            _kill(pid, signal.SIGKILL)  # also in the moment before it has a group of its own
+            _kill(pid, signal.SIGKILL)  # in case it has no process group of its own yet
 
     def ends(self) -> list[RankExit]:
-        """The ranks that ended since the last call, those killed by a signal first: they are why the others fail."""
+        """Return the ranks that ended since the last call, failed ones first.
+
+        Of those, the ones killed by a signal come first: they are why the others fail.
+        """
         ended = [found for pid in list(self._running) if (found := self._reap(pid))]
         if ended:
             for rank in self._running.values():
-                rank.glance()  # what the others said before is known before what follows from this
+                rank.glance()  # handle the other ranks' earlier messages before the effects of this exit
         return sorted(ended, key=lambda end: (not end.failed, not end.signal, end.rank))
 
     def sweep(self) -> None:
-        """Called when all ranks have ended: end what they started and left, and take their last words."""
+        """Kill the processes that the ranks left and read the last of their output. Call once all ranks have ended."""
         for rank in self._ended:
             _kill(-rank.pid, signal.SIGKILL)
         end_descendants(spare={self._undertaker.pid})
@@ -249,12 +256,12 @@ class Ranks:
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children, so that none can hide from `end_descendants`."""
+    """Make this process adopt its orphaned descendants, so that `end_descendants` finds all of them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants(spare: set[int], *, patience_s: float = 5.0) -> None:
-    """Kill and reap every process below us but `spare`."""
+    """Kill and reap every descendant of this process except `spare`."""
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up:
         below = descendants(os.getpid(), spare)
@@ -268,7 +275,7 @@ def end_descendants(spare: set[int], *, patience_s: float = 5.0) -> None:
 
 
 def descendants(root: int, spare: set[int]) -> set[int]:
-    """Living processes below `root`, by /proc."""
+    """Return the running descendants of `root`, from /proc."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -284,9 +291,9 @@ def descendants(root: int, spare: set[int]) -> set[int]:
 
 
 class Reaper:
-    """Buries the dead that became our children when their own parent died, as process 1 and subreapers must.
+    """Reaps zombies that became our children when their parent died, as process 1 and subreapers must.
 
-    Only those it has seen dead before: a child of one of our own libraries is waited for by that library.
+    Reaps only zombies that it has also seen in the previous scan: a library waits for the children it started itself.
     """
 
     EVERY_S = 1.0
@@ -311,7 +318,7 @@ def dead_children() -> set[int]:
     for task in Path("/proc/self/task").iterdir():
         try:
             children = (task / "children").read_text().split()
-        except OSError:  # a thread that ended meanwhile, or a kernel without this file
+        except OSError:  # a thread that has ended, or a kernel without this file
             continue
         found |= {int(pid) for pid in children if not processes.started(int(pid))}
     return found
@@ -321,7 +328,7 @@ def wait_for(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        pass  # somebody was quicker
+        pass  # was reaped elsewhere
 
 
 def _living_parent(pid: int) -> int | None:
@@ -338,13 +345,13 @@ def _spawn(command: Command, output: int, control: int) -> int:
         [*entry, *command.argv],
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=output,  # one pipe: the order in which a rank printed is kept
+        stderr=output,  # one pipe preserves the order of stdout and stderr
         cwd=command.cwd,
         env={**command.env, CONTROL_FD: str(control)},
         pass_fds=(control,),
         start_new_session=True,
     )
-    process.returncode = 0  # we wait for it ourselves; without this, Popen would warn of it and wait too
+    process.returncode = 0  # we reap it ourselves; without this, Popen would warn and wait for it too
     return process.pid
 
 
@@ -354,7 +361,7 @@ def _pipe() -> tuple[int, int]:
     try:
         fcntl.fcntl(writer, _F_SETPIPE_SZ, _PIPE_BYTES)
     except OSError:
-        pass  # over the user's quota of pipe memory: the default 64 KiB do as well
+        pass  # over the user's quota of pipe memory: the default of 64 KiB is enough
     return reader, writer
 
 
@@ -362,11 +369,11 @@ def _kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        pass  # gone already
+        pass  # has exited already
 
 
 def _parse(line: bytes) -> Record | None:
-    """A control record; None for a line that is none, which a rank's own library may have written there by mistake."""
+    """Parse a control record; return None for any other line, which a library may have written there by mistake."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -375,7 +382,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def step_of(record: Record, otherwise: int | None) -> int | None:
-    """The step a control record speaks of, if it does."""
+    """Return the step that a control record reports, or `otherwise` if it reports none."""
     inner = record.get("progress")
     step = (inner if isinstance(inner, dict) else record).get("step")
     return step if isinstance(step, int) else otherwise

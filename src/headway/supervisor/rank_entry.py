@@ -1,6 +1,7 @@
-"""Between the supervisor's fork and the rank's own program: die with the supervisor, meet signals as a fresh process.
+"""Set up a rank's process before its program runs: die with the supervisor (PR_SET_PDEATHSIG), reset signal handlers.
 
-Run as a file, with `python -I -S`: about 10 ms, and no code of ours runs between fork and exec of a threaded process.
+Run as a file, with `python -I -S`. This costs about 10 ms, and the multi-threaded supervisor needs no code between fork
+and exec.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:  # the supervisor died before the kernel knew whom to tell
+    if os.getppid() != parent:  # the supervisor died before the prctl call
         os._exit(137)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,7 @@
-"""What a rank runs, where, and with which environment. Secrets become values here and nowhere else."""
+"""Build each rank's command, working folder and environment; create the supervisor's folders; resolve secrets.
+
+Within the supervisor, only this module turns secret references into values.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from headway.core.plan import Plan
 from headway.supervisor.processes import Command
 from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 
-# Values that a target has brought here: never an argument, never in a plan.
+# Injected secrets: values that a target passes in, never as arguments and never in a plan.
 #
-# As files in memory, one a variable, in the folder that HEADWAY_SECRETS_DIR names, which is emptied once it has been
+# Either as files in memory, one per variable, in the folder HEADWAY_SECRETS_DIR, which is emptied once it has been
 # read; or, with HEADWAY_SECRETS_STDIN, as one JSON object on the supervisor's standard input.
 
 
@@ -29,7 +32,7 @@ FOLDER, STDIN, NAMES = "HEADWAY_SECRETS_DIR", "HEADWAY_SECRETS_STDIN", "HEADWAY_
 
 
 def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None:
-    """Put what was brought into the environment, remember under which names, and remove the files."""
+    """Put injected secrets into the environment, record their names in HEADWAY_BROUGHT, and remove the files."""
     if env.pop(STDIN, ""):
         _remember(env, _heard(told or sys.stdin))
     folder = env.get(FOLDER)
@@ -45,7 +48,7 @@ def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None
         try:
             path.unlink()
         except OSError:
-            pass  # a cluster mounts them read-only, and takes them away itself
+            pass  # Kubernetes mounts them read-only and removes them itself
 
 
 def _remember(env: MutableMapping[str, str], values: Mapping[str, str]) -> None:
@@ -59,17 +62,17 @@ def _heard(told: TextIO) -> dict[str, str]:
     except ValueError:
         values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        # Without a word of what it was: it may be half a secret.
+        # Do not quote the input: it may contain part of a secret.
         raise BadInput("what was brought over standard input is not an object of texts", where=STDIN)
     return values
 
 
 def injected_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """What was brought, by name."""
+    """Return the injected secrets by name."""
     return {name: env[name] for name in env.get(NAMES, "").split(",") if name in env}
 
 
-# The folders a supervisor uses on its machine. What it makes for itself is removed at its end, whatever that was.
+# The supervisor's folders on its machine. It removes its private ones however it ends.
 
 
 _PREFIX = "headway-worker-"
@@ -77,7 +80,7 @@ _PREFIX = "headway-worker-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workdirs:
-    """Folders of this node."""
+    """The supervisor's folders on this node."""
 
     work: Path  # private to this supervisor
     spool: Path
@@ -87,7 +90,7 @@ class Workdirs:
 
 
 def make_places(env: Mapping[str, str]) -> Workdirs:
-    """Where the target chose a place for the spool, everything big lies beside it; else in a temporary folder."""
+    """Create the folders. Large ones go beside HEADWAY_SPOOL if the target set it, else into a temporary folder."""
     parent = Path(env.get("HEADWAY_WORK_DIR") or tempfile.gettempdir())
     _remove_stale_workdirs(parent)
     work = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_here()}-{_name(os.getpid())}-", dir=parent))
@@ -104,7 +107,7 @@ def make_places(env: Mapping[str, str]) -> Workdirs:
 
 
 def remove_places(places: Workdirs, *, files: bool) -> None:
-    """Private folders go; what the script wrote goes only once it is safe in the run folder."""
+    """Remove private folders; with `files`, also the script's files, which must be in the run folder by then."""
     if files:
         for folder in (places.files, places.resume):
             shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +115,7 @@ def remove_places(places: Workdirs, *, files: bool) -> None:
 
 
 def _remove_stale_workdirs(parent: Path) -> None:
-    """Whoever killed a supervisor with everything around it has left its folder, and secrets may lie in it."""
+    """Remove the folders of supervisors that were killed along with their orphan reaper: they may contain secrets."""
     for folder in parent.glob(f"{_PREFIX}{_here()}-*"):
         pid, _, since = folder.name.removeprefix(f"{_PREFIX}{_here()}-").rpartition("-")[0].partition("-")
         if pid.isdigit() and not processes.alive(int(pid), since):
@@ -120,7 +123,7 @@ def _remove_stale_workdirs(parent: Path) -> None:
 
 
 def _here() -> str:
-    """Pids mean something only within one boot and one pid namespace."""
+    """Return an identifier of this boot and pid namespace, within which pids are unique."""
     return hashlib.sha256(processes.here().encode()).hexdigest()[:8]
 
 
@@ -128,26 +131,31 @@ def _name(pid: int) -> str:
     return f"{pid}-{processes.started(pid)}"
 
 
-# Of whatever started the supervisor, these would mislead a rank: torch would look for torchrun's store, for one.
+# The rank's environment
+
+# Variables of the supervisor's launcher that would mislead a rank: torch would look for torchrun's store, for example.
 _NOT_FOR_RANKS = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
 _NOT_OURS_ANY_MORE = ("HEADWAY_HOSTS", "HEADWAY_NODE", "TF_CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secrets:
-    """Values, in this process only. `variables` is what ranks see: the value, or the path of a file with it."""
+    """Secret values, held in this process only.
+
+    `variables` go into the ranks' environment: each is the value, or the path of a file that contains it.
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     values: tuple[str, ...] = ()
 
 
 def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: Callable[[str], str]) -> Secrets:
-    """Every secret of the job, looked up once. One that cannot be had is an error before anything is started."""
+    """Look up every secret of the job once. Raises before anything is started if one cannot be resolved."""
     brought = injected_secrets(env)
     variables, values = {}, list(brought.values())
     for name, secret in plan.job.get("secrets", {}).items():
         reference = str(secret["ref"])
-        by_cluster = reference.startswith("k8s://") and name in env  # which alone may read it
+        by_cluster = reference.startswith("k8s://") and name in env  # only the cluster can read it
         value = env[name] if name in brought or by_cluster else resolve(reference)
         values.append(value)
         if secret.get("as", secret.get("as_")) == "file":
@@ -161,13 +169,13 @@ def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: C
 
 
 def threads(plan: Plan, world: NodeTopology) -> str:
-    """OMP_NUM_THREADS of every rank: the job's word, the plan's, or an equal share of this node's CPUs."""
+    """Return OMP_NUM_THREADS of every rank: the job's value, the plan's, or an equal share of the node's CPUs."""
     chosen = plan.job.get("env", {}).get("OMP_NUM_THREADS") or plan.environment.get("threads")
     return str(chosen or max(1, cpus_here() // world.processes))
 
 
 def argv(plan: Plan, code: Path) -> tuple[str, ...]:
-    """The recipe, the user's Python script, or the user's program."""
+    """Return the command line of the recipe, of the user's Python script, or of the user's executable."""
     if plan.job.get("recipe"):
         return (sys.executable, "-m", "headway.recipes")
     script, args = str(plan.job.get("script") or ""), tuple(map(str, plan.job.get("args", ())))
@@ -191,7 +199,7 @@ def command(
     places: Workdirs,
     secrets: Secrets,
 ) -> Command:
-    """One rank. `base` is the supervisor's own environment, `run` what this run and attempt add to it."""
+    """Build one rank's command from the supervisor's environment (`base`) and the variables of this attempt (`run`)."""
     inherited = {
         name: value
         for name, value in base.items()
@@ -201,15 +209,15 @@ def command(
     asked: dict[str, Any] = {name: str(value) for name, value in plan.job.get("env", {}).items()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in base or name in asked:
-            own.pop(name, None)  # somebody knows this network better
-    if "PYTHONPATH" in base and "PYTHONPATH" in asked:  # the planned Headway may lie there, and is needed as well
+            own.pop(name, None)  # a network interface set by the user or the platform takes precedence
+    if "PYTHONPATH" in base and "PYTHONPATH" in asked:  # the base path may contain the planned Headway: keep both
         asked["PYTHONPATH"] = _searched(base["PYTHONPATH"], asked["PYTHONPATH"])
     env = {
         **inherited,
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
-        # Threads that wait for each other spin for a moment, not for long: where a neighbour takes one of the cores,
-        # long spinning makes torch several times slower (measured: 3.4 against 18 steps/s with two threads).
+        # Spin only briefly at OpenMP barriers: when another process takes one of the cores, long spinning makes torch
+        # several times slower (measured: 3.4 against 18 steps/s with two threads).
         "GOMP_SPINCOUNT": "1000",
         **asked,
         **secrets.variables,
@@ -224,5 +232,5 @@ def command(
 
 
 def _searched(*paths: str) -> str:
-    """Folders of several search paths, each once."""
+    """Join several search paths, without duplicate folders."""
     return os.pathsep.join(dict.fromkeys(folder for path in paths for folder in path.split(os.pathsep) if folder))

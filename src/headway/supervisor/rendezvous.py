@@ -1,8 +1,10 @@
-"""How the supervisors of several nodes act as one: node 0 listens, the others join it, over one TCP connection each.
+"""Rendezvous of the supervisors of several nodes: node 0 listens, and every other node opens one TCP connection to it.
 
-A broken connection is noticed within seconds, which a run folder in a bucket could not promise, and it holds while the
-store is down. Lines of JSON, at most 1 MiB each. Who joins proves that it knows the plan and the run's name, so that
-two runs on the same machines cannot mix; nothing that is said can do more than start or end the ranks of this run.
+Unlike polling the run folder in a bucket, a connection detects a lost node within seconds and works while the store is
+down. Messages are lines of JSON, at most 1 MiB each. A joining node proves that it knows the plan and the run's name,
+so that two runs on the same machines cannot mix. Messages can only start or end the ranks of this run.
+
+Also the choice of free ports and of the network interface.
 """
 
 from __future__ import annotations
@@ -59,16 +61,16 @@ class RendezvousTimeout:
 
 
 class ConnectionRejected(HeadwayError):
-    """The other side is not of this run, or has no place for us."""
+    """The other side belongs to another run, or has no such node."""
 
 
 def key_for(plan: bytes, run: str) -> bytes:
-    """What the nodes of one run, and nobody else, have in common."""
+    """Derive the shared key of a run's nodes from the plan and the run's name."""
     return hashlib.sha256(plan + b"\0" + run.encode()).digest()
 
 
 class Connection:
-    """One peer: lines out under a lock, lines in on a thread that posts them."""
+    """Connection to one peer: sends messages under a lock, receives them on a thread that posts them."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._lock = sock, threading.Lock()
@@ -77,12 +79,12 @@ class Connection:
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Unanswered bytes break the connection: a host that lost its power says no farewell.
+        # Break the connection when sent bytes stay unacknowledged: a host that lost power never closes it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def tell(self, message: Message) -> None:
-        """Send it, or find the connection broken: its reader then says so."""
+        """Send a message. If the connection is broken, close it: the thread in `listen` then posts `Disconnected`."""
         data = json.dumps(message).encode() + b"\n"
         try:
             with self._lock:
@@ -91,7 +93,7 @@ class Connection:
             self.close()
 
     def receive(self) -> Message:
-        """The next message. OSError at the end of the connection, ValueError for what is none."""
+        """Return the next message. Raises OSError when the connection is closed, ValueError for an invalid message."""
         line = self._lines.readline(_LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise ConnectionResetError("the connection was closed")
@@ -101,7 +103,7 @@ class Connection:
         return message
 
     def listen(self, node: int, post: Post) -> None:
-        """Post all that the peer says, then that it is gone."""
+        """Post a `PeerMessage` for everything the peer sends, then `Disconnected`."""
         self._socket.settimeout(None)
         why = ""
         while not why:
@@ -116,12 +118,15 @@ class Connection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # was not connected any more
+            pass  # already disconnected
         self._socket.close()
 
 
 class RendezvousServer:
-    """Node 0's side. Posts `Joined`, `Said` and `Gone`; who is present is the main thread's to know."""
+    """Node 0's side of the rendezvous: posts `Connected`, `PeerMessage` and `Disconnected`.
+
+    The main thread keeps the list of connected nodes.
+    """
 
     def __init__(self, port: int, key: bytes, nodes: int, post: Post) -> None:
         self._key, self._nodes, self._post = key, nodes, post
@@ -140,13 +145,13 @@ class RendezvousServer:
             threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
-        """On a thread of its own: a stranger who says nothing holds nobody up."""
+        """Authenticate a new connection and listen to it, on its own thread: a silent client blocks nobody else."""
         sock.settimeout(_HANDSHAKE_S)
         try:
             connection = Connection(sock)
             hello = self._examined(connection)
         except (OSError, ValueError):
-            sock.close()  # a port scanner, or another run's supervisor: not our business
+            sock.close()  # a port scanner, or another run's supervisor
             return
         self._post(Connected(hello["node"], connection, hello))
         connection.listen(hello["node"], self._post)
@@ -167,7 +172,10 @@ class RendezvousServer:
 
 
 def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Connection:
-    """Connect to node 0 once. OSError when it is not there (yet); Refused when it is not ours."""
+    """Connect to node 0, without retries.
+
+    Raises OSError if nothing listens there (yet), ConnectionRejected if the other side is not node 0 of this run.
+    """
     connection = Connection(socket.create_connection((address, port), timeout=_HANDSHAKE_S))
     try:
         asked = connection.receive()
@@ -187,7 +195,10 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
 
 
 class Joining(threading.Thread):
-    """Tries to join until it succeeds or time is up; posts `Joined` and what node 0 says, or `NeverCame`."""
+    """Thread that retries `join` until `patience_s` is over.
+
+    Posts `Connected` and then node 0's messages, or `RendezvousTimeout`.
+    """
 
     def __init__(
         self, where: tuple[str, int], key: bytes, node: int, hello: Message, post: Post, *, patience_s: float
@@ -202,7 +213,7 @@ class Joining(threading.Thread):
         while time.monotonic() < give_up:
             try:
                 connection = join(address, port, self._key, self._node, self._hello)
-            except (OSError, ConnectionRejected) as error:  # also a name that does not resolve yet
+            except (OSError, ConnectionRejected) as error:  # OSError includes a name that does not resolve yet
                 why = error.problem.what if isinstance(error, ConnectionRejected) else str(error)
                 time.sleep(min(pause, max(0.0, give_up - time.monotonic())))
                 pause = min(2.0, pause * 1.5)
@@ -234,7 +245,7 @@ def _plain(address: str) -> str:
     return address.removeprefix("::ffff:").split("%")[0]
 
 
-# Which interface and ports a node uses. Asks the kernel only: nothing is sent, no `ip` command is needed.
+# Network interfaces and ports, from the kernel alone: sends no packets and needs no `ip` command.
 
 
 _SIOCGIFCONF = 0x8912
@@ -242,7 +253,7 @@ _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: 16 of name, 24 of address
 
 
 def free_ports(count: int, host: str = "") -> list[int]:
-    """Ports nobody listens on now, all different. Held together while they are chosen, then let go."""
+    """Return distinct free ports: all are bound at once to choose them, then released."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -251,7 +262,7 @@ def free_ports(count: int, host: str = "") -> list[int]:
 
 
 def require_free(port: int) -> None:
-    """BadInput where somebody listens on a port that was asked for by number: trying again would not help."""
+    """Raise BadInput if a port that the user chose is in use: a retry would not help."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
@@ -267,11 +278,11 @@ def port_taken(port: int | str, why: str, where: str) -> BadInput:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that carries one of our own addresses."""
+    """Return the network interface that has this address of ours, or None."""
     wanted = ipaddress.ip_address(address.split("%")[0])
     mapped = getattr(wanted, "ipv4_mapped", None)
     wanted = mapped or wanted
-    if wanted.is_loopback:  # the whole of 127/8 is ours, though only 127.0.0.1 is listed
+    if wanted.is_loopback:  # all of 127/8 is loopback, though the kernel lists only 127.0.0.1
         wanted = ipaddress.ip_address("127.0.0.1" if wanted.version == 4 else "::1")
     return next((name for name, found in _own_addresses() if found == wanted), None)
 

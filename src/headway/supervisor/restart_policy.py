@@ -1,4 +1,7 @@
-"""What to do when the ranks have ended: try again, or end the run, and why. Pure; the supervisor acts on it."""
+"""The restart policy: decide, when the ranks have ended, whether to restart them or end the run, and why.
+
+Pure functions; the coordinator acts on the result.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from headway.rundir.accounting import rate_usd
 from headway.rundir.lease import Record, seconds_spent
 from headway.supervisor.processes import RankExit
 
-SAME_PLACE = 3  # crashes at one step before it is called hopeless
-QUICK_S = 60.0  # a crash this soon after the start, by a rank that never spoke of steps, counts as one at the start
+SAME_PLACE = 3  # consecutive crashes at the same step before the run fails
+QUICK_S = 60.0  # a crash this soon after the start, by a rank that never reported a step, counts as one at the start
 LONGEST_PAUSE_S = 60.0
-_MOST_DOUBLINGS = 30  # a run of thousands of restarts must not compute a pause that no float can hold
+_MOST_DOUBLINGS = 30  # bounds the exponent: thousands of restarts would overflow a float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How the run ended, as the last event says it."""
+    """How the run ended, as recorded in its last event."""
 
     state: str  # finished, failed, budget, stopped
     reason: str
@@ -30,37 +33,37 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """Start the ranks once more, under the next attempt number."""
+    """Decision to restart the ranks under the next attempt number."""
 
     reason: str
     count: int  # of restarts, over all attempts
     pause_s: float
-    free: bool = False  # not one of the retries: something is done otherwise this time
+    free: bool = False  # does not count as a retry, because the next attempt runs with other settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """How an attempt's ranks ended, all of them."""
+    """How all ranks of an attempt ended."""
 
     exits: tuple[RankExit, ...] = ()
-    stop: str = ""  # who asked for a stop
+    stop: str = ""  # who requested a stop
     overdue: bool = False  # the budget was spent before the ranks had ended
-    budget: bool = False  # the ranks ended by themselves because it was nearly spent
-    killed: tuple[int, ...] = ()  # ranks that did not end when asked
-    lost: str = ""  # a node that is gone, in words
-    absent: str = ""  # nodes that never came, in words
+    budget: bool = False  # the ranks ended by themselves because the budget was nearly spent
+    killed: tuple[int, ...] = ()  # ranks that did not end within the grace period
+    lost: str = ""  # message about a node that disconnected
+    absent: str = ""  # message about nodes that never joined
     crash: RankExit | None = None  # the first rank that failed by itself
-    cut_to: int = 0  # memory ran out, and a rank would try again with batches cut into so many parts
+    cut_to: int = 0  # out of memory: the number of micro-batches per batch to try next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptHistory:
-    """What earlier attempts have used up, from their events."""
+    """Time, restarts and crashes of earlier attempts, from their events."""
 
     spent_s: float = 0.0
     restarts: int = 0
-    crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: nobody knows
-    parts: int = 1  # into which batches were cut in the end, where memory was short
+    crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: unknown
+    parts: int = 1  # micro-batches per batch, raised when memory ran out
 
     def with_ending(self, ending: AttemptResult) -> AttemptHistory:
         place = None if ending.cut_to > self.parts else place_of(ending.crash)
@@ -68,7 +71,10 @@ class AttemptHistory:
 
 
 def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> AttemptHistory:
-    """`record` is the lease: a former holder's, or our own as it was taken, with the former holder's time in it."""
+    """Compute the history of earlier attempts from a run's events and its lease.
+
+    `record` is the lease of the previous holder, or ours as it was taken, which includes the previous holder's time.
+    """
     return AttemptHistory(
         spent_s=seconds_spent(events, record),
         restarts=sum(event.get("kind") == "restart" and not event.get("free") for event in events),
@@ -88,7 +94,7 @@ def stopped(by: str) -> Outcome:
 
 
 def place_of(crash: RankExit | None) -> int | None:
-    """Where a crash happened, for comparison with the next one."""
+    """Return the step of a crash, to compare it with the next one; -1: at the start; None: unknown."""
     if crash is None or (crash.step is None and crash.seconds > QUICK_S):
         return None
     return -1 if crash.step is None else crash.step
@@ -103,7 +109,10 @@ def judge(
     same_place: int = SAME_PLACE,
     not_by_itself: str = "",
 ) -> Outcome | Restart:
-    """`before` does not yet know of this ending. `not_by_itself` says why only a person may start the ranks again."""
+    """Decide whether to restart the ranks or end the run.
+
+    `before` does not include `ending`. A non-empty `not_by_itself` forbids automatic restarts and gives the reason.
+    """
     settled = _settled(ending)
     if settled is not None:
         return settled
@@ -128,7 +137,10 @@ def judge(
 
 
 def costly_restart(plan: Plan, run: str) -> str:
-    """Why nothing but a person starts the ranks of this plan again: it would be paid for twice. Empty where it may."""
+    """Return why the ranks must not be restarted automatically, or "".
+
+    The reason is a script that starts from the beginning on a billed target: the same work would be paid for twice.
+    """
     if plan.resume != BEGINNING or rate_usd(plan) is None:
         return ""
     return (
@@ -138,7 +150,7 @@ def costly_restart(plan: Plan, run: str) -> str:
 
 
 def _settled(ending: AttemptResult) -> Outcome | None:
-    """The endings that are no crash."""
+    """Return the outcome if the run is over without a crash (finished, budget, stopped, nodes absent), else None."""
     if ending.overdue:
         return Outcome(state="budget", reason=_asked("the budget is spent", ending), exit_code=WORKER_DONE)
     done = bool(ending.exits) and all(end.code == 0 for end in ending.exits)

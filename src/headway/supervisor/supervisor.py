@@ -1,4 +1,7 @@
-"""A supervisor's life: read the plan, take the lease or join node 0, run the ranks, end with nothing left behind."""
+"""Run a supervisor from start to exit: read the plan, take the lease (node 0) or join node 0, run the ranks, clean up.
+
+Also the steps after the last event: the webhook notification and `--keep-on-failure`.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ from headway.supervisor.restart_policy import Outcome
 from headway.supervisor.threads import Heartbeat, Loop, Signals, StopAsked, StopNow, now_text, stop_reason
 from headway.supervisor.topology import NodeTopology, node_world
 
-# After the last event: tell who asked to be told, and stay for a while after a failure if that was asked for.
+# After the last event
 
 
 def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
-    """The webhook, unless somebody is waiting for us to be gone."""
+    """Post to the webhook, if one is configured, unless the run was stopped: then someone waits for us to exit."""
     url = node.secrets.variables.get(WEBHOOK)
     if not url or outcome.state == "stopped" or node.stop_at is not None:
         return
@@ -47,7 +50,7 @@ def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
 
 
 def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], None]) -> None:
-    """`--keep-on-failure`: everything stays as it is, so that one can look; a signal ends it, and the budget does."""
+    """Implement `--keep-on-failure`: stay for inspection until the time is up, a signal, or the end of the budget."""
     seconds = keep_s(node.plan)
     budget = node.plan.limits.budget_s
     if budget is not None:
@@ -62,21 +65,21 @@ def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], No
 
 
 _ENDED_FOR_GOOD = ("finished", "failed", "budget")
-_START_PATIENCE_S = 300.0  # for a store that is out of reach when we start
-_LAST_CHANCE_S = 1.0  # for the last event after a second signal
+_START_PATIENCE_S = 300.0  # how long to wait at the start for a store that is unreachable
+_LAST_CHANCE_S = 1.0  # how long to try to write the last event after a second signal
 
 Result = TypeVar("Result")
 
 
 class Interrupted(HeadwayError):
-    """Asked to stop before anything was started."""
+    """A stop request that arrived before anything was started."""
 
     exit_code = WORKER_AGAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorContext:
-    """What is known before the first rank starts."""
+    """The run folder, plan, topology and environment, all known before the first rank starts."""
 
     folder: RunFolder
     plan: Plan
@@ -89,7 +92,7 @@ class SupervisorContext:
 
 
 def run(url: str) -> int:
-    """Runs the supervisor of this node to its end; the exit code. Called with the stop signals blocked."""
+    """Run this node's supervisor to its end; return the exit code. Call with the stop signals blocked."""
     loop = Loop()
     Signals(loop.inbox).install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP)
@@ -123,7 +126,7 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
 
 
 def _lead(start: SupervisorContext) -> int:
-    """Node 0: everything below happens under the lease."""
+    """Run node 0's supervisor: take the lease, then coordinate the run while holding it."""
     loop, folder = start.loop, start.folder
     beating = RunFolder(open_store(folder.url, patience=RetryPolicy(tries=2, total_s=8.0)))
     holder = leases.new_holder()
@@ -161,7 +164,7 @@ def _lead(start: SupervisorContext) -> int:
 
 
 def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
-    """Whatever happens in there, nothing of the run is left here, and the reason is in its folder."""
+    """Supervise the run. Guarantees: on any error no process of the run is left, and its folder holds the reason."""
     try:
         node.rescue_logs(leader.attempt)
         outcome = leader.supervise()
@@ -203,7 +206,7 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
 
 
 def _serve(start: SupervisorContext) -> int:
-    """Every other node."""
+    """Run the supervisor of a node other than 0."""
     node = _node(start)
     member = Follower(node, rendezvous.key_for(start.plan_text, start.folder.name))
     _run_duties(node)
@@ -267,7 +270,7 @@ def _end_everything(node: Node) -> None:
 
 
 def _fenced(node: Node, error: RunTakenOver) -> int:
-    """Somebody else writes this run now: end at once, write nothing more."""
+    """End at once without writing anything more: another supervisor holds the lease."""
     node.scribe.halt()
     node.mirroring.halt()
     _end_everything(node)
@@ -278,7 +281,7 @@ def _fenced(node: Node, error: RunTakenOver) -> int:
 
 
 def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> None:
-    """The run's folder says why it never started; a store that fails here too leaves the lease to go stale."""
+    """Record in the run folder why the run never started. If the store fails here too, the lease goes stale."""
     state = "stopped" if error.exit_code == WORKER_AGAIN else "failed"
     reason = str(error)
     try:
@@ -291,12 +294,15 @@ def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> 
         events.flush()
         lease.release()
     except StoreError as failure:
-        print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the folder cannot be told
+        print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the run folder cannot be written
 
 
 def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_after: int) -> str:
-    """Why nothing may be trained now: this place has started us by itself, and work that was paid for would be redone.
-    Empty where somebody has asked for this start."""
+    """Return why the ranks must not be started, or "".
+
+    Refuse where the platform restarted us by itself and the script would repeat work that was already paid for. A
+    start that a user submitted is never refused.
+    """
     why = restart_policy.costly_restart(start.plan, start.folder.name)
     trained = _last_started(events)
     if not why or trained <= submitted_after:
@@ -305,19 +311,22 @@ def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_a
 
 
 def _last_started(events: list[dict[str, Any]]) -> int:
-    """The newest attempt whose ranks were started; 0 where none were."""
+    """Return the newest attempt whose ranks were started, or 0."""
     return max((event["attempt"] for event in events if event["kind"] == "started"), default=0)
 
 
 def _submitted_after(folder: RunFolder) -> int:
-    """The newest attempt at the time when somebody last asked for a start."""
+    """Return the newest attempt at the time of the last submission."""
     intent = folder.read_json(INTENT) or {}
     submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
     return int(submissions[-1].get("after", 0)) if submissions else 0
 
 
 def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
-    """The last event of a run that has ended since it was last submitted: we are a worker restarted by its place."""
+    """Return the `ended` event if the run has ended since it was last submitted, else None.
+
+    If there is one, the platform has restarted a worker that was done.
+    """
     ended = folder.ended()
     if ended is None or ended.get("state") not in _ENDED_FOR_GOOD:
         return None
@@ -329,7 +338,10 @@ def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _wait_for_end(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
-    """Nothing is left to do. Where whatever ends is restarted (a StatefulSet), HEADWAY_AFTER_END=idle makes us stay."""
+    """Exit with the code of a run that has ended already.
+
+    With HEADWAY_AFTER_END=idle, sleep instead until a signal arrives: a StatefulSet restarts a container that exits.
+    """
     start.echo.say(f"this run has ended already: {ended['state']}: {ended.get('reason', '')}")
     if start.env.get("HEADWAY_AFTER_END") == "idle":
         try:
@@ -341,15 +353,15 @@ def _wait_for_end(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
 
 
 def _plan_text(folder: RunFolder, brought: str | None) -> bytes:
-    """The run's plan; where a target has brought data to another path, the plan with that path in it."""
+    """Return the text of the run's plan, or of the file `brought`, where a target has changed the path of the data."""
     if brought:
         return Path(brought).read_bytes()
-    folder.plan()  # says what is wrong with it, if anything is
+    folder.plan()  # raises if the plan is invalid
     return folder.store.read(PLAN)
 
 
 def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
-    """Wait for a store that is out of reach when we start; signals are heeded meanwhile."""
+    """Retry with exponential back-off while the store is unreachable at the start; a stop signal interrupts."""
     give_up, pause = time.monotonic() + _START_PATIENCE_S, 1.0
     while True:
         _nap(loop, 0.0)
@@ -365,7 +377,7 @@ def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
 
 
 def _nap(loop: Loop, seconds: float) -> None:
-    """Sleep, but wake for a signal: nothing has been started that would need a graceful end."""
+    """Sleep; raise Interrupted on a stop signal. Nothing has been started yet that would need a graceful end."""
     end = time.monotonic() + seconds
     while True:
         for message in loop.turn(end - time.monotonic()):

@@ -1,6 +1,8 @@
-"""What the supervisor does on threads of its own, because a store may take minutes: renew the lease, write records.
+"""The supervisor's event loop on the main thread, and its background threads: lease heartbeat and record writer.
 
-A store that is down is not an end: training goes on, records wait on local disk, and it is said once.
+The main thread waits for pipes, signals and messages from other threads, never for a store, which may block for
+minutes. The background threads talk to the store and post messages to the main thread. While the store is down,
+training continues, records wait on local disk, and one message is posted when it goes down and one when it recovers.
 """
 
 from __future__ import annotations
@@ -25,9 +27,7 @@ from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage import local_path
 from headway.supervisor.log_pipeline import Redactor, Spool
 
-# The supervisor's main thread: it waits for pipes, signals and messages of other threads, and never for a store.
-#
-# Everything that can block for minutes runs on a thread of its own and posts what it has to say here.
+# Event loop
 
 
 Ready = Callable[[], object]
@@ -36,33 +36,33 @@ _SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM two or three times, a closed termin
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants a graceful stop: a signal, or stop.json."""
+    """Request for a graceful stop, by a signal or stop.json."""
 
     by: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopNow:
-    """A second signal: end at once."""
+    """Request to end at once: a second signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostLease:
-    """Another start of the run has fenced us."""
+    """Another supervisor has taken the run's lease."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadDied:
-    """A thread of ours ended by an error that none of us foresaw."""
+    """A background thread ended by an unexpected error."""
 
     name: str
     error: BaseException
 
 
 class MessageQueue:
-    """Messages for the main thread, from any thread or signal handler."""
+    """Queue of messages to the main thread. Any thread or signal handler may post."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Any] = SimpleQueue()  # reentrant: a signal handler may post
@@ -83,7 +83,7 @@ class MessageQueue:
         try:
             os.write(self._writer, b"!")
         except BlockingIOError:
-            pass  # full: the main thread is sure to wake already
+            pass  # the pipe is full, so the main thread will wake anyway
 
     def drain(self) -> list[Any]:
         try:
@@ -100,7 +100,7 @@ class MessageQueue:
 
 
 class Loop:
-    """Waits, calls what is ready, hands messages to `heard`. One of it, on the main thread."""
+    """The event loop of the main thread: waits for file descriptors and messages. One instance per process."""
 
     def __init__(self) -> None:
         self.inbox = MessageQueue()
@@ -114,7 +114,7 @@ class Loop:
         self._selector.unregister(fd)
 
     def turn(self, timeout_s: float) -> list[Any]:
-        """One wait of at most `timeout_s`; pipes that are ready are read; returns the messages that came."""
+        """Wait at most `timeout_s`, call the handlers of ready file descriptors, and return the posted messages."""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.fileobj is not self.inbox:
                 ready: Ready = key.data
@@ -123,7 +123,7 @@ class Loop:
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP become messages, a second one `StopNow`. SIGCHLD wakes the loop."""
+    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopAsked`, a second one `StopNow`. SIGCHLD wakes the loop."""
 
     STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -147,12 +147,14 @@ class Signals:
 
 
 def until(moment: float | None) -> float:
-    """Seconds from now to a moment of the monotonic clock; a long time where there is none."""
+    """Return the seconds from now to a time of the monotonic clock, or an hour for None."""
+
+    # Background threads
     return 3600.0 if moment is None else moment - time.monotonic()
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_EVENTS_S = 0.5  # between segments of events that people wait for
+_EVENTS_S = 0.5  # between segments of urgent events
 _LOCAL_PROGRESS_S, _FAR_PROGRESS_S = 2.0, 10.0
 
 
@@ -168,20 +170,20 @@ class StoreBack:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The lease carries the next attempt number."""
+    """The lease now has the next attempt number."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
-    """A thread has done the last thing it was asked for."""
+    """A background thread has finished its last work."""
 
     name: str
 
 
 class StoreHealth:
-    """Whether the store answers, as seen by all threads together. Said once when it changes."""
+    """Whether the store responds, over all threads. Posts `StoreDown` and `StoreBack` once per change."""
 
     def __init__(self, inbox: MessageQueue) -> None:
         self._inbox, self._lock = inbox, threading.Lock()
@@ -204,7 +206,7 @@ class StoreHealth:
 
 
 class BackgroundThread(threading.Thread, ABC):
-    """A loop on a thread: `work` every `rest_s` seconds or when woken. A StoreError is waited out."""
+    """Thread that calls `work` every `rest_s` seconds or when woken, and retries with back-off after a StoreError."""
 
     def __init__(self, name: str, inbox: MessageQueue, health: StoreHealth) -> None:
         super().__init__(name=name, daemon=True)
@@ -223,7 +225,7 @@ class BackgroundThread(threading.Thread, ABC):
         self._woken.set()
 
     def finish(self) -> None:
-        """Do the last of the work; `Done` is posted when it is in the store. Retries until then."""
+        """Ask the thread to do its last work and end; it retries until the store has it, then posts `TaskDone`."""
         self._last = True
         self.wake()
 
@@ -261,7 +263,7 @@ class BackgroundThread(threading.Thread, ABC):
 
 
 class Heartbeat(BackgroundThread):
-    """Keeps the lease, and looks for stop.json. The only thread that touches the lease."""
+    """Thread that renews the lease and polls for stop.json. No other thread touches the lease."""
 
     def __init__(
         self, folder: RunFolder, lease: Lease, inbox: MessageQueue, health: StoreHealth, *, renew_s: float = RENEW_S
@@ -272,7 +274,7 @@ class Heartbeat(BackgroundThread):
         self._stop_seen = False
 
     def advance(self) -> None:
-        """Raise the attempt number; `Advanced` is posted when that is safely done, however long the store is down."""
+        """Ask for the next attempt number; `Advanced` is posted once the store has it, however long it is down."""
         self._advance = True
         self.wake()
 
@@ -301,20 +303,20 @@ class Heartbeat(BackgroundThread):
 
 
 def stop_reason(folder: RunFolder) -> str | None:
-    """Who asked for a stop in the run folder; None where nobody did."""
+    """Return who requested a stop through the run folder's stop.json, or None."""
     try:
         asked = folder.read_json(STOP)
     except StoreError:
         raise
     except HeadwayError:
-        return "stop.json"  # unreadable, yet there: somebody meant it
+        return "stop.json"  # an unreadable file still counts as a request
     if asked is None:
         return None
     return " ".join(str(asked[key]) for key in ("by", "reason") if asked.get(key)) or "stop.json"
 
 
 class RecordWriter(BackgroundThread):
-    """Writes events, log segments and progress. Adding never blocks; what was added is written in order."""
+    """Thread that writes events, log segments and progress, in order. Adding a record never blocks."""
 
     def __init__(self, folder: RunFolder, inbox: MessageQueue, health: StoreHealth, redact: Redactor) -> None:
         super().__init__("scribe", inbox, health)
@@ -322,7 +324,7 @@ class RecordWriter(BackgroundThread):
         self._progress_s = _FAR_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._events: list[SegmentWriter] = []  # one for each attempt, oldest first
+        self._events: list[SegmentWriter] = []  # one per attempt, oldest first
         self._spools: list[Spool] = []
         self._closed: set[Spool] = set()
         self._progress: dict[str, Any] | None = None
@@ -338,11 +340,11 @@ class RecordWriter(BackgroundThread):
             self._spools.append(spool)
 
     def close_log(self, spool: Spool) -> None:
-        """Nothing more will be fed to it: it is closed when its last line is in the store."""
+        """Mark a spool as complete: it is closed once its last line is in the store."""
         self._closed.add(spool)
 
     def event(self, record: dict[str, Any], *, soon: bool = True) -> None:
-        """`soon`: people wait for it. Others are gathered, so that a talkative script does not make a segment each."""
+        """Add an event. Write it `soon` where users wait for it; others are batched into fewer segments."""
         line = json.dumps(record, ensure_ascii=False)
         self._events[-1].add(self._redact(line.encode("utf-8", "backslashreplace")).decode("utf-8", "replace"))
         wait = _EVENTS_S if soon else interval_s(time.monotonic() - self._began)
@@ -351,7 +353,7 @@ class RecordWriter(BackgroundThread):
             self.wake()
 
     def progress(self, record: dict[str, Any]) -> None:
-        """The newest replaces the one before it."""
+        """Set the progress record to write next, replacing an unwritten one."""
         self._progress = record
 
     @property
@@ -359,7 +361,7 @@ class RecordWriter(BackgroundThread):
         return self._progress_s
 
     def work(self) -> None:
-        """Logs before events: whoever reads that the run has ended finds all that was printed."""
+        """Write what is due, logs before events: a reader of the `ended` event finds the complete logs."""
         now = time.monotonic()
         final = self._last
         if final or now >= self._due["logs"]:

@@ -1,6 +1,9 @@
-"""What each place that starts a supervisor tells it, in that place's own variables. Pure: environment in, seat out.
+"""Detect the topology from the environment: which node this is, of how many, and the address of node 0.
 
-One supervisor runs on each node and starts the ranks itself, so only node-level numbers are wanted here.
+One function per launcher (Slurm, Kubeflow, Vertex AI, torchrun, a StatefulSet, ssh hosts) reads its variables into a
+`NodeInfo`; these are pure. One supervisor runs per node and starts the ranks itself, so only node-level numbers are
+read. `node_world` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch and
+TensorFlow expect. No torch.
 """
 
 from __future__ import annotations
@@ -27,18 +30,18 @@ PLAIN = "a plain process"  # no cluster, no launcher: nothing in the environment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """Which node this is. `said_by` names the variable that gave the number of nodes."""
+    """Which node this is, as the launcher says. `said_by` is the variable that gave the number of nodes."""
 
     node: int
     nodes: int
     master_addr: str
     source: str
     said_by: str
-    master_port: int | None = None  # None: nobody chose one
+    master_port: int | None = None  # None: not chosen by the launcher
 
 
 def own(env: Env, hostname: str) -> NodeInfo | None:
-    """Headway's own variables: they are meant for this supervisor, so they come before anything else."""
+    """Read Headway's own variables. They are meant for this supervisor, so they take precedence over all others."""
     if "HEADWAY_HOSTS" in env:
         return hosts(env)
     if "HEADWAY_STATEFULSET" in env:
@@ -47,7 +50,7 @@ def own(env: Env, hostname: str) -> NodeInfo | None:
 
 
 def foreign(env: Env, plan_nodes: int) -> NodeInfo | None:
-    """What other launchers set. The innermost one wins: torchrun inside a Kubeflow pod is torchrun."""
+    """Read the variables of other launchers. The innermost one wins: torchrun inside a Kubeflow pod is torchrun."""
     if "TORCHELASTIC_RUN_ID" in env:
         return torchrun(env)
     if "CLUSTER_SPEC" in env:
@@ -62,7 +65,7 @@ def foreign(env: Env, plan_nodes: int) -> NodeInfo | None:
 
 
 def hosts(env: Env) -> NodeInfo:
-    """Our own machines, reached by ssh: every host in order, and which one this is."""
+    """Read HEADWAY_HOSTS (all hosts, in order) and HEADWAY_NODE (the index of this one), set for machines over ssh."""
     names = [name.strip() for name in env["HEADWAY_HOSTS"].split(",")]
     if not all(names):
         raise _bad("HEADWAY_HOSTS", env, "is not a list like host0,host1")
@@ -71,7 +74,7 @@ def hosts(env: Env) -> NodeInfo:
 
 
 def stateful_set(env: Env, hostname: str) -> NodeInfo:
-    """The ordinal in the pod's host name, and the headless service that gives every pod a name."""
+    """Read the ordinal in a StatefulSet pod's host name; node 0's address is its name in the headless service."""
     name, service = text(env, "HEADWAY_STATEFULSET"), text(env, "HEADWAY_SERVICE")
     replicas = whole(env, "HEADWAY_REPLICAS", 1)
     match = re.fullmatch(rf"{re.escape(name)}-(\d+)", hostname.split(".")[0])
@@ -93,7 +96,10 @@ def stateful_set(env: Env, hostname: str) -> NodeInfo:
 
 
 def torchrun(env: Env) -> NodeInfo:
-    """One supervisor under torchrun on each node. torchrun's own store sits on MASTER_PORT, so ours is the next one."""
+    """Read torchrun's variables; it must start one supervisor per node.
+
+    torchrun's own store listens on MASTER_PORT, so the ranks use the next port.
+    """
     if whole(env, "LOCAL_WORLD_SIZE", 1) != 1:
         raise _bad("LOCAL_WORLD_SIZE", env, "starts several supervisors on each node", "torchrun --nproc-per-node=1 …")
     nodes = whole(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else whole(env, "WORLD_SIZE", 1)
@@ -109,7 +115,10 @@ def torchrun(env: Env) -> NodeInfo:
 
 
 def vertex(env: Env) -> NodeInfo:
-    """Vertex AI: pool 0 is the first node, pool 1 the others. Ports in the spec are TensorFlow's; we choose our own."""
+    """Read Vertex AI's CLUSTER_SPEC: pool 0 is node 0, pool 1 the other nodes.
+
+    Its ports are meant for TensorFlow and ignored; Headway chooses its own.
+    """
     name = "CLUSTER_SPEC"
     try:
         spec: dict[str, Any] = json_of(env[name])
@@ -136,7 +145,7 @@ def vertex(env: Env) -> NodeInfo:
 
 
 def kubeflow(env: Env) -> NodeInfo:
-    """PyTorchJob v1 and TrainJob both say PET_*. PyTorchJob's RANK is the replica's index: it counts nodes."""
+    """Read PET_*, set by both PyTorchJob v1 and TrainJob. PyTorchJob's RANK is the replica's index: it counts nodes."""
     low, _, high = text(env, "PET_NNODES").partition(":")
     if (high and high != low) or "PET_RDZV_BACKEND" in env:
         raise _bad("PET_NNODES", env, "is elastic, and Headway's ranks are static", "take elasticPolicy out of the job")
@@ -162,7 +171,10 @@ def kubeflow(env: Env) -> NodeInfo:
 
 
 def slurm(env: Env) -> NodeInfo:
-    """One task on each node. Names that do not resolve are given addresses by HEADWAY_SLURM_ADDRS=n1=10.0.0.1,…"""
+    """Read Slurm's variables; the step must have one task per node.
+
+    HEADWAY_SLURM_ADDRS=n1=10.0.0.1,… gives addresses to host names that do not resolve.
+    """
     listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
     names = expand_hostlist(text(env, listed), where=listed)
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
@@ -181,7 +193,7 @@ def slurm(env: Env) -> NodeInfo:
 
 
 def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
-    """MASTER_ADDR, RANK and WORLD_SIZE alone, as PyTorchJob before 1.7 sets them: they count replicas, not ranks."""
+    """Read MASTER_ADDR, RANK and WORLD_SIZE as PyTorchJob before 1.7 sets them: they count replicas, not ranks."""
     size = whole(env, "WORLD_SIZE", 1)
     if "LOCAL_RANK" in env:
         fix = "start one supervisor on each node, without LOCAL_RANK"
@@ -197,7 +209,7 @@ def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
 
 
 def expand_hostlist(listed: str, *, where: str = "SLURM_JOB_NODELIST") -> list[str]:
-    """`n[01-03,7],gpu-[1-2]-ib` as names, in Slurm's order, without asking scontrol."""
+    """Expand a Slurm node list such as `n[01-03,7],gpu-[1-2]-ib` into names, in Slurm's order, without scontrol."""
     pieces = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", listed)
     if ",".join(pieces) != listed.strip() or not pieces:
         raise _bad(where, {where: listed}, "is not a Slurm node list")
@@ -229,7 +241,7 @@ def text(env: Env, name: str) -> str:
 
 
 def whole(env: Env, name: str, low: int, high: int | None = None) -> int:
-    """A whole number within bounds, or a BadInput that names the variable."""
+    """Return a variable as an integer within bounds, or raise a BadInput that names it."""
     value = text(env, name)
     if not re.fullmatch(r"\d{1,9}", value) or int(value) < low or (high is not None and int(value) > high):
         bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
@@ -253,27 +265,25 @@ def _bad(name: str, env: Env, what: str, fix: str = "") -> BadInput:
     return BadInput(f"{name}={shown} {what}", where=name, fix=fix or f"whoever starts the supervisor must mend {name}")
 
 
-# Which node this is, of how many, and where the first one is: one truth, whatever started us. No torch.
-#
-# `node_world` reads it from the environment; `rank_env` says it to a rank the way torch and TensorFlow expect it.
+# Topology of the run
 
 
 MASTER_PORT = 29500
 LOOPBACK = "127.0.0.1"
-_UNMANAGED = ("docker", "local", "ssh")  # Slurm's or Kubeflow's variables around these are not about this run
+_UNMANAGED = ("docker", "local", "ssh")  # targets on which variables of Slurm or Kubeflow do not describe this run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeTopology:
-    """One node's place among the nodes. Every node has the same number of ranks."""
+    """This node's index, the number of nodes, and the master's address. Every node has the same number of ranks."""
 
     node: int
     nodes: int
     processes: int
     master_addr: str
     master_port: int  # 0: a free one is chosen at every start
-    source: str  # what it was understood from, in words
-    workers: tuple[str, ...] = ()  # host:port of every rank, for TensorFlow; known once the nodes have met
+    source: str  # where it was read from, for messages
+    workers: tuple[str, ...] = ()  # host:port of every rank, for TensorFlow; known after the rendezvous
     interface: str | None = None  # the network interface that routes to the master
 
     @property
@@ -286,7 +296,7 @@ class NodeTopology:
 
     @property
     def meeting_port(self) -> int:
-        """Where supervisors meet: beside the port where ranks do."""
+        """Port of the supervisors' rendezvous: the one after the ranks' MASTER_PORT."""
         return self.master_port + 1
 
     def __str__(self) -> str:
@@ -302,7 +312,10 @@ class NodeTopology:
 
 
 def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeTopology:
-    """What the environment says, held against the plan. A BadInput names what is contradictory or malformed."""
+    """Read the topology from the environment and check it against the plan.
+
+    Raises BadInput naming the variable that is malformed or contradictory.
+    """
     hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
     seat = own(env, hostname)
     if seat is None and plan.kind not in _UNMANAGED:
@@ -323,20 +336,20 @@ def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = Non
 def ready(
     world: NodeTopology, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str
 ) -> NodeTopology:
-    """The world as it is at the start of the ranks: every node's address and TensorFlow ports, and our interface."""
+    """Complete the topology for starting ranks: add every node's address and TensorFlow ports, and our interface."""
     workers = tuple(f"{_bracketed(hosts[node])}:{port}" for node in sorted(ports) for port in ports[node])
     return replace(world, workers=workers, interface=rendezvous.interface_of(own_address))
 
 
 def alone(world: NodeTopology) -> NodeTopology:
-    """`ready` for a world of one node: everything on loopback, on ports that are free now."""
+    """Complete the topology of a single node: everything on loopback, on ports that are free now."""
     port, *others = rendezvous.free_ports(1 + world.processes)
     chosen = replace(world, master_port=world.master_port or port)
     return ready(chosen, hosts={0: LOOPBACK}, ports={0: others}, own_address=LOOPBACK)
 
 
 def rank_env(world: NodeTopology, local_rank: int) -> dict[str, str]:
-    """The world as one rank reads it."""
+    """Return the environment variables that describe the topology to one rank."""
     rank = world.ranks[local_rank]
     variables = {
         "RANK": str(rank),
@@ -350,13 +363,13 @@ def rank_env(world: NodeTopology, local_rank: int) -> dict[str, str]:
         task = {"cluster": {"worker": list(world.workers)}, "task": {"type": "worker", "index": rank}}
         variables["TF_CONFIG"] = json.dumps(task)
     if world.interface:
-        # Left to itself, gloo binds to what the host name resolves to, which on Debian is 127.0.1.1.
+        # By default gloo binds to the address of the host name, which on Debian is 127.0.1.1.
         variables |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
     return variables
 
 
 def accelerators_here(env: Mapping[str, str]) -> int:
-    """How many GPUs a rank started here would see."""
+    """Return the number of GPUs visible to a rank on this node."""
     chosen = env.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return len([name for name in chosen.split(",") if name.strip() not in ("", "-1")])
@@ -366,18 +379,18 @@ def accelerators_here(env: Mapping[str, str]) -> int:
     try:
         listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
-        return 0  # a driver that does not answer has no GPU to offer
+        return 0  # the driver does not respond: no usable GPU
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def cpus_here() -> int:
-    """CPUs this process may use: its affinity, and a container's quota."""
+    """Return the number of CPUs this process may use, from its affinity and the container's quota."""
     usable = len(os.sched_getaffinity(0))
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
             quota, period = file.read().split()[:2]
         return usable if quota == "max" else max(1, min(usable, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroups v2 here
+    except (OSError, ValueError):  # no cgroup v2
         return usable
 
 

@@ -1,10 +1,11 @@
-"""What a script writes below its working folder, kept in the run folder's `files/workdir/`, and given back later.
+"""Sync the files a script writes below its working folder to the run folder's `files/workdir/`, and restore them.
 
-Kept are files that the script has made or changed. What the code archive brought and what `setup` made before the
-ranks started is there again at every start, so it is not; nor are caches, version control and virtual environments.
+Only files that the script has created or changed are saved. Files from the code archive and files that `setup` made
+before the ranks started are there again at every start, so they are not saved; nor are caches, version control and
+virtual environments.
 
-A script that starts from the beginning must not destroy what an earlier attempt wrote: before it starts, that is moved
-to `files/earlier/aNNNN/`, and the working folder is as it was at the first start.
+A script that starts from the beginning must not destroy the files of an earlier attempt: before it starts, they are
+moved to `files/earlier/aNNNN/`, and the working folder is reset to its state at the first start.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from headway.supervisor.rank_env import Workdirs
 LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
             ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*",
             ".nfs*")  # fmt: skip
-ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what makes a folder a virtual environment
-MUCH_BYTES, MANY_FILES = 20_000_000_000, 20_000  # beyond this it is said that all of it is sent
+ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # a folder that contains one of these is a virtual environment
+MUCH_BYTES, MANY_FILES = 20_000_000_000, 20_000  # beyond either, log once that all files are uploaded
 _CHUNK = 8 << 20
 
-Code = Mapping[str, tuple[int, str]]  # size and SHA-256 of every file that the code archive brings
+Code = Mapping[str, tuple[int, str]]  # size and SHA-256 of every file in the code archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What was done before the ranks start."""
+    """Result of preparing the working folder before the ranks start."""
 
     restored: int = 0
     aside: int = 0  # files of an earlier attempt that were moved
@@ -47,7 +48,7 @@ class Prepared:
 
 
 class Workdir(Mirror):
-    """A node's working folder and what is kept of it. Does nothing before `prepare`."""
+    """Uploader of the script's files in a node's working folder. `sync` does nothing before `prepare` or `adopt`."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Workdir(Mirror):
         apart: Sequence[Path] = (),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`beside` is a folder that lasts as long as `root` does; `apart` are folders below it that are not its own."""
+        """`beside` is a folder that lasts as long as `root` does; `apart` are subfolders of `root` to leave out."""
         super().__init__(root, store, node=node, say=say)
         self._base, self._prefix = self._prefix, self._prefix + WORKDIR
         self._read_code = code
@@ -68,16 +69,16 @@ class Workdir(Mirror):
         self._index, self._unsaved = beside / INDEX, beside / UNSAVED
         self._record_key = f"workdir/node-{node}.json"
         self._apart = {str(path) for path in apart}
-        self._before: set[str] = set()  # what was there, beside the code, before any rank ran
-        self._plain: dict[str, FileStat] = {}  # files as they were before the script touched them
-        self._changed: dict[str, FileStat] = {}  # files of the code that are not as they came
+        self._before: set[str] = set()  # files other than the code that were there before any rank ran
+        self._plain: dict[str, FileStat] = {}  # state of files before the script changed them
+        self._changed: dict[str, FileStat] = {}  # files of the code archive that were changed
         self._recorded: dict[str, FileStat] = {}
-        self._known: dict[str, dict[str, Any]] = {}  # what an earlier supervisor sent from this very folder
-        self._used_before = False  # this very folder, by an earlier supervisor
+        self._known: dict[str, dict[str, Any]] = {}  # files that an earlier supervisor uploaded from this same folder
+        self._used_before = False  # whether an earlier supervisor used this same folder
         self._looked = self._settled = self._said_much = False
 
     def prepare(self, *, fresh: bool, former: int) -> Prepared:
-        """Before the ranks start: bring back what earlier attempts wrote, or (`fresh`) move it aside.
+        """Restore the files of earlier attempts before the ranks start or, with `fresh`, move them aside.
 
         `former` is the newest attempt that has run. May be called again after an error.
         """
@@ -93,7 +94,7 @@ class Workdir(Mirror):
             return done
 
     def adopt(self) -> None:
-        """Take over what an earlier attempt left in this very folder, and restore nothing: no rank will run."""
+        """Register files that an earlier attempt left in this same folder, without restoring any: no rank will run."""
         with self._lock:
             self._look()
             if self._used_before:
@@ -111,18 +112,18 @@ class Workdir(Mirror):
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Files and bytes that are in the run folder."""
+        """Number and total bytes of the files saved in the run folder."""
         return len(self._sent), sum(each.size for each in self._sent.values())
 
     def clear(self) -> None:
-        """All is kept: what the script wrote goes, so that the next start finds the folder as it was."""
+        """Remove the script's files once all are saved, so that the next start finds the folder in its first state."""
         with self._lock:
             if self._settled:
                 self._remove_written()
                 self._index.unlink(missing_ok=True)
 
     def rescue(self) -> None:
-        """The store did not take it all: where the working folder does not last, what is missing is laid beside it."""
+        """Copy files that the store did not accept to `workdir-unsaved`, if the working folder itself is temporary."""
         with self._lock:
             if not self._settled or self._root.parent == self._index.parent:
                 return
@@ -132,10 +133,10 @@ class Workdir(Mirror):
                     to.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(self._root / name, to)
 
-    # -- before the ranks -----------------------------------------------------------------------------------------
+    # Before the ranks start
 
     def _look(self) -> None:
-        """Tell the script's files from those that were there before it."""
+        """Find the files that were there before the script ran, and put back files saved by `rescue`."""
         self._code = self._read_code()
         index = _json(self._index)
         self._known = index.get("files", {})
@@ -151,11 +152,11 @@ class Workdir(Mirror):
         self._looked = True
 
     def _bring_back(self) -> int:
-        """What the store has, except where this folder's own copy is that one, or has been changed since."""
+        """Download the saved files, except where the local copy is the same or has been changed since its upload."""
         times = self._times()
         entries = self._entries()
         count = 0
-        # Oldest first, with their times: scripts look for the newest.
+        # Oldest first, with their modification times: scripts look for the newest file.
         for name, entry in sorted(entries.items(), key=lambda item: (times.get(item[0], 0), item[0])):
             if self._take_over(name, entry):
                 continue
@@ -167,11 +168,11 @@ class Workdir(Mirror):
                 count += 1
         for name in self._known.keys() - entries.keys():
             if print_of(self._root / name) == _print_in(self._known[name]):
-                (self._root / name).unlink(missing_ok=True)  # a later attempt, elsewhere, has removed it
+                (self._root / name).unlink(missing_ok=True)  # a later attempt on another machine has removed it
         return count
 
     def _take_over(self, name: str, entry: Entry) -> bool:
-        """Whether this folder's copy is the one in the store, or newer than that."""
+        """Return whether the local copy is the one in the store or a newer one; register it if it is the same."""
         known, now = self._known.get(name), print_of(self._root / name)
         if now is None or known is None or known.get("version") != entry.version:
             return False
@@ -193,7 +194,7 @@ class Workdir(Mirror):
             for name, entry in entries.items():
                 self._take_over(name, entry)
         if self._used_before or self._settled:
-            self._sync(final=True)  # what a killed attempt wrote last is not in the store yet
+            self._sync(final=True)  # the last files of a killed attempt are not in the store yet
         to = f"{self._base}{EARLIER}a{former:04d}/"
         moved = [move(self._store, entry.key, to + name) for name, entry in self._entries().items()]
         self._remove_written()
@@ -203,7 +204,7 @@ class Workdir(Mirror):
         return Prepared(aside=len(moved), to=to)
 
     def _remove_written(self) -> None:
-        """Only where it is known what the code brought: what is not certain to be the script's stays."""
+        """Remove the script's files. Without a listing of the code archive they are not known, so remove nothing."""
         if self._code is None:
             return
         for name in [name for name, _ in self._scan()]:
@@ -212,7 +213,7 @@ class Workdir(Mirror):
                 path.unlink(missing_ok=True)
                 _remove_empty(path.parent, self._root)
 
-    # -- which files ----------------------------------------------------------------------------------------------
+    # Choosing files
 
     def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for name, now in super()._scan():
@@ -250,7 +251,7 @@ class Workdir(Mirror):
     def _reserved(self, prefix: str, name: str) -> bool:
         return False
 
-    # -- what is recorded -----------------------------------------------------------------------------------------
+    # Records
 
     def _entries(self) -> dict[str, Entry]:
         return {entry.key[len(self._prefix) :]: entry for entry in self._store.list(self._prefix)}
@@ -264,7 +265,11 @@ class Workdir(Mirror):
             return {}
 
     def _record(self) -> None:
-        """For the next start in this folder (which copy is the newer), and for any other (times of modification)."""
+        """Write the index of saved files to disk and to the store.
+
+        The next start in this folder reads the local one to tell which copy of a file is newer; a start elsewhere reads
+        the modification times from the store.
+        """
         if self._sent == self._recorded and self._index.exists():
             return
         files = {
@@ -295,8 +300,10 @@ INDEX, UNSAVED = "workdir.json", "workdir-unsaved"
 def workdir_of(
     plan: Plan, folder: RunFolder, places: Workdirs, *, node: int, env: Mapping[str, str], say: Callable[[str], None]
 ) -> Workdir | None:
-    """The working folder to keep; None for a recipe, for a folder that nobody chose for this run, and for one that
-    another node keeps."""
+    """Return the working folder's sync, or None if there is nothing to save.
+
+    None for a recipe, for a folder that was not chosen for this run, and for a folder that another node syncs.
+    """
     if not plan.job.get("script") or not env.get("HEADWAY_CODE_DIR") or (node and shared(plan)):
         return None
     own = [places.work, places.spool, places.files, places.resume, *filter(None, [local_path(folder.url)])]
@@ -312,13 +319,16 @@ def workdir_of(
 
 
 def shared(plan: Plan) -> bool:
-    """Whether all nodes work in one folder: Slurm's is in the outputs, Docker's is mounted where the image is ready."""
+    """Return whether all nodes share one working folder.
+
+    Slurm's is in the outputs; Docker's is mounted where the job names a ready-made image.
+    """
     ready = bool((plan.job.get("image") or {}).get("uri"))
     return plan.kind == "slurm" or (plan.kind == "docker" and ready)
 
 
 def code_listing(folder: RunFolder, sha256: str) -> Code | None:
-    """What the launcher wrote about the code that it sent; None where it wrote nothing, or about other code."""
+    """Read the launcher's listing of the code archive; None if there is none or it describes another archive."""
     record = folder.read_json(CODE_LISTING)
     if record is None or record.get("sha256") != sha256:
         return None
@@ -326,7 +336,7 @@ def code_listing(folder: RunFolder, sha256: str) -> Code | None:
 
 
 def move(store: Store, source: str, to: str) -> str:
-    """Give an object another key. Stores have no rename: it is copied, whole, before it is deleted."""
+    """Move an object to another key; return that key. Stores have no rename: copy completely, then delete."""
     folder = local_path(store.url)
     if folder is not None:
         (folder / to).parent.mkdir(parents=True, exist_ok=True)
@@ -344,7 +354,7 @@ def move(store: Store, source: str, to: str) -> str:
 
 
 def size_words(count: int) -> str:
-    """12.4 MB"""
+    """Format a number of bytes, as in 12.4 MB."""
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
@@ -367,7 +377,7 @@ def _print_in(known: Mapping[str, Any]) -> FileStat | None:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json_of(path.read_bytes())
-    except (OSError, ValueError):  # never written, or damaged: then the store knows better
+    except (OSError, ValueError):  # never written, or damaged: rely on the store
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -384,7 +394,7 @@ def _sha256(path: Path) -> str:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    """The folder and those above it, up to the root, as long as nothing is in them."""
+    """Remove a folder and its parents, up to but not including the root, as long as they are empty."""
     while folder != root and folder.is_relative_to(root):
         try:
             folder.rmdir()

@@ -1,7 +1,7 @@
-"""A target that keeps its runs in memory, for tests of whatever drives targets. Starts nothing, costs nothing.
+"""An in-memory target for testing code that drives targets. Starts no process, costs nothing.
 
-It is strict where real targets are forgiving: a run must be claimed, announced and have its code sent before `submit`.
-What a supervisor would write into the run folder, it writes: a fake run can be read like any other.
+Stricter than real targets: before `submit`, the plan and the submission record must be in the run folder and the code
+archive must be uploaded. It writes the records that a supervisor would write, so a fake run reads like any other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeBehaviour:
-    """What every rank of a run does. `{rank}` and `{world}` in a line are filled in."""
+    """The behaviour of every rank of a run. `{rank}` and `{world}` in its lines are filled in."""
 
     lines: tuple[str, ...] = ()
     exit_code: int = 0
@@ -52,14 +52,17 @@ class _Attempt:
 
 @dataclass
 class FakeTarget:
-    """`plays` says what a plan's ranks do; without it a run stays pending until the test moves it: begin, say, end."""
+    """An in-memory target. `plays` returns the behaviour of a plan's ranks.
+
+    Without `plays` a run stays pending until the test calls `begin`, `say` and `end`.
+    """
 
     options: Options = Options()
     plays: Callable[[Plan], FakeBehaviour] | None = None
-    room: int | None = None  # how many workers fit; one more fails half-way through a submit
+    room: int | None = None  # worker capacity: exceeding it fails a submit half-way
     problems: list[Problem] = field(default_factory=list)
-    workers: dict[str, list[str]] = field(default_factory=dict)  # url -> what exists here
-    owners: dict[str, Owner] = field(default_factory=dict)  # url -> who started it last
+    workers: dict[str, list[str]] = field(default_factory=dict)  # url -> existing workers
+    owners: dict[str, Owner] = field(default_factory=dict)  # url -> who submitted it last
     _attempts: dict[str, _Attempt] = field(default_factory=dict)
 
     def check(self, job: Job) -> list[Problem]:
@@ -86,7 +89,7 @@ class FakeTarget:
             for request in self.render(plan):
                 self._create(url, f"worker {request.body['rank']} of {run}")
         except TargetError:
-            self.down(handle)  # all or nothing: half a gang cannot train, but can be billed
+            self.down(handle)  # all or nothing: a partial process group cannot train, but is billed
             raise
         self.owners[url] = owner()
         if self.plays is not None:
@@ -124,7 +127,7 @@ class FakeTarget:
         return {"owner": known.id, "owner_name": known.name} if known else {}
 
     def begin(self, url: str) -> int:
-        """A supervisor takes the run; returns the attempt's number."""
+        """Simulate a supervisor that takes the lease; return the attempt's number."""
         store, plan = open_store(url), RunFolder(open_store(url)).plan()
         lease = Lease.take(store, wait=False)
         ranks = range(plan.nodes * plan.processes)
@@ -137,23 +140,23 @@ class FakeTarget:
         return lease.attempt
 
     def say(self, url: str, text: str, rank: int = 0) -> None:
-        """A rank prints a line."""
+        """Simulate a rank that prints a line."""
         writer = self._attempts[url].logs[rank]
         writer.add(f"{now()} {text}")
         writer.flush()
 
     def end(self, url: str, state: State, *, reason: str = "", exit_code: int = 0) -> None:
-        """The supervisor says how it ended. What it ran in stays until it is taken down."""
+        """Simulate the supervisor's `ended` event and release the lease. The workers exist until `down`."""
         self._tell(url, kind="ended", state=state.value, reason=reason, exit_code=exit_code)
         self._attempts.pop(url).lease.release()
 
     def vanish(self, url: str) -> None:
-        """The machine is gone, in the middle of a word."""
+        """Simulate a machine that disappears without an `ended` event, leaving a stale lease."""
         self._attempts.pop(url)
         self.workers.pop(url)
         store = open_store(url)
         record, version = read(store)
-        assert record is not None  # it was held
+        assert record is not None  # an attempt holds it
         known = json.loads(store.read(KEY))
         store.write(KEY, json.dumps({**known, "started": "long ago"}).encode(), when=version)
 
@@ -187,7 +190,7 @@ def _folder(handle: Handle) -> RunFolder:
 
 
 def _require_records(folder: RunFolder, plan: Plan) -> None:
-    """What must be there before the first request. A caller that forgets one is a bug, not bad input."""
+    """Fail unless the launcher's records exist before the first request. A missing one is a bug in the caller."""
     for key in (PLAN, INTENT):
         folder.store.stat(key)
     open_store(join(str(plan.job["outputs"]), "code")).stat(f"{plan.code.sha256}.tar.gz")

@@ -1,4 +1,4 @@
-"""The places that run plans, by name. One line each, imported on first use: none costs those who do not use it."""
+"""Build targets by name. A target's module is imported on first use, so unused targets cost nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def entry(job: Job, name: str) -> TargetEntry:
-    """What `--on name` means for this job: an entry of its own, or the kind of that name with no options."""
+    """Resolve `--on name` for this job: its own entry of that name, or the kind of that name with default options."""
     own = job.targets.get(name)
     if own is not None:
         return own
@@ -29,13 +29,13 @@ def entry(job: Job, name: str) -> TargetEntry:
 
 
 def make(job: Job, name: str) -> Target:
-    """The target that this job calls `name`."""
+    """Build the target that this job calls `name`."""
     found = entry(job, name)
     return build(found.kind, found.options)
 
 
 def of_plan(plan: Plan) -> Target:
-    """The target a plan was made for, from the plan alone."""
+    """Build the target that a plan was made for, from the plan alone."""
     return build(plan.kind, plan.options)
 
 

@@ -1,4 +1,7 @@
-"""The pipelines themselves, as text. Every action is pinned to a commit, every value of others comes by a variable."""
+"""CI pipelines for GitHub and GitLab, and the steps that they run.
+
+Every action is pinned to a commit; untrusted values are passed as variables.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
 
 
-# What a pipeline's steps do, in Python rather than in a shell: identity, training, comment, summary.
+# Steps of a pipeline, in Python instead of shell
 
 
-SHOWN = 20  # scores in a summary
+SHOWN = 20  # scores shown in a summary
 
 
 def identity(env: Mapping[str, str]) -> str:
-    """The path of a file by which Google's libraries exchange GitLab's token for their own. It holds no key."""
+    """Write a credentials file for workload identity federation with GitLab's token; return its path.
+
+    It holds no key.
+    """
     missing = [name for name in ("GOOGLE_PROVIDER", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_TOKEN") if not env.get(name)]
     if missing:
         raise BadInput(f"the pipeline has no variable {missing[0]}", fix="Settings > CI/CD > Variables")
@@ -46,7 +52,7 @@ def identity(env: Mapping[str, str]) -> str:
 
 
 def comment(path: str, env: Mapping[str, str]) -> str:
-    """The plan on a merge request of GitLab; said in words what was done. Nothing where no token was given for it."""
+    """Post the plan as a comment on a GitLab merge request; return what was done. Does nothing without a token."""
     needed = ("HEADWAY_COMMENT_TOKEN", "CI_API_V4_URL", "CI_PROJECT_ID", "CI_MERGE_REQUEST_IID")
     if not all(env.get(name) for name in needed):
         return "not commented: HEADWAY_COMMENT_TOKEN is not set"
@@ -64,7 +70,7 @@ def comment(path: str, env: Mapping[str, str]) -> str:
 
 
 def summary(hold: RunHandle) -> str:
-    """How a run went, in Markdown: state, cost, scores; and why, where it failed."""
+    """Summarize a run in Markdown: state, cost, scores, and the diagnosis if it failed."""
     from headway.diagnose.diagnosis import why
     from headway.rundir.accounting import spent_s, spent_usd
 
@@ -88,7 +94,7 @@ def summary(hold: RunHandle) -> str:
 
 
 def _scores(hold: RunHandle) -> dict[str, float]:
-    """Of the report, or else of the last validation."""
+    """Return the scores of the report, or else of the last validation."""
     try:
         report: dict[str, Any] = hold.folder.read_json("report.json") or {}
     except HeadwayError:
@@ -108,7 +114,7 @@ def _cell(text: str) -> str:
 CHECKOUT = "actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683  # v4.2.2"
 PYTHON = "actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065  # v5.6.0"
 GOOGLE = "google-github-actions/auth@ba79af03959ebeac9769e648f473a284504d9193  # v2.1.10"
-FOLDER = ".headway"  # of the repository: Headway's own wheel lies there, so nothing is installed by name from an index
+FOLDER = ".headway"  # in the repository, with Headway's wheel: nothing is installed by name from an index
 
 
 def github(*, wheel: str, on: str, branch: str = "main") -> str:

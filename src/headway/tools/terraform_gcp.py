@@ -1,4 +1,4 @@
-"""Google Cloud for Headway, as Terraform: the parts, each with the least it needs to be allowed."""
+"""Google Cloud resources for Headway as Terraform, each with the least permissions it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InfraSpec:
-    """What is to be written down. Names are checked, because they end up inside quotes."""
+    """What to generate. Names are validated, because they are inserted into quoted strings."""
 
     project: str
     zone: str = "us-central1-a"
@@ -60,7 +60,7 @@ class InfraSpec:
 
 
 def terraform(wanted: InfraSpec) -> str:
-    """The whole file, formatted as `terraform fmt` would."""
+    """Render the whole file, formatted as by `terraform fmt`."""
     parts = [_head(wanted), _apis(wanted), _bucket(wanted), _registry(wanted), _accounts(wanted)]
     if wanted.cluster:
         parts += [_cluster(wanted), _identity(wanted)]

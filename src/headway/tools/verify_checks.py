@@ -1,4 +1,4 @@
-"""Two runs' checkpoints, tensor by tensor and to the bit. Needs torch."""
+"""Compare two runs' checkpoints bit by bit and their metrics, and lint a script for nondeterminism. Needs torch."""
 
 from __future__ import annotations
 
@@ -16,48 +16,51 @@ from headway.storage import open_store
 from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import flatten
 
-# What two runs of one job were found to have in common, as plain values. No torch.
+# Results of a comparison, as plain values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One part of a checkpoint that is not the same in both runs."""
+    """One part of a checkpoint that differs between the runs."""
 
-    part: str  # as `model/head.weight`
+    part: str  # such as `model/head.weight`
     step: int
-    amount: float | None = None  # the largest, of a tensor of numbers
-    words: str = ""  # for anything else
+    amount: float | None = None  # the largest absolute difference of a numeric tensor
+    words: str = ""  # description, for anything else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """The checkpoints of two runs."""
+    """Result of comparing the checkpoints of two runs."""
 
     steps: tuple[int, ...]  # of the checkpoints that both have, in order
     tensors: int
-    largest: float  # over all tensors of the last; 0 is bit-identical
-    where: str  # the tensor in which that is
-    differing: tuple[str, ...]  # parts of the last that differ, in the order of the state
-    first: Difference | None  # the first part of the first checkpoint that differs
+    largest: float  # over all tensors of the last checkpoint; 0 is bit-identical
+    where: str  # the tensor with the largest difference
+    differing: tuple[str, ...]  # parts of the last checkpoint that differ, in the order of the state
+    first: Difference | None  # the first differing part in the first checkpoint that differs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
-    """The metrics of two runs, without their times."""
+    """Result of comparing the metrics of two runs, without their timestamps."""
 
     records: int
     first_step: int | None = None  # the first that differs
-    names: tuple[str, ...] = ()  # what differs there
+    names: tuple[str, ...] = ()  # metrics that differ there
     values: tuple[Any, Any] = (None, None)  # of the first of these names
-    clocks: tuple[str, ...] = ()  # metrics that differ in any two runs, though the state does not
+    clocks: tuple[str, ...] = ()  # metrics, such as timings, that differ between any two runs
 
 
 Record = Mapping[str, Any]
 
 
 def compare_histories(one: Sequence[Record], other: Sequence[Record], *, trusted: int = -1) -> Histories:
-    """Step by step. A metric that differs up to the `trusted` step, where the states agree, measures something else:
-    the time, say. It is named, and proves nothing."""
+    """Compare metrics step by step.
+
+    A metric that differs up to the `trusted` step, where the states agree, does not depend on the state alone: a
+    timing, for example. It is reported in `clocks` and not counted as a difference.
+    """
     ours, theirs = _by_step(one), _by_step(other)
     clocks = {name for step in ours for name in _differing(ours, theirs, step) if step <= trusted}
     for step in sorted(ours.keys() | theirs.keys()):
@@ -83,12 +86,12 @@ def _differing(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]
 
 
 def steps_of(url: str) -> list[int]:
-    """The steps of a run's checkpoints, oldest first."""
+    """Return the steps of a run's checkpoints, oldest first."""
     return [kept.step for kept in CheckpointReader(open_store(url)).recorded()]
 
 
 def compare(one: str, other: str) -> Compared:
-    """All checkpoints that both runs have; the last in full."""
+    """Compare the checkpoints that both runs have, up to the first that differs, and the last one in full."""
     steps = sorted(set(steps_of(one)) & set(steps_of(other)))
     ours, theirs = CheckpointReader(open_store(one)), CheckpointReader(open_store(other))
     first: Difference | None = None
@@ -113,7 +116,7 @@ def compare(one: str, other: str) -> Compared:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterator[Difference]:
-    """The parts of two states that differ: tensors first, in the order of the checkpoint."""
+    """Yield the parts in which two states differ: tensors first, in the order of the checkpoint."""
     (tree, tensors), (its_tree, its_tensors) = flatten(one), flatten(other)
     for part, tensor in tensors.items():
         its = its_tensors.get(part)
@@ -127,7 +130,7 @@ def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterat
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also where both are nan, which equals nothing; and not where one is 0.0 and the other -0.0."""
+    """Return whether two tensors have the same bits. NaN equals NaN here, and 0.0 differs from -0.0."""
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
@@ -137,7 +140,7 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 
 
 def _other_values(one: Any, other: Any, part: str, step: int) -> Iterator[Difference]:
-    """What is no tensor: counters, learning rates, positions."""
+    """Compare values that are not tensors: counters, learning rates, positions."""
     if _is_tensor(one) or _is_tensor(other):
         return
     if isinstance(one, dict) and isinstance(other, dict):
@@ -151,7 +154,7 @@ def _other_values(one: Any, other: Any, part: str, step: int) -> Iterator[Differ
 
 
 def _is_tensor(value: Any) -> bool:
-    """By the mark that stands for one in the tree; it was compared by itself."""
+    """Return whether this is a tensor's placeholder in the tree; tensors are compared separately."""
     return isinstance(value, dict) and bool(value.keys() & {"$tensor", "$array"})
 
 
@@ -159,21 +162,22 @@ def _shape(tensor: Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-# Lines of a script that draw numbers which no seed of the run fixes. Reads the code, never runs it.
+# Nondeterminism lint: calls in a script whose values the run's seed does not determine. It parses the code and never
+# runs it.
 
 
-# Called without an argument these seed themselves from the system; with one they are generators of the script's own.
+# Without an argument these seed themselves from the system; with one they are the script's own generators.
 GENERATORS = ("Generator", "Philox", "PCG64", "Random", "RandomState", "default_rng", "seed")
-# These are different every time, whatever is seeded.
+# Different in every run, whatever is seeded.
 ENTROPY = ("SystemRandom", "getrandbits", "monotonic", "perf_counter", "time_ns", "token_bytes", "token_hex", "urandom",
            "uuid1", "uuid4")  # fmt: skip
-# These hold a place in the data that a checkpoint does not know of.
+# These hold a position in the data that no checkpoint contains.
 ITERATORS = ("cycle", "iter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suspect:
-    """One line to look at."""
+    """One suspicious line of code."""
 
     where: str  # file:line
     code: str
@@ -181,7 +185,7 @@ class Suspect:
 
 
 def suspects(files: Iterable[tuple[str, Path]]) -> list[Suspect]:
-    """All of them, by file and line. A file that is not Python 3 is passed over: it cannot be what trains."""
+    """List suspicious lines by file and line. Files that are not Python 3 are skipped: they cannot be what trains."""
     found: list[Suspect] = []
     for name, path in files:
         try:
@@ -204,7 +208,7 @@ def _kinds(call: ast.Call) -> Iterator[str]:
     if called in ENTROPY:
         yield "unseeded"
     elif called in GENERATORS:
-        # torch.Generator takes its seed by a call of its own; its argument, if any, is a device.
+        # torch.Generator is seeded by a separate call; its argument, if any, is a device.
         yield "own" if call.args or call.keywords or called == "Generator" else "unseeded"
     elif called in ITERATORS and isinstance(call.func, ast.Name | ast.Attribute):
         yield "iterator"

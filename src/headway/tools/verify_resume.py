@@ -1,6 +1,7 @@
-"""The proof: a short stretch of the job trained twice, once unbroken, once killed and resumed, and then compared.
+"""`headway verify-resume`: prove for a job that killed and resumed training equals uninterrupted training.
 
-Both are real runs of the local target in a scratch folder, which is removed at the end. No torch until they compare.
+It trains a few steps twice, once uninterrupted, once killed and resumed, and compares the results. Both are real runs
+of the local target in a temporary folder, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# From where two runs part to why, in words: the likely cause, and what to do about it.
+# The likely cause of a difference, and its fix
 
 
-TINY = 1e-4  # differences of this size come from the order of additions, not from other numbers
+TINY = 1e-4  # smaller differences come from the order of additions, not from other inputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """The most likely reason, which lines to look at, and what to write instead."""
+    """The most likely cause, the lines to check, and the fix."""
 
     words: str
     fix: str
@@ -44,7 +45,7 @@ class Cause:
 
 
 def likely_cause(compared: Compared, histories: Histories, resumed_from: int, suspects: Sequence[Suspect]) -> Cause:
-    """Where the runs part tells most: before anything was killed, at the first step after it, or later."""
+    """Infer the cause from where the runs diverge: before the kill, at the first step after the resume, or later."""
     seen = (histories.first_step, compared.first.step if compared.first else None)
     parted = min(step for step in seen if step is not None)
     if parted <= resumed_from:
@@ -67,7 +68,7 @@ def likely_cause(compared: Compared, histories: Histories, resumed_from: int, su
 
 
 def _never_the_same(parted: int, compared: Compared, suspects: Sequence[Suspect]) -> Cause:
-    """They differ before anything was killed: not the resume is at fault, but chance in the job itself."""
+    """Explain a difference from before the kill: the job itself is nondeterministic, and resuming is not at fault."""
     unseeded = _of(suspects, "unseeded")
     if not unseeded and compared.largest < TINY:
         return Cause(
@@ -89,15 +90,15 @@ def _of(suspects: Sequence[Suspect], *kinds: str) -> tuple[Suspect, ...]:
 
 
 LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"  # read by headway.training.step_boundary
-FEWEST = 4  # steps: one to be checkpointed, one to die in, one to resume with, and one more
-LAST_LINES = 8  # of a job that fails by itself
+FEWEST = 4  # steps: one to checkpoint, one to be killed in, one to resume with, and one more
+LAST_LINES = 8  # shown of a job that fails by itself
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What was done, what was found, and where it is not the same, why."""
+    """Result of a verification: what was done and found, and the likely cause of a difference."""
 
     steps: int
     ranks: int
@@ -116,7 +117,7 @@ class Proof:
 
 
 def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
-    """Train `steps` steps of the job twice on this machine, and compare. Nothing of it is left afterwards."""
+    """Train `steps` steps of the job twice on this machine, and compare. Leaves nothing behind."""
     if steps < FEWEST:
         raise BadInput(f"{steps} steps are too few to be killed in and to go on", fix=f"--steps {FEWEST} or more")
     plan, suspected = _plan(job), _suspects(job)
@@ -164,7 +165,7 @@ def _concluded(
 
 
 def _plan(job: Job) -> Plan:
-    """The job as it would run here, with nothing that reaches beyond the run folder."""
+    """Plan the job for this machine, without anything that has effects outside the run folder."""
     from headway.planning import plan
 
     tame = replace(
@@ -181,7 +182,10 @@ def _plan(job: Job) -> Plan:
 
 
 def _suspects(job: Job) -> list[Suspect]:
-    """Of the code that would be sent. A script that never heard of Headway cannot be stopped after a few steps."""
+    """Lint the code that would be sent.
+
+    Raises BadInput if it does not use Headway: such a script cannot be stopped after a few steps.
+    """
     from headway.packaging.code import package
 
     if not job.script:
@@ -197,7 +201,7 @@ def _suspects(job: Job) -> list[Suspect]:
 
 
 def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, str]) -> RunFolder:
-    """One run to its end; RunFailed, with its last words, when the job fails by itself."""
+    """Train one run to its end. Raises RunFailed, with its last lines, if the job fails by itself."""
     from headway.launcher.lifecycle import launch
     from headway.targets import registry
 
@@ -227,7 +231,7 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
 def _taken_down(hold: RunHandle) -> Iterator[None]:
     try:
         yield
-    except BaseException:  # Ctrl-C too: the run would go on by itself
+    except BaseException:  # Ctrl-C too: otherwise the run would continue
         hold.down()
         raise
 
@@ -254,16 +258,13 @@ def _last_step(folder: RunFolder) -> int:
 
 
 def _resumed_from(folder: RunFolder) -> int:
-    """Where the second attempt went on. Makes sure that the first was really killed."""
+    """Return the step from which the second attempt resumed. Raises RunFailed unless the first one was killed."""
     events = folder.events()
     killed = any(event["kind"] == "rank_exit" and event.get("signal") for event in events)
     restored = [int(event["step"]) for event in events if event["kind"] == "restored"]
     if not killed or not restored:
         raise RunFailed("the second run was not killed and resumed as it should have been", where=folder.url)
     return restored[-1]
-
-
-# Proof, for one's own job, that killed and resumed is the same as never killed: `headway verify-resume`.
 
 
 __all__ = ["Proof", "prove"]

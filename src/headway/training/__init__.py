@@ -1,4 +1,4 @@
-"""The rank's side of a run: what a training script imports. Importing this costs nothing; `start` brings torch."""
+"""The training side of a run, imported by training scripts. Importing it is cheap: torch is imported on first use."""
 
 from __future__ import annotations
 

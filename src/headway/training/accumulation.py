@@ -1,9 +1,9 @@
-"""The gradients of placed parameters between calls of run.step: cleared after an update, kept apart before it.
+"""Gradients of the placed parameters between run.step calls: cleared after each update, kept apart per optimizer.
 
-The backward pass of one loss fills the gradients of every parameter that it depends on, also of parameters that another
-optimizer updates (a generator's loss fills the discriminator's gradients). Guarantees: an optimizer is given the
-gradients of its own run.step calls and of no other. With micro-batches, the gradients that one set of optimizers has
-accumulated are set aside while another set has its turn: references change hands, nothing is copied.
+A backward pass fills the gradients of every parameter that the loss depends on, including parameters that another
+optimizer updates (a generator's loss fills the discriminator's gradients). Guarantees: an optimizer applies the
+gradients of its own run.step calls and no others. With micro-batches, the accumulated gradients of one set of
+optimizers are set aside while another set runs: references are exchanged, nothing is copied.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ _ZERO_GRAD = Optimizer.zero_grad
 
 @dataclass(slots=True)
 class Accumulated:
-    """The micro-batches so far of one step of one set of optimizers."""
+    """The micro-batches that one set of optimizers has accumulated for its next step."""
 
     optimizers: Sequence[Optimizer]
     weight: float | Tensor = 0.0
-    bad: float | Tensor = 0.0  # how many of the losses were not finite
-    present: bool = False  # whether any of them was a batch rather than a filler
-    divisor: float = 0.0  # by which all their losses are divided before the backward pass; 0 before the first
-    aside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # parameters and gradients, out of turn
+    bad: float | Tensor = 0.0  # how many losses were not finite
+    present: bool = False  # whether any of them was a batch rather than a PaddingBatch
+    divisor: float = 0.0  # divides each of their losses before the backward pass; 0 before the first
+    aside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # parameters and gradients while set aside
 
 
 class Accumulation:
-    """Clears and sets aside gradients. One per run."""
+    """Clears gradients and sets them aside. One per run."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._placed: list[Tensor] = []
-        self._known = 0  # how many of the modules are among them
-        self._current: Accumulated | None = None  # whose gradients the parameters hold
+        self._known = 0  # how many of the modules `_placed` covers
+        self._current: Accumulated | None = None  # the one whose gradients the parameters hold
         self.open: dict[tuple[int, ...], Accumulated] = {}
 
     def refresh(self) -> None:
-        """Find the placed parameters: when a module was placed, and once an epoch in case somebody replaced one."""
+        """List the placed parameters again: after a module is placed, and once per epoch in case one was replaced."""
         self._placed = list({id(one): one for module in self._modules for one in module.parameters()}.values())
         self._known = len(self._modules)
 
     def resume(self, optimizers: Sequence[Optimizer]) -> Accumulated:
-        """The accumulated gradients of these optimizers back in place, ready for the next micro-batch."""
+        """Put these optimizers' accumulated gradients back in place, ready for the next micro-batch."""
         key = tuple(map(id, optimizers))
         mine = self.open.get(key)
         if mine is None:
@@ -59,7 +59,7 @@ class Accumulation:
         return mine
 
     def set_aside(self) -> None:
-        """Put away the current accumulated gradients. Those of parameters of other optimizers are dropped."""
+        """Set aside the current accumulated gradients. Drop those of parameters that other optimizers update."""
         current, self._current = self._current, None
         if current is not None:
             owned = parameters_of(current.optimizers)
@@ -67,12 +67,12 @@ class Accumulation:
             self.clear(current.optimizers)
 
     def close(self, accumulated: Accumulated) -> None:
-        """The step's last micro-batch is in: the next one starts afresh."""
+        """Forget the accumulated state after the step's last micro-batch, so that the next step starts from zero."""
         del self.open[tuple(map(id, accumulated.optimizers))]
         self._current = None
 
     def clear(self, optimizers: Sequence[Optimizer]) -> None:
-        """No gradients: of placed parameters, whoever updates them, and of what else the optimizers hold."""
+        """Clear the gradients of all placed parameters and of any others that the optimizers hold."""
         if self._known != len(self._modules):
             self.refresh()
         for parameter in self._placed:
@@ -85,7 +85,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def zero(optimizers: Sequence[Optimizer]) -> None:
-    """No gradients. By hand where the class has nothing of its own to do then: torch's wrappers cost 20 µs a call."""
+    """Clear gradients. Bypasses torch's zero_grad, whose wrappers cost 20 µs per call, unless a class overrides it."""
     for optimizer in optimizers:
         if type(optimizer).zero_grad is not _ZERO_GRAD:
             optimizer.zero_grad(set_to_none=True)

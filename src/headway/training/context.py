@@ -1,4 +1,4 @@
-"""A rank's dealings with the outside: run folder, lease, supervisor, signals, threads. Opened once, closed at exit."""
+"""A rank's connections: run folder, lease, supervisor, signals, process group. Opened once, closed at exit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.training.rank_info import RankInfo
 
 
 class Session:
-    """Who we are, and the means to read, write, tell and hear."""
+    """A rank's context: its RankInfo, device, store, process group, control channel and stop signals."""
 
     def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
         world = identities.world_of(os.environ)
@@ -46,18 +46,18 @@ class Session:
         return self.identity.world.rank == 0
 
     def say(self, text: str) -> None:
-        """To the log: by rank 0 for all, unless it is about this rank alone."""
+        """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call the module's `say`."""
         if self.first:
             say(text)
 
     def event(self, kind: str, **details: Any) -> None:
-        """For the run's history: told by rank 0 for all."""
+        """Append an event to the run's history, from rank 0 on behalf of all ranks."""
         if self.first:
             self.control.event(kind, **details)
 
     @property
     def words(self) -> str:
-        """Where we are, for the first line of the log."""
+        """World size and device, for the first line of the log."""
         size = self.identity.world.size
         return f"{size} ranks on {self.device.type}" if size > 1 else f"on {self.device.type}"
 
@@ -74,7 +74,7 @@ class Session:
         return self._lease if self._lease is not None else NoControlChannel()
 
     def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
-        """Rank 0 finds or makes the folder and takes the lease; the others are told which it is."""
+        """On rank 0, find or create the run folder and take the lease; broadcast its URL and attempt to the others."""
         world = self.group.world
         mine: RankInfo | None = None
         trouble = ""
@@ -101,7 +101,7 @@ class Session:
 
 
 class LeaseKeeper:
-    """Without a supervisor, rank 0 holds the lease itself and writes the events."""
+    """Holds the lease and writes events from rank 0 when there is no supervisor; a ControlChannel."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._lease, self._began = lease, time.monotonic()
@@ -125,11 +125,11 @@ class LeaseKeeper:
         try:
             self._events.flush()
             self._lease.release(self._spent_s())
-        except HeadwayError as error:  # at the very end: it goes stale by itself
+        except HeadwayError as error:  # the process is ending: the lease expires by itself
             say(f"the lease could not be given back: {error}")
 
     def _spent_s(self) -> float:
-        """By all attempts up to now."""
+        """Seconds spent by all attempts until now."""
         return self._lease.record.spent_s + time.monotonic() - self._began
 
     def _renew(self) -> None:
@@ -140,7 +140,7 @@ class LeaseKeeper:
             except LeaseLost as lost:
                 self.lost = lost
                 return
-            except StoreError:  # down for a while: the next round will tell
+            except StoreError:  # the store is down: try again in the next round
                 continue
 
 

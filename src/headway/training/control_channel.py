@@ -1,4 +1,4 @@
-"""What a rank tells the outside: JSON lines to its supervisor, or, without one, event segments of its own."""
+"""Events and progress from a rank to its supervisor, as JSON lines. Without one, `LeaseKeeper` writes the events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 class ControlChannel(Protocol):
     def event(self, kind: str, **details: Any) -> None:
-        """Something happened that the run's history should keep."""
+        """Append an event to the run's history."""
 
     def progress(self, **numbers: Any) -> None:
-        """Where we are: the newest replaces all before it."""
+        """Report progress. Each report replaces the one before it."""
 
 
 class ControlPipe:
-    """To the supervisor. One write a line, so lines never mix; a supervisor that is gone is not our failure."""
+    """A pipe to the supervisor. Each line is written under a lock, so lines never mix; a dead supervisor is ignored."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
@@ -38,12 +38,12 @@ class ControlPipe:
             try:
                 while line:
                     line = line[os.write(self._fd, line) :]
-            except OSError:  # the supervisor has died: it will be noticed by those whose business it is
+            except OSError:  # the supervisor has died: other code detects that
                 self._fd = None
 
 
 class NoControlChannel:
-    """For ranks that nobody listens to."""
+    """A control channel that discards everything, for ranks that have no listener."""
 
     def event(self, kind: str, **details: Any) -> None: ...
 
@@ -51,6 +51,6 @@ class NoControlChannel:
 
 
 def say(text: str) -> None:
-    """One whole line on standard error, where logs are read."""
+    """Write one whole log line to standard error."""
     sys.stderr.write(f"headway: {text}\n")
     sys.stderr.flush()

@@ -1,9 +1,10 @@
-"""Randomness as a function of where we are, not of what happened before: nothing to save. About 8 µs a step.
+"""Determinism: device and thread settings, the environment recorded for resume, and stateless RNG seeding.
 
-Every default generator (torch's on each device, Python's and numpy's) is seeded from (seed, stream, position, rank)
-before each step, so a step draws the same numbers whether the run came here in one go or over ten attempts.
-Generators that a script makes itself are its own: give them to `run.restore` if they have a `state_dict`, or seed them
-from `run.seed` and `run.global_step`.
+Randomness is a function of the position, not of earlier draws, so there is no generator state to save. RngSeeder seeds
+every default generator (torch's on each device, Python's and numpy's) from (seed, stream, position, rank) before each
+step, at about 8 µs, so a step draws the same numbers in a straight run and over ten attempts. Headway does not seed
+generators that a script makes itself: give them to `run.restore` if they have a `state_dict`, or seed them from
+`run.seed` and `run.global_step`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch
 from headway._version import __version__
 from headway.training.rank_info import RankTopology
 
-# What exactness depends on outside the program: device, threads, versions. Set here, recorded, compared on resume.
+# Settings outside the program that exact results depend on: device, threads, versions
 
 
 def choose_device(world: RankTopology) -> torch.device:
-    """This rank's accelerator, or the CPU."""
+    """Select this rank's GPU, or the CPU if there is none."""
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -34,7 +35,7 @@ def choose_device(world: RankTopology) -> torch.device:
 
 
 def settle(*, exact: bool) -> None:
-    """Thread count as the plan has it, and deterministic kernels where asked for."""
+    """Set the plan's thread count and, if `exact`, deterministic kernels."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
@@ -45,7 +46,7 @@ def settle(*, exact: bool) -> None:
 
 
 def environment(world: RankTopology, device: torch.device) -> dict[str, Any]:
-    """What bit-identical results were obtained with."""
+    """Describe the environment that bit-identical results depend on. Checkpoints record it; resume compares it."""
     facts = {
         "headway": __version__,
         "python": platform.python_version(),
@@ -62,7 +63,7 @@ def environment(world: RankTopology, device: torch.device) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In words, what has changed since a checkpoint was written."""
+    """List in words what has changed since a checkpoint was written."""
     names = sorted(then.keys() | now.keys())
     return [f"{name} {then.get(name)} → {now.get(name)}" for name in names if then.get(name) != now.get(name)]
 
@@ -70,16 +71,16 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
-# Python's own generator, seeded without the wrapper that accepts anything: it is half of the cost.
+# Python's default generator, seeded without random.seed's type handling, which is half of the cost.
 _PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = _random.Random.seed
 
-# Streams keep purposes apart: the model's dropout must not repeat the numbers that shuffled the data.
+# Streams separate purposes: the model's dropout must not repeat the numbers that shuffled the data.
 SETUP, MODEL, DATA, ITEM, EVALUATION = range(1, 6)
 
 
 def mix(*words: int) -> int:
-    """One 64-bit number from several, every input bit reaching every output bit (splitmix64)."""
+    """Hash several integers into a 64-bit one; every input bit affects every output bit (splitmix64)."""
     state = 0
     for word in words:
         state = (state ^ (word & _WORD)) + _GOLDEN & _WORD
@@ -90,7 +91,7 @@ def mix(*words: int) -> int:
 
 
 class RngSeeder:
-    """Seeds every default generator of this process from a position."""
+    """Seeds every default generator of this process as a function of the position."""
 
     def __init__(self, seed: int, rank: int = 0, *, cuda: bool = False) -> None:
         self.seed, self.rank = seed, rank
@@ -100,7 +101,7 @@ class RngSeeder:
             self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
 
     def reseed(self, stream: int, position: int = 0, part: int = 0) -> None:
-        """From here on, draws depend on (seed, stream, rank, position, part) alone."""
+        """Seed the generators so that later draws depend only on (seed, stream, rank, position, part)."""
         word = mix(self._bases[stream] ^ position ^ part << 48)
         for generator in self._generators:
             generator.manual_seed(word >> 1)

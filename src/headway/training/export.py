@@ -1,4 +1,4 @@
-"""Putting a bundle into the run folder, and publishing it: `bundle.json` last, so that half of one is none."""
+"""Export of a bundle into the run folder. `bundle.json` is written last, so that a partial bundle is never visible."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headway.training.context import Session
 
 
 class Bundle(Protocol):
-    """Something that can write itself into an empty folder."""
+    """An object that can write its files into an empty folder."""
 
     def write(self, folder: Path) -> None: ...
 
 
 def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None:
-    """Into the run folder, and to where the job publishes. Not by an attempt that was overtaken meanwhile."""
+    """Write the bundle to the run folder, and publish it where the job says. Raises LeaseLost if superseded."""
     if not lease_is_ours(session.store, session.identity.attempt):
         raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
     with tempfile.TemporaryDirectory(prefix="headway-export-") as name:
@@ -44,6 +44,6 @@ def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None
 
 
 def upload(folder: Path, store: Store) -> None:
-    """Files of a script's own making, one by one."""
+    """Upload the files of a script's own bundle, which has no bundle.json, one by one."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         store.write(f"export/{path.relative_to(folder).as_posix()}", path)

@@ -1,9 +1,9 @@
-"""Whether a model may be kept: no checkpoint, best pointer or export of weights that are not finite.
+"""Check for non-finite weights, which must not enter a checkpoint, a best pointer or an export.
 
-Guarantees: parameters and their averages hold neither NaN nor infinity; buffers hold no NaN. Infinity in a buffer is
-legitimate (attention masks, running minima), and so is anything that was there when the model was made. Optimizer state
-is not looked at: a moment that is not a number makes its parameter one in the same step.
-Cost: one pass over the weights, about a sixth of the time it takes to copy them; on a GPU it waits for the queued work.
+Guarantees: parameters and their averages contain neither NaN nor infinity; buffers contain no NaN. Infinity in a buffer
+is legitimate (attention masks, running minima), and so is any value that was there when the model was made. Optimizer
+state is not checked: a NaN moment makes its parameter NaN in the same step.
+Cost: one pass over the weights, about a sixth of the time to copy them; on a GPU it waits for the queued work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CHECKED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One tensor of a model, and what it must not hold."""
+    """One tensor of a model, and whether it may contain infinity."""
 
-    key: tuple[int, str]  # of the object, and of the tensor in it: tensors themselves may be replaced
+    key: tuple[int, str]  # object id and tensor name, because the tensor itself may be replaced
     name: str
     tensor: Tensor
-    infinite: bool  # whether it may hold infinity
+    infinite: bool  # whether it may contain infinity
 
     @property
     def trouble(self) -> str | None:
@@ -39,7 +39,7 @@ class _Held:
 
 
 class FiniteCheck:
-    """Finds weights that are not finite, by name."""
+    """Finds non-finite weights and names them."""
 
     def __init__(self, modules: Sequence[nn.Module], objects: Mapping[str, Any]) -> None:
         self._modules, self._objects = modules, objects
@@ -47,14 +47,14 @@ class FiniteCheck:
 
     @torch.no_grad()
     def accept(self, thing: Any, name: str = "") -> None:
-        """Exempt what a new object holds already: it was made so."""
+        """Exempt the non-finite tensors that a new object already contains: they are intended."""
         held = list(_held(name, thing))
         if not _all_finite(held):
             self._by_design.update(one.key for one in held if one.trouble)
 
     @torch.no_grad()
     def trouble(self) -> tuple[str, str] | None:
-        """The first tensor that must not be kept and what it holds: ("model.head.weight", "NaN")."""
+        """Return the first tensor that must not be saved and what it contains: ("model.head.weight", "NaN")."""
         held = [one for one in self._everything() if one.key not in self._by_design]
         if _all_finite(held):
             return None
@@ -84,7 +84,7 @@ def _held(name: str, thing: Any) -> Iterator[_Held]:
 
 
 def _all_finite(held: Sequence[_Held]) -> bool:
-    """A quick look: False also for finite numbers whose squares add up to more than the type can hold."""
+    """Fast check by norms. False also for finite values whose sum of squares overflows the type."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for one in held:
         kinds.setdefault((one.tensor.device, one.tensor.dtype), []).append(one.tensor)

@@ -1,4 +1,4 @@
-"""How a rank dies of an error: Headway's own without a traceback and with its exit code, lack of memory with a hint."""
+"""The rank's excepthook: HeadwayErrors print no traceback and set the exit code; out-of-memory errors print a hint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.core.errors import HeadwayError
 from headway.training import oom
 from headway.training.control_channel import say
 
-_told: list[Callable[[BaseException], object]] = []  # who wants to know, before the process is gone
+_told: list[Callable[[BaseException], object]] = []  # callbacks to call before the process exits
 
 
 def install() -> None:
@@ -22,7 +22,7 @@ def install() -> None:
             tell(error)
         if isinstance(error, HeadwayError):
             say(str(error))
-            raise SystemExit(error.exit_code)  # 2, bad input, is not tried again
+            raise SystemExit(error.exit_code)  # the supervisor does not retry exit code 2 (bad input)
         before(kind, error, trace)
         hint = oom.hint(error)
         if hint:
@@ -32,5 +32,5 @@ def install() -> None:
 
 
 def tell(whom: Callable[[BaseException], object]) -> None:
-    """Have it called with the error that the process is about to die of."""
+    """Register a callback that receives the error that is about to end the process."""
     _told.append(whom)

@@ -1,8 +1,8 @@
-"""When memory runs out: what to type, and on request the same training with every batch cut finer.
+"""Out-of-memory handling: a hint for the user, and on request a retry with more micro-batches.
 
-`accumulate: auto` in the config (or HEADWAY_ACCUMULATE=auto) begins with whole batches. A rank that runs out of memory
-tells its supervisor, which starts the ranks again with twice as many micro-batches. The global batch stays what it is,
-and so does training but for rounding: sums are added in another order.
+`accumulate: auto` in the config (or HEADWAY_ACCUMULATE=auto) starts with whole batches. A rank that runs out of memory
+reports it to its supervisor, which restarts the ranks with twice as many micro-batches. The global batch is unchanged,
+and so is training but for rounding: sums are added in another order.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from headway.core.errors import BadInput
 
 AUTO, VARIABLE = "auto", "HEADWAY_ACCUMULATE"
-PARTS = "HEADWAY_PARTS"  # from the supervisor: into how many parts earlier attempts have come to cut a batch
-MOST = 256  # parts: whoever needs more has another trouble
+PARTS = "HEADWAY_PARTS"  # set by the supervisor: the number of micro-batches that earlier attempts arrived at
+MOST = 256  # micro-batches; if that is not enough, the batch size is not the cause
 
 
 class MicroBatching:
-    """Into how many micro-batches each rank's batch is cut, and whether more may become of them."""
+    """The number of micro-batches per rank, and whether it may grow after an out-of-memory error."""
 
     def __init__(self, config: Mapping[str, Any], env: Mapping[str, str]) -> None:
         asked = env.get(VARIABLE) or config.get("accumulate", 1)
@@ -31,7 +31,7 @@ class MicroBatching:
             raise BadInput(f"accumulate: {asked} is less than one micro-batch", fix="1, 2, 4, … or auto")
 
     def finer(self, error: BaseException) -> int | None:
-        """How many parts to try after this error; None where more would not help, or are not wanted."""
+        """Return how many micro-batches to try after this error, or None if more would not help or are not allowed."""
         if not self.automatic or not ran_out(error) or self.parts * 2 > MOST:
             return None
         return self.parts * 2
@@ -43,7 +43,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def hint(error: BaseException) -> str:
-    """What to type when memory ran out; empty for any other error."""
+    """Return what to type after an out-of-memory error; empty for any other error."""
     if not ran_out(error):
         return ""
     return (

@@ -1,10 +1,10 @@
-"""One optimizer step: backward, the sum over micro-batches and ranks, clipping, the update.
+"""The optimizer step (backward, reduction over micro-batches and ranks, clipping, update), with weight averaging, NaN
+handling and mixed precision.
 
-Losses are sums and weights are counts: the gradient is that of (sum of all losses) / (sum of all weights), however the
-batch was cut into ranks and micro-batches. Alone and with one micro-batch, that is one division before the backward
-pass and nothing else. Several ranks learn the sum of their weights only with the sum of their gradients. So they begin
-the backward pass with what the step before weighed, and look at all gradients once more only where this one weighs
-something else.
+Losses are sums and weights are counts: the gradient is that of sum(losses) / sum(weights), however the batch is split
+into ranks and micro-batches. With one rank and one micro-batch, that is one division before the backward pass. With
+several ranks, the total weight is known only after the all-reduce of the gradients. So the backward pass divides by the
+previous step's total, and a second pass over the gradients corrects them only if this step's total differs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from headway.core.errors import BadInput, RunFailed
 from headway.training.accumulation import Accumulation, parameters_of
 from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 
-# A running average of the weights, which often scores better than they do. Costs one pass over them a step.
-
 
 class Average:
-    """Exponential moving average of a module's parameters. Early on it follows faster, or it would remember noise."""
+    """Exponential moving average of a module's parameters, which often scores better than the parameters themselves.
+
+    The decay starts low, so that the average forgets the noisy early steps. Cost: one pass over the weights per step.
+    """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:
@@ -37,12 +38,12 @@ class Average:
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """By the names of the module's parameters."""
+        """The averaged weights by parameter name."""
         return self._shadow
 
     @torch.no_grad()
     def update(self) -> None:
-        """After an optimizer step."""
+        """Update the average after an optimizer step."""
         self._steps += 1
         decay = min(self._decay, self._steps / (self._steps + 10))
         parameters = [parameter.detach() for parameter in self._model.parameters()]
@@ -50,7 +51,7 @@ class Average:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside, the model has the average's weights: for evaluation and export. Not for training."""
+        """Context manager: swap the averaged weights into the model, for evaluation and export. Not for training."""
         self._swap()
         try:
             yield
@@ -82,17 +83,18 @@ class Average:
         self._steps = int(str(state["steps"]))
 
 
-# A loss that is not a number: stop before it reaches the weights, or leave the batch out and go on.
-#
-# With `nan: skip` in the config, buffers are copied before each step, because a forward pass has already put the bad
-# batch into batch normalisation's statistics by the time the loss is known.
+# Non-finite losses
 
 
-LONGEST = 10  # bad batches in a row: then it is not the data
+LONGEST = 10  # bad batches in a row; after more than that, the data is not the cause
 
 
 class NanGuard:
-    """Decides what a bad loss means."""
+    """Handles non-finite losses before they reach the weights: `stop` fails the run, `skip` leaves the batch out.
+
+    With `skip`, buffers are copied before each step: when the loss is known, the forward pass has already put the bad
+    batch into the statistics of batch normalisation.
+    """
 
     def __init__(self, policy: str, modules: Sequence[nn.Module]) -> None:
         if policy not in ("stop", "skip"):
@@ -103,7 +105,7 @@ class NanGuard:
         self._in_a_row = 0
 
     def before_step(self) -> None:
-        """Remember what a bad forward pass would spoil."""
+        """Save the buffers that a bad forward pass would corrupt."""
         if not self.skips:
             return
         buffers = self._buffers()
@@ -116,7 +118,7 @@ class NanGuard:
         self._in_a_row = 0
 
     def bad(self, where: str, what: str) -> None:
-        """Undo and go on, or raise."""
+        """Restore the buffers so that training can continue, or raise RunFailed."""
         self._in_a_row += 1
         if not self.skips or self._in_a_row > LONGEST:
             many = f", {self._in_a_row} batches in a row" if self.skips else ""
@@ -132,18 +134,19 @@ class NanGuard:
         return [buffer for module in self._modules for buffer in module.buffers()]
 
 
-# Mixed precision: half-precision arithmetic in the model's forward, full precision everywhere else.
-#
-# `bf16` needs nothing more. `fp16` has a narrow range, so the loss is scaled up before the backward pass and
-# gradients down after it; steps whose gradients overflow are left out and the scale is lowered. The scale is part of
-# checkpoints. Resuming stays exact: autocast is a function of the inputs, and the scaler's state is restored.
+# Mixed precision
 
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """How a run computes: `fp32`, `bf16` or `fp16`."""
+    """Mixed precision: `fp32`, or `bf16` or `fp16` in the model's forward pass and float32 everywhere else.
+
+    `bf16` needs no loss scaling. `fp16` has a narrow range, so GradScaler scales the loss before the backward pass and
+    unscales the gradients after it; it skips steps whose gradients overflow and lowers the scale. The scale is part of
+    checkpoints. Resuming stays exact: autocast is a function of the inputs, and the scaler's state is restored.
+    """
 
     def __init__(self, name: str, device: torch.device) -> None:
         if name not in _DTYPES:
@@ -152,7 +155,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
     def apply(self, model: nn.Module) -> None:
-        """Let the model's forward run in half precision; what comes out of it is full precision again."""
+        """Wrap the model's forward in autocast and convert its outputs back to float32."""
         if self._dtype is None:
             return
         forward, device, dtype = model.forward, self._device.type, self._dtype
@@ -161,11 +164,11 @@ class Precision:
             with torch.autocast(device, dtype):
                 return widened(forward(*args, **options))
 
-        model.forward = halved  # on the instance: the module stays itself, and so do its parameters' names
+        model.forward = halved  # on the instance: the module and its parameter names stay the same
 
 
 def widened(value: Any) -> Any:
-    """Half-precision tensors of a nested result as float32: losses and sums need the digits."""
+    """Convert the half-precision tensors of a nested result to float32: losses and sums need the precision."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, Mapping):
@@ -179,36 +182,36 @@ def widened(value: Any) -> Any:
 
 Optimizers = Optimizer | Sequence[Optimizer]
 Scaler = torch.amp.GradScaler
-_PRECISE = (torch.float32, torch.float64)  # of a half-precision loss, one over a weight would be off by up to 0.4 %
+_PRECISE = (torch.float32, torch.float64)  # dividing a half-precision loss by a weight is off by up to 0.4 %
 
 
 @dataclass(slots=True)
 class Request:
-    """One call of run.step."""
+    """The arguments of one run.step call."""
 
     loss: Tensor
     optimizers: Sequence[Optimizer]
     weight: float | Tensor = 1.0
     clip: float | None = None
     last: bool = True  # the last micro-batch of its step
-    counts: bool = True  # False for a filler
-    expected_weight: float = 0.0  # what all ranks expect the step to weigh: as much as the one before; 0 for no idea
+    counts: bool = True  # False for a PaddingBatch
+    expected_weight: float = 0.0  # total weight of the previous step, which all ranks divide by; 0 if unknown
 
 
 @dataclass(slots=True)
 class StepFlags:
-    """What this rank would like the others to know."""
+    """Flags and metrics that this rank adds to the gradient all-reduce."""
 
     stop: bool = False
     budget: bool = False
     save: bool = False
-    names: float = 0.0  # a digest of the metrics' names, to see whether all ranks logged the same
+    names: float = 0.0  # a digest of the metric names, to detect ranks that logged different metrics
     metrics: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. `agreed` is None when this rank is alone: then its own wishes are law."""
+    """The result of a step. `agreed` is None with a single rank, which acts on its own flags."""
 
     stepped: bool
     finite: bool = True
@@ -220,18 +223,18 @@ _STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
 
 
 class Flag:
-    """A bad loss, told to the host before the update, so that a step that must not be applied never is.
+    """Copies the non-finite flag of a loss to the host before the update, so that a bad step is never applied.
 
-    Cost: on CUDA the flag is copied ahead of the backward pass, which is queued by the time the host waits for it. The
-    host waits for the forward pass only, and the GPU has the backward pass to do meanwhile.
+    Cost: on CUDA the copy is queued before the backward pass, and the host waits for it after queueing that. So the
+    host waits for the forward pass only, while the GPU runs the backward pass.
     """
 
     def __init__(self) -> None:
         self._value: Tensor | None = None
-        self._ready: Any = None  # a CUDA event behind the copy
+        self._ready: Any = None  # CUDA event recorded after the copy
 
     def send(self, flag: Tensor) -> None:
-        """Before the backward pass."""
+        """Start copying the flag. Call before the backward pass."""
         if flag.device.type != "cuda":
             self._value = flag
             return
@@ -243,7 +246,7 @@ class Flag:
         self._ready.record()
 
     def arrived(self) -> bool:
-        """After it."""
+        """Wait for the flag and return it. Call after the backward pass."""
         assert self._value is not None
         if self._ready is not None:
             self._ready.synchronize()
@@ -251,7 +254,7 @@ class Flag:
 
 
 class LocalStepper:
-    """One rank: no flat copy, no collective."""
+    """The optimizer step of a single rank: no flat buckets, no collective."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
@@ -259,12 +262,12 @@ class LocalStepper:
         self._flag = Flag()
 
     def rebuild_buckets(self) -> None:
-        """Called between steps when other parameters may learn than before."""
+        """Rediscover the parameters between steps, when the set of trainable ones may have changed."""
         self._gradients.refresh()
 
     def step(self, request: Request, flags: StepFlags) -> Outcome:
         loss, weight, gradients = request.loss, request.weight, self._gradients
-        found = nonfinite_loss(loss) if self.scaler is None else 0.0  # with a scaler, an overflow is its business
+        found = nonfinite_loss(loss) if self.scaler is None else 0.0  # a scaler handles overflow itself
         if request.last and not gradients.open:
             if isinstance(found, Tensor):
                 self._flag.send(found)
@@ -291,7 +294,7 @@ class LocalStepper:
 
 
 class DistributedStepper:
-    """Several ranks: gradients in fixed buckets, agreement in their tail."""
+    """The optimizer step of several ranks: gradients reduced in fixed buckets, with flags in the last one's tail."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
@@ -301,7 +304,7 @@ class DistributedStepper:
         self._checked: set[int] = set()
 
     def rebuild_buckets(self) -> None:
-        """Called between steps when other parameters may learn than before."""
+        """Rebuild the gradient buckets between steps if the set of trainable parameters has changed."""
         self._gradients.set_aside()
         self._gradients.refresh()
         parameters = trainable(self._modules)
@@ -320,9 +323,9 @@ class DistributedStepper:
             part.present = True
             weight = request.weight
             part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
-        if self.scaler is None:  # with a scaler, an overflow is its business
+        if self.scaler is None:  # a scaler handles overflow itself
             part.bad = part.bad + nonfinite_loss(loss)
-        if not part.divisor:  # of the first micro-batch: what others' steps weigh meanwhile must not change it
+        if not part.divisor:  # fixed by the first micro-batch: steps of other optimizers in between must not change it
             part.divisor = request.expected_weight if request.expected_weight and loss.dtype in _PRECISE else 1.0
         if not request.last:
             backward(loss, self.scaler, part.divisor)
@@ -337,7 +340,7 @@ class DistributedStepper:
         return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
 
     def _layout_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
-        """The buckets; made anew where parameters learn again that did not when the epoch began."""
+        """Return the gradient buckets, rebuilt if parameters were unfrozen since the epoch began."""
         self._check(optimizers)
         if self._sync is None or not self._sync.covers(parameters_of(optimizers)):
             self.rebuild_buckets()
@@ -358,7 +361,7 @@ class DistributedStepper:
 
 
 def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Each parameter that learns, once, in the order the modules were placed."""
+    """List each trainable parameter once, in the order in which the modules were placed."""
     found: dict[int, nn.Parameter] = {}
     for module in modules:
         for parameter in module.parameters():
@@ -368,14 +371,14 @@ def trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def backward(loss: Tensor, scaler: Scaler | None, divisor: float = 1.0) -> None:
-    """The gradients of loss / divisor: the pass begins with a number anyway, so that costs nothing."""
+    """Compute the gradients of loss / divisor. The divisor goes into the initial gradient, so it costs nothing."""
     scaled = loss if scaler is None else scaler.scale(loss)
     first = None if divisor == 1 else torch.full_like(scaled, 1 / divisor)
     scaled.backward(first)  # type: ignore[no-untyped-call]
 
 
 def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler | None) -> Tensor | None:
-    """Clip by the norm of all gradients together, and step."""
+    """Clip by the total norm of all gradients, step the optimizers and return the norm."""
     if scaler is not None:
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
@@ -391,7 +394,7 @@ def update(optimizers: Sequence[Optimizer], clip: float | None, scaler: Scaler |
 
 
 def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
-    """Divide the accumulated gradients by the weight of all micro-batches."""
+    """Divide the accumulated gradients by the total weight of the micro-batches."""
     grads = [parameter.grad for parameter in parameters_of(optimizers) if parameter.grad is not None]
     weight = _nonzero(by)
     if isinstance(weight, Tensor) and grads:
@@ -401,14 +404,14 @@ def divide(optimizers: Sequence[Optimizer], by: float | Tensor) -> None:
 
 
 def nonfinite_loss(loss: Tensor) -> float | Tensor:
-    """1 for a loss that is not finite. On a GPU it stays there: reading it would wait for the forward pass."""
+    """Return 1 for a non-finite loss. On a GPU the result stays there: reading it would wait for the forward pass."""
     if loss.device.type == "cpu":
         return 0.0 if math.isfinite(loss.item()) else 1.0
     return (~torch.isfinite(loss.detach())).float()
 
 
 def _nonzero(weight: Any) -> Any:
-    """A batch that weighs nothing has no gradient; dividing by one keeps it so."""
+    """Replace a weight of 0 by 1: the gradient of such a batch is zero and stays zero."""
     if isinstance(weight, Tensor):
         return torch.where(weight == 0, torch.ones_like(weight), weight)
     return weight or 1.0

@@ -1,7 +1,7 @@
-"""When to stop: signals, the deadline, and how long is left. Noticed at once, acted upon between steps.
+"""Stop requests: signals, the budget's deadline, and the time left. Noticed at once, acted upon between steps.
 
-Python runs signal handlers only between bytecodes of the main thread, which may sit in a collective for minutes. So the
-kernel's own notice (a byte in a pipe) wakes a thread, which counts down the grace period and honours a second signal
+Python runs signal handlers only between bytecodes of the main thread, which may block in a collective for minutes. So
+the signal wakeup fd (a byte in a pipe) wakes a thread, which counts down the grace period and honours a second signal
 even then.
 """
 
@@ -17,20 +17,20 @@ from types import FrameType
 from headway.core.errors import WORKER_AGAIN
 
 HEEDED = (signal.SIGTERM, signal.SIGINT)
-RESERVE_S = 5.0  # of the grace period, for everything that comes after our checkpoint
-SHORTEST_S = 2.0  # however short the grace period, this long is tried
-SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM up to three times, to ranks too, and the supervisor passes on its own
+RESERVE_S = 5.0  # of the grace period, for everything that follows the checkpoint
+SHORTEST_S = 2.0  # always allowed for the checkpoint, however short the grace period
+SAME_REQUEST_S = 1.0  # within it, signals are one request: Slurm sends ranks up to three, and the supervisor one
 
 
 class Stop(SystemExit):
-    """Stopped on request after a checkpoint. Exits with "start me again"."""
+    """Exit after a checkpoint because a stop was requested, with the exit code that asks for a restart."""
 
     def __init__(self) -> None:
         super().__init__(WORKER_AGAIN)
 
 
 class Stopping:
-    """Knows whether this rank was asked to stop, and when it must be gone."""
+    """Tracks whether this rank was asked to stop, and by when it must exit."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Stopping:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.asked = False
-        self.interruptible = True  # nothing to lose yet: a signal ends the process where it is
+        self.interruptible = True  # there is nothing to save yet: a signal ends the process at once
         self._grace_s, self._say, self._clock = grace_s, say, clock
         self._deadline = None if deadline_s is None else clock() + deadline_s
         self._gone_by: float | None = None
@@ -50,7 +50,7 @@ class Stopping:
         self._previous: dict[int, object] = {}
 
     def watch(self) -> None:
-        """Begin to heed signals. Possible in the main thread only; elsewhere the script's owner must do it."""
+        """Install the signal handlers. Works in the main thread only; elsewhere signals are the caller's to handle."""
         if threading.current_thread() is not threading.main_thread():
             self._say("not in the main thread: signals are left to whoever started this one")
             return
@@ -74,12 +74,12 @@ class Stopping:
         self._wake = None
 
     def over_budget(self, margin_s: float) -> bool:
-        """Whether what is left of the budget is needed for the last checkpoint and the export."""
+        """Whether less than `margin_s` of the budget is left, the reserve for the last checkpoint and the export."""
         return self._deadline is not None and self._clock() > self._deadline - margin_s
 
     @property
     def left_s(self) -> float | None:
-        """How long the last checkpoint may take; None when nobody is waiting."""
+        """Seconds left for the last checkpoint; None if this rank was not asked to stop."""
         return None if self._gone_by is None else max(0.0, self._gone_by - self._clock())
 
     def _noticed(self, number: int, frame: FrameType | None) -> None:
@@ -100,14 +100,14 @@ class Stopping:
                 first = self._clock()
                 self._begin_countdown(signal.Signals(byte[0]).name)
             elif self._clock() - first >= SAME_REQUEST_S:
-                os._exit(WORKER_AGAIN)  # asked twice: at once, wherever we are. Commits are safe as they are.
+                os._exit(WORKER_AGAIN)  # second request: exit at once, wherever we are. Commits are atomic.
 
     def _begin_countdown(self, name: str) -> None:
         allowed = max(min(SHORTEST_S, self._grace_s), self._grace_s - RESERVE_S)
         self._gone_by = self._clock() + allowed
         self.asked = True
         self._say(f"{name}: stopping after this step (within {allowed:.0f} s)")
-        # Later than the checkpoint's own limit, so that it is given up cleanly; sooner than the kill.
+        # Later than the checkpoint's own time limit, so that it is aborted cleanly; sooner than the kill.
         self._timer = threading.Timer(allowed + (self._grace_s - allowed) / 2, self._give_up)
         self._timer.daemon = True
         self._timer.start()

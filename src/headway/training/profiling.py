@@ -1,7 +1,7 @@
-"""A profile of some steps: `profile: 100-110` in the config, or HEADWAY_PROFILE=100-110. Costs nothing outside of them.
+"""Profile of a range of steps: `profile: 100-110` in the config, or HEADWAY_PROFILE=100-110. Free outside that range.
 
-Every rank's trace is kept in the run folder as profile/steps-100-110-r0.json.gz, which chrome://tracing, Perfetto and
-TensorBoard open, and what took longest as a table beside it and in the log of rank 0.
+Each rank writes its trace to the run folder as profile/steps-100-110-r0.json.gz, for chrome://tracing, Perfetto or
+TensorBoard. A table of the slowest operations is written beside it and to the log of rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROWS = 20
 
 
 class Profiling:
-    """Begins with one step and ends with another; a run that is stopped between them keeps what there is."""
+    """Profiles the steps from `first` to `last`; a run that stops between them keeps the trace so far."""
 
     def __init__(self, first: int, last: int, store: Store, rank: int) -> None:
         self._first, self._last, self._store, self._rank = first, last, store, rank
@@ -32,7 +32,7 @@ class Profiling:
         self._began = 0
 
     def before_step(self, number: int) -> None:
-        """The step with this number is about to be done."""
+        """Start the profiler if step `number`, the next one, is in the range."""
         if self._profile is None and self._first <= number <= self._last:
             self._began = number
             activities = [ProfilerActivity.CPU]
@@ -42,12 +42,12 @@ class Profiling:
             self._profile.start()
 
     def after_step(self, number: int) -> None:
-        """That many steps are done."""
+        """Stop the profiler after the last step of the range. `number` is the step just done."""
         if self._profile is not None and number >= self._last:
             self.close(number)
 
     def close(self, number: int) -> None:
-        """Keep the trace of what was seen until here, if anything was."""
+        """Stop the profiler, if it runs, and write its trace and table."""
         seen, self._profile = self._profile, None
         if seen is None:
             return
@@ -60,14 +60,14 @@ class Profiling:
             try:
                 self._store.write(f"{name}.json.gz", trace.read_bytes())
                 self._store.write(f"{name}.txt", table.encode())
-            except StoreError as error:  # a profile is not worth a training
+            except StoreError as error:  # a lost profile must not fail the run
                 say(f"the profile could not be kept: {error}")
         if self._rank == 0:
             say(f"{table}\nthe profile of steps {self._began} to {number} is kept as {name}.json.gz")
 
 
 def profiling(config: Mapping[str, Any], env: Mapping[str, str], store: Store, rank: int) -> Profiling | None:
-    """As asked for; None, which costs nothing, where it was not."""
+    """Make the profiler that the environment or the config asks for. Returns None if there is none, at no cost."""
     asked = str(env.get(VARIABLE) or config.get("profile") or "")
     if not asked:
         return None

@@ -1,4 +1,4 @@
-"""Where a run is, and when its next checkpoint is due. Plain values; nothing here knows of torch."""
+"""The training position, the best scores and the checkpoint schedule. Plain values, without torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ DEFAULT_S, SPOT_S = 600.0, 120.0
 
 @dataclass(slots=True)
 class TrainState:
-    """`step` counts optimizer steps, `batch` the global batches of this epoch, `stage` the calls of run.epochs."""
+    """The position of a run: `step` counts optimizer steps, `batch` global batches in this epoch, `stage` calls of
+    run.epochs."""
 
     stage: int = 0
     epoch: int = 0  # within the stage
-    passed: int = 0  # epochs of all stages: what the data's order is keyed by
+    passed: int = 0  # epochs of all stages, the key of the data's order
     batch: int = 0
     step: int = 0
-    weight: float = 0.0  # of the newest step of several ranks, which the next one begins with; 0 before the first
+    weight: float = 0.0  # total weight of the newest multi-rank step, the divisor of the next; 0 before the first
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -29,7 +30,7 @@ class TrainState:
 
 @dataclass(slots=True)
 class Scores:
-    """The history that "best" and early stopping are decided by."""
+    """Score history per best pointer, for "best" and early stopping."""
 
     best: dict[str, float] = field(default_factory=dict)  # per pointer name, higher is better
     best_step: dict[str, int] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Scores:
         return asdict(self)
 
     def better(self, name: str, value: float, step: int) -> bool:
-        """Note a score; True when it is the best yet under that name. Not a number is never better."""
+        """Record a score; return True if it is the best so far under that name. NaN is never better."""
         known = self.best.get(name)
         if value == value and (known is None or value > known):
             self.best[name], self.best_step[name], self.since_best[name] = value, step, 0
@@ -49,7 +50,7 @@ class Scores:
 
 
 class CheckpointSchedule:
-    """When the job's checkpoint section asks for one."""
+    """Decides when checkpoints are due, by the job's checkpoint section."""
 
     def __init__(self, rule: Checkpoint, *, spot: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = rule.every or Cadence(seconds=SPOT_S if spot else DEFAULT_S)
@@ -73,7 +74,7 @@ class CheckpointSchedule:
         self._last = self._clock()
 
     def name_to_keep(self, step: int, passed: int, *, epoch_ended: bool) -> str | None:
-        """What to call the checkpoint that is kept for good now, if one is."""
+        """Return the name under which to keep the current checkpoint permanently, or None."""
         keep = self._keep
         if keep is None:
             return None

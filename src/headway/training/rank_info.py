@@ -1,4 +1,4 @@
-"""Who this rank is: read from the supervisor's variables, or made up for a script that was started by hand."""
+"""A rank's identity: read from the supervisor's environment variables, or made up for a script started by hand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headway.spec import Job, dump, undump
 from headway.storage import open_store
 from headway.storage.base import ABSENT, Store
 
-GRACE_S = 30.0  # by hand: nobody kills us after a Ctrl-C, but nobody should wait for ever either
+GRACE_S = 30.0  # for scripts started by hand: nothing kills them after Ctrl-C, but users should not wait for ever
 
 
 @dataclass(frozen=True, slots=True)
 class RankTopology:
-    """This rank among all ranks."""
+    """This rank's number, the world size and its local rank."""
 
     rank: int = 0
     size: int = 1
@@ -31,18 +31,18 @@ class RankTopology:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankInfo:
-    """One rank of one attempt of one run."""
+    """Identity and settings of one rank in one attempt of a run."""
 
     name: str
     job: Job
     world: RankTopology
     store: Store
-    attempt: int  # 0: not known yet, to be taken with the lease
+    attempt: int  # 0 until the lease is taken, which assigns it
     grace_s: float = GRACE_S
     deadline_s: float | None = None
     control_fd: int | None = None
     supervised: bool = False
-    older: tuple[str, ...] = field(default=())  # unfinished folders of the same script, worth a word
+    older: tuple[str, ...] = field(default=())  # unfinished run folders of the same script, to mention in the log
 
 
 def world_of(env: Mapping[str, str]) -> RankTopology:
@@ -59,7 +59,7 @@ def world_of(env: Mapping[str, str]) -> RankTopology:
 
 
 def supervised(env: Mapping[str, str]) -> RankInfo:
-    """From the variables of docs/run-folder.md."""
+    """Read a supervised rank's identity from the variables listed in docs/run-folder.md."""
     store = open_store(env["HEADWAY_RUN_URL"])
     path = env.get("HEADWAY_PLAN")
     plan = Plan.from_json(Path(path).read_bytes(), where=path) if path else RunFolder(store).plan()
@@ -78,7 +78,7 @@ def supervised(env: Mapping[str, str]) -> RankInfo:
 
 
 def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> RankInfo:
-    """For rank 0 of a script without a supervisor: the folder it names, or a new one under ./runs."""
+    """Make up an identity for a script without a supervisor: in the folder at `url`, or in a new one under ./runs."""
     name = _slug(Path(script).stem)
     job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
     if url:
@@ -98,7 +98,7 @@ def with_attempt(identity: RankInfo, attempt: int) -> RankInfo:
 
 
 def _claim(store: Store, job: Job) -> bool:
-    """Write the folder's plan, whose absence means that nobody has it."""
+    """Write the folder's plan if it has none; return False if the folder is already taken."""
     plan = Plan(
         headway=__version__,
         job=dump(job),
@@ -126,7 +126,7 @@ def _folders(name: str) -> list[Path]:
 
 
 def _finished(folder: Path) -> bool:
-    """By its own last word. One whose events cannot be read has none."""
+    """Whether the run's `ended` event says so. A run whose events cannot be read counts as unfinished."""
     try:
         ended = RunFolder(open_store(str(folder))).ended()
     except (StoreError, ValueError):

@@ -1,4 +1,4 @@
-"""Doing something in the background until it succeeds: a store that is down for minutes is said, not suffered."""
+"""Retry of store operations with exponential back-off; logs when the store goes down and when it recovers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FIRST_S, LONGEST_S = 0.2, 30.0
 
 
 class GiveUp(Exception):
-    """Not worth trying any longer: something newer waits, or time is up."""
+    """Raised to stop retrying: newer work is waiting, or time is up."""
 
 
 class RetryPolicy:
-    """Calls again after every StoreError, with growing pauses, until `give_up` raises Impatient."""
+    """Retries after every StoreError, with growing pauses, until `give_up` raises GiveUp. NotThere is not retried."""
 
     def __init__(
         self, control: ControlChannel, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep

@@ -1,10 +1,12 @@
-"""`headway.start()` gives a `Run`, which does the hard parts of a loop that stays a loop.
+"""The public training API: `headway.start()` returns a `Run`.
+
+A Run adds checkpoints, exact resume, data parallelism, metrics and export to an ordinary training loop:
 
 run = headway.start()
 model = run.place(model)
-run.restore(model=model, optimizer=optimizer, data=feed)
+run.restore(model=model, optimizer=optimizer, data=loader)
 for epoch in run.epochs(20):
-    for batch in run.steps(feed):
+    for batch in run.steps(loader):
         run.step(loss_sum, optimizer, weight=count)
         run.log(loss=loss_sum / count)
     run.score({"accuracy": 0.9}, best="accuracy")
@@ -54,7 +56,7 @@ _NO_FLAGS = StepFlags()
 
 
 class Run:
-    """One rank's view of a run. Made by `headway.start()`."""
+    """One rank's handle on a run, created by `headway.start()`."""
 
     def __init__(self, session: Session) -> None:
         identity = session.identity
@@ -77,11 +79,11 @@ class Run:
         self._feed: Any = None
         self._stages = 0
         self._epochs: int | None = None
-        self._steps = 0  # of these epochs and all before them, as far as is known
-        self._enough = False  # scores have stopped rising
+        self._steps = 0  # expected optimizer steps by the end of the current epochs, as far as known
+        self._enough = False  # early stopping has triggered
         self._micro = 0  # micro-batches of the current step done
-        self._part = 0  # which of them this body is, however often it calls step
-        self._counts = True  # False while the batch is a filler
+        self._part = 0  # index of this loop body's micro-batch, however often the body calls step
+        self._counts = True  # False while the batch is a PaddingBatch
         self._weight: float | Tensor = 1.0
         self._skipped = False
         self._guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
@@ -90,12 +92,12 @@ class Run:
         self._averages: list[Average] = []
         self._phase: Phase | None = None
         self._restored = False
-        RngSeeder(self.seed).reseed(SETUP)  # the same on every rank: models are born equal
+        RngSeeder(self.seed).reseed(SETUP)  # the same on every rank, so that all initialise models identically
         atexit.register(self._close)
         hooks.tell(self._failed)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
 
-    # What a script may ask
+    # Properties for the script
 
     @property
     def global_step(self) -> int:
@@ -119,7 +121,10 @@ class Run:
     # Before the loop
 
     def place(self, model: M) -> M:
-        """The same module on this rank's device, in the config's precision, with rank 0's values, ready for `step`."""
+        """Move the model to this rank's device, apply the config's precision and broadcast rank 0's values.
+
+        Returns the same module. Optimizers must be made from its parameters afterwards.
+        """
         model.to(self.device)
         self._session.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         self._precision.apply(model)
@@ -130,7 +135,10 @@ class Run:
         return model
 
     def average(self, model: nn.Module, decay: float = 0.999) -> Average:
-        """A moving average of the model's weights, updated by every step and part of every checkpoint."""
+        """Keep an exponential moving average of the model's weights, updated by every step and saved in checkpoints.
+
+        Raises BadInput after `restore`: a checkpoint could no longer fill it.
+        """
         if self._restored:
             raise BadInput(
                 "an average must be known when a checkpoint is restored", fix="call run.average before run.restore"
@@ -139,9 +147,9 @@ class Run:
         return self._averages[-1]
 
     def restore(self, *, data: Any = None, **objects: Any) -> int:
-        """Go on from the newest good checkpoint, or start afresh, and say which; returns the step.
+        """Load the newest intact checkpoint, or start at step 0; log which, and return the step.
 
-        From here on everything given is part of every checkpoint, under the name it was given.
+        Every later checkpoint contains each object given here, under its keyword.
         """
         if data is not None:
             self._batches.adopt(data)
@@ -161,20 +169,23 @@ class Run:
         return self.global_step
 
     def keep_epochs(self, every: int) -> None:
-        """Keep the checkpoint of every so many epochs for good, as epoch_N, unless the job says which are kept."""
+        """Keep the checkpoint of every `every` epochs permanently, as epoch_N, unless the job sets its own rule."""
         if self.job.checkpoint.keep_every is None:
             self._checkpoints.schedule.keep_for_good(Cadence(epochs=every))
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
-        """How to make the bundle at the end, also an early end by the budget. The best weights are loaded by then."""
+        """Set the function that makes the bundle when the run ends, also when the budget ends it early.
+
+        The best weights are loaded before it is called.
+        """
         self._boundary.bundle = bundle
 
     # The loop
 
     def phases(self, otherwise: Sequence[Phase] = ()) -> Iterator[Phase]:
-        """The job's phases still to do, or `otherwise` where it names none.
+        """Yield the job's remaining phases, or those of `otherwise` if the job defines none.
 
-        In each, only what it names learns; give its `epochs` to `run.epochs`.
+        Each phase trains only the parameters that it names; pass its `epochs` to `run.epochs`.
         """
         position = self._checkpoints.position
         for number, phase in enumerate(self.job.phases or tuple(otherwise)):
@@ -189,7 +200,7 @@ class Run:
             yield phase
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to do. A second call is a second stage: a run resumes inside the right one."""
+        """Yield the remaining epochs. Each call is a stage of its own, and a resumed run continues in the right one."""
         position = self._checkpoints.position
         stage, self._stages = self._stages, self._stages + 1
         if stage < position.stage:
@@ -204,7 +215,7 @@ class Run:
             self._boundary.after_epoch(to, last=to >= count)
 
     def steps(self, feed: Any) -> Iterator[Any]:
-        """This rank's batches of the epoch, from where the run is. Between two of them it checkpoints, or stops."""
+        """Yield this rank's batches of the epoch from the current position; checkpoint or stop only between them."""
         self._prepare(feed)
         position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
         self._steps = self._expected()
@@ -240,11 +251,11 @@ class Run:
         clip: float | None = None,
         scheduler: Any = None,
     ) -> bool:
-        """Backward and update with the gradient of (all losses) / (all weights), over ranks and micro-batches.
+        """Run backward and update with the gradient of sum(losses) / sum(weights) over ranks and micro-batches.
 
-        True when the weights have changed: with `accumulate`, on the last micro-batch only. Several optimizers may take
-        turns in one body (a discriminator's, then a generator's): each is given the gradients of its own calls only,
-        and after an update no parameter has a gradient.
+        Returns True when the weights have changed: with `accumulate`, on the last micro-batch only. Several optimizers
+        may alternate in one loop body (a discriminator's, then a generator's): each applies the gradients of its own
+        calls only, and after an update no parameter has a gradient.
         """
         part = self._part if self._boundary.inside else self._micro
         last = part + 1 >= self.accumulate
@@ -283,7 +294,7 @@ class Run:
         return True
 
     def log(self, **values: Any) -> None:
-        """Numbers of this step. Read from the device later; averaged over micro-batches and ranks by their weights."""
+        """Log this step's numbers without blocking the device; average over micro-batches and ranks by weight."""
         if self._boundary.inside:
             self._metrics.note(values)
         else:
@@ -297,9 +308,9 @@ class Run:
         higher: bool = True,
         patience: int | None = None,
     ) -> bool:
-        """Results of an evaluation: rank 0's, on every rank. True when `best` names the best value so far.
+        """Record evaluation results (rank 0's, on every rank); return True if the metric `best` is the best so far.
 
-        With `patience`, that many scores in a row without a new best end these epochs.
+        With `patience`, that many scores in a row without a new best end the current epochs.
         """
         self._boundary.heed()
         names, group = sorted(values), self._session.group
@@ -323,9 +334,10 @@ class Run:
         return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
-        """This rank's share of an evaluation: whole batches, in turn. Given up when the run is asked to stop.
+        """Yield this rank's share of the evaluation: whole batches, round-robin. Abort if the run is asked to stop.
 
-        With several ranks, one that is asked skips all but the first; all leave at the next `total` or `score`.
+        With several ranks, a rank that receives the request skips all batches but its first; all ranks stop together at
+        the next `total` or `score`.
         """
         self._seeder.reseed(EVALUATION, self.global_step)
         for number, batch in enumerate(self._batches.evaluation(feed)):
@@ -335,7 +347,7 @@ class Run:
             yield self._batches.placed(batch)
 
     def total(self, value: Any) -> Any:
-        """The sum over ranks of a number, a tensor or a dictionary: add up sums and counts, not means."""
+        """Sum a number, a tensor or a dictionary over ranks. Pass sums and counts, not means."""
         boundary, group = self._boundary, self._session.group
         boundary.heed()
         if isinstance(value, Tensor):
@@ -347,18 +359,18 @@ class Run:
         return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
 
     def sample(self, name: str, body: bytes) -> None:
-        """A picture, or anything else to look at, for the run's folder. Rank 0's only."""
+        """Write an image, or any other file to look at, to samples/ in the run folder. Only rank 0 writes."""
         if self.main:
             self._session.store.write(f"samples/{self.global_step:08d}-{name}", body)
 
     def finish(self, bundle: Bundle | None = None) -> None:
-        """Write what is left, export the bundle, or else what `on_export` makes of the best weights, and be done."""
+        """Write the last checkpoint, then export `bundle`, or else the `on_export` bundle of the best weights."""
         self._boundary.finish(bundle)
 
-    # Inside
+    # Internals
 
     def _initialise(self, model: Any) -> None:
-        """`init_from`, for a run that has nothing of its own yet."""
+        """Load the weights of `init_from`, in a run that has no checkpoint yet."""
         url = self.job.init_from
         if not url:
             return
@@ -382,7 +394,7 @@ class Run:
             self._session.say("no checkpoints will be written: run.restore was not called")
 
     def _failed(self, error: BaseException) -> None:
-        """The process dies of this: the supervisor is told where, and whether a finer cut might save the run."""
+        """Report a fatal error to the supervisor: its step and, if out of memory, the micro-batches to try next."""
         finer = self._cuts.finer(error)
         details = {} if finer is None else {"cut_to": finer}
         self._session.control.event("failed", step=self.global_step, **details)
@@ -394,7 +406,7 @@ class Run:
         self._batches.close()
 
     def _leave_out(self) -> None:
-        """A batch whose loss is not finite: named, and then either the end or passed over."""
+        """Handle a batch whose loss is not finite: name it, then fail the run or skip the batch."""
         position = self._checkpoints.position
         items = batch_names(self._feed, position.passed, position.batch)
         what = f"step {position.step + 1}" + (f", items {', '.join(map(str, items))}" if items else "")
@@ -405,16 +417,16 @@ class Run:
         self._session.event("skipped", step=position.step, batch=position.batch, items=list(items or ()))
 
     def _expected(self) -> int:
-        """How many steps there will be. Asked between steps: inside one, step and batch do not yet agree."""
+        """Estimate the total number of steps. Call between steps only: within a step, `step` and `batch` disagree."""
         position = self._checkpoints.position
         steps = self._checkpoints.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
         return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
 
     def _look(self) -> dict[str, Any]:
-        """For the progress line; called from a thread."""
+        """Return the numbers of the progress line. Called from the reporter thread."""
         position = self._checkpoints.position
         numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
-        if self._epochs is not None:  # after the last one, the position is beyond it
+        if self._epochs is not None:  # after the last epoch, position.epoch is one past it
             numbers |= {"epochs": self._epochs, "epoch": min(position.epoch, max(0, self._epochs - 1))}
         if self._steps:
             numbers["steps"] = max(self._steps, position.step)
@@ -425,9 +437,9 @@ class Run:
 
 
 def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None = None, seed: int = 0) -> Run:
-    """This process's run: the supervisor's, or without one a run of its own under ./runs or in `folder`.
+    """Return this process's run: the supervisor's or, without one, a run under ./runs or in `folder`.
 
-    `config` and `seed` are for scripts started by hand; under the supervisor the job file says them.
+    `config` and `seed` are for scripts started by hand; under the supervisor the job file sets them.
     """
     hooks.install()
     return Run(Session(None if folder is None else str(folder), config or {}, seed))

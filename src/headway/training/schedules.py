@@ -1,9 +1,10 @@
-"""Learning rates over time, as pure functions of the step: resuming needs the step's number and nothing else.
+"""Learning-rate schedules as pure functions of the step, so that resuming needs only the step; and training phases.
 
-schedule = Schedule(optimizer, "cosine", steps=len(feed) * epochs, warmup=500)
+schedule = Schedule(optimizer, "cosine", steps=len(loader) * epochs, warmup=500)
 run.step(loss, optimizer, scheduler=schedule)
 
-`plateau` is the exception: it falls when scores stop rising, so call `schedule.judge(score)` after each evaluation.
+`plateau` is the exception: it lowers the rate when scores stop rising. Call `schedule.judge(score)` after each
+evaluation.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch.optim import Optimizer
 from headway.core.errors import BadInput
 from headway.spec.model import Phase
 
-Factor = Callable[[int], float]  # from the number of the step about to be made, from 0, to a share of the base rate
+Factor = Callable[[int], float]  # number of the next step, from 0 -> share of the base rate
 
 
 def constant(warmup: int = 0) -> Factor:
-    """A straight rise over the warm-up, then level."""
+    """Linear warm-up, then constant."""
     return lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
 def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
-    """A straight rise, then half a cosine down to `floor` of the base rate."""
+    """Linear warm-up, then half a cosine down to `floor` times the base rate."""
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -40,7 +41,7 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
-    """A straight rise, then a straight fall."""
+    """Linear warm-up, then linear decay to `floor` times the base rate."""
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -51,17 +52,17 @@ def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
 
 
 def noam(width: int, warmup: int = 4000) -> Factor:
-    """width^-½ · min(n^-½, n · warmup^-1.5) at the n-th step, counted from 1: of the Transformer's paper."""
+    """width^-½ · min(n^-½, n · warmup^-1.5) at the n-th step, counted from 1, as in "Attention Is All You Need"."""
     return lambda step: width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
 def inverse_sqrt(warmup: int) -> Factor:
-    """A straight rise, then a fall with the root of the step."""
+    """Linear warm-up, then decay with the inverse square root of the step."""
     return lambda step: min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
 
 
 def one_cycle(steps: int, rise: float = 0.3, start: float = 1 / 25, end: float = 1e-4 / 25) -> Factor:
-    """From `start` of the base rate up to it and down to `end` of it, both along half a cosine."""
+    """Half a cosine from `start` times the base rate up to the base rate, then one down to `end` times it."""
     peak = rise * steps - 1
 
     def between(low: float, high: float, done: float) -> float:
@@ -87,7 +88,7 @@ KINDS: dict[str, Callable[..., Factor]] = {
 
 
 class Schedule:
-    """Sets the learning rate of every group of an optimizer to a share of the rate it was made with."""
+    """Sets the learning rate of each parameter group to a share of the group's initial rate."""
 
     def __init__(
         self, optimizer: Optimizer, kind: str, *, patience: int = 5, shrink: float = 0.1, **options: Any
@@ -108,16 +109,16 @@ class Schedule:
 
     @property
     def lr(self) -> float:
-        """The first group's rate in the next step."""
+        """The first group's learning rate for the next step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
-        """After an optimizer step."""
+        """Advance the schedule after an optimizer step."""
         self._step += 1
         self._apply()
 
     def judge(self, score: float) -> bool:
-        """After an evaluation, higher being better. True when the rate was lowered: only `plateau` does."""
+        """Take an evaluation's score, higher being better; return True if the rate was lowered (only by `plateau`)."""
         if not self._falls:
             return False
         if self._best is None or score > self._best:
@@ -131,7 +132,7 @@ class Schedule:
         return True
 
     def restart(self, lr: float | None = None) -> None:
-        """Begin again from step 0, at another base rate if given: for a new phase."""
+        """Restart from step 0 for a new phase, at another base rate if given."""
         if lr is not None:
             self._bases = [lr] * len(self._bases)
         self._step, self._scale, self._best, self._since = 0, 1.0, None, 0
@@ -157,11 +158,11 @@ class Schedule:
             group["lr"] = base * share
 
 
-# Phases as data: which parameters learn, how fast, and what the best checkpoint is called, for a stretch of epochs.
+# Phases: which parameters train for a number of epochs, and at which rate
 
 
 def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
-    """Let only the parameters learn that the phase names, by patterns as in a shell; returns how many learn."""
+    """Freeze all parameters but those that match the phase's shell patterns; return how many numbers are trainable."""
     names = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
     for pattern in phase.train:
         if not any(fnmatchcase(name, pattern) for name, _ in names):
@@ -177,7 +178,7 @@ def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
 
 
 def set_rate(objects: Iterable[Any], lr: float | None) -> None:
-    """At a phase's beginning: schedules start again, and everything that learns does so at the phase's rate."""
+    """At the start of a phase, set the optimizers to the phase's rate and restart the schedules."""
     things = list(objects)
     if lr is not None:
         for optimizer in things:

@@ -1,4 +1,6 @@
-"""Between two steps: the only place where training is copied, stopped or ended. Every rank decides the same there."""
+"""Control between two steps: the only place where training is checkpointed, stopped or ended, by a decision that every
+rank takes alike; also the step limit and fault injection of `headway verify-resume`.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,17 @@ from headway.training.metrics.logger import MetricsLogger
 from headway.training.optim import StepFlags
 from headway.training.preemption import RESERVE_S, Stop
 
-# A short stretch of training, and a planned death in it: how `headway verify-resume` tries a job. Only it does.
-#
-# HEADWAY_STEP_LIMIT=N ends the run after step N with a checkpoint. HEADWAY_DIE_AFTER_STEP=K has every rank of the
-# first attempt kill itself at a random moment of the step after K, once what was checkpointed until then is
-# committed.
-
+# Step limit and fault injection
 
 LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
 
 
 class StepLimit:
-    """Asked after every step."""
+    """Ends the run after a number of steps, or kills it at a random moment. Only `headway verify-resume` uses it.
+
+    HEADWAY_STEP_LIMIT=N ends the run after step N with a checkpoint. HEADWAY_DIE_AFTER_STEP=K makes every rank of the
+    first attempt kill itself at a random moment of the step after K, once all earlier checkpoints are committed.
+    """
 
     def __init__(self, limit: int | None, die_after: int | None) -> None:
         self._limit, self._die_after = limit, die_after
@@ -40,24 +41,24 @@ class StepLimit:
         self._death: threading.Timer | None = None
 
     def before_checkpoint(self, step: int) -> None:
-        """The step to die in is over: late, but nothing of it is kept."""
+        """Kill the process if the step to die in is already over: late, but before its checkpoint is written."""
         if self._death is not None and self._die_after is not None and step > self._die_after:
             _die()
 
     def after_step(self, step: int, commit: Callable[[], object]) -> bool:
-        """Whether this was the last one."""
+        """Arm the kill timer if it is due; return whether this was the last step."""
         now = time.monotonic()
         seconds, self._before = now - self._before, now
         if self._die_after is not None and step >= self._die_after and self._death is None:
             commit()
-            # The system's own randomness: the run's is none of our business.
+            # The operating system's randomness, so that the run's generators are not advanced.
             self._death = threading.Timer(random.SystemRandom().random() * seconds, _die)
             self._death.start()
         return self._limit is not None and step >= self._limit
 
 
 def stretch(env: Mapping[str, str], attempt: int) -> StepLimit | None:
-    """What the environment asks for; None, which costs nothing, where it asks for nothing."""
+    """Read the limits from the environment. Returns None if there are none, which costs nothing."""
     limit, die_after = _count(env, LIMIT), _count(env, DEATH) if attempt <= 1 else None
     return None if limit is None and die_after is None else StepLimit(limit, die_after)
 
@@ -73,9 +74,9 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-TRACKERS_S = 60.0  # for trackers to take the last numbers; nobody else waits for them
-EXPORT_S = 30.0  # for an export, where none of an earlier run was measured (HEADWAY_EXPORT_S)
-RESERVE_BUDGET_S = 60.0  # of the budget at least, for the last checkpoint and the export
+TRACKERS_S = 60.0  # for trackers to upload the last metrics of a finished run; nothing else waits for them
+EXPORT_S = 30.0  # estimate for the export, if no earlier run measured it (HEADWAY_EXPORT_S)
+RESERVE_BUDGET_S = 60.0  # the least part of the budget reserved for the last checkpoint and the export
 
 
 class StepBoundary:
@@ -84,8 +85,8 @@ class StepBoundary:
     def __init__(self, session: Session, checkpoints: CheckpointManager, metrics: MetricsLogger) -> None:
         self._session, self._checkpoints, self._metrics = session, checkpoints, metrics
         self._stopping, self._group = session.stopping, session.group
-        self.inside = False  # in the loop's body: the state is between two steps
-        self.agreed: ReducedFlags | None = None  # of the step in this body
+        self.inside = False  # in the loop body, where the training state is mid-step
+        self.agreed: ReducedFlags | None = None  # reduced flags of this loop body's step
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
         self._stretch = stretch(os.environ, session.identity.attempt)
@@ -93,7 +94,7 @@ class StepBoundary:
         self._limited = session.identity.deadline_s is not None
         self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
 
-    # With several ranks: what this one would like, and what all do
+    # Agreement of several ranks: each contributes its flags, and all act on the reduced ones
 
     def flags(self) -> StepFlags:
         first = self._session.first
@@ -108,7 +109,7 @@ class StepBoundary:
         )
 
     def after_step(self, *, stepped: bool) -> None:
-        """Between two steps: a checkpoint where one is due, or the end where all agreed on it."""
+        """Checkpoint if one is due, or end the run, as all ranks agreed."""
         checkpoints = self._checkpoints
         if self._stretch is not None:
             self._stretch.before_checkpoint(checkpoints.position.step)
@@ -127,7 +128,7 @@ class StepBoundary:
             self._end_of_stretch(self._stretch)
 
     def _act(self, *, stop: bool, budget: bool) -> None:
-        """A checkpoint, and then perhaps the end."""
+        """Take a checkpoint, then end the run if it was stopped or the budget is spent."""
         self._settle()
         if not self._checkpoints.taken_here:
             self._checkpoints.take()
@@ -137,7 +138,7 @@ class StepBoundary:
             self._end_by_budget()
 
     def after_steps(self) -> None:
-        """An epoch's last step is done. What follows may be stopped at any moment, so the state is held as it is."""
+        """Snapshot the state after an epoch's last step: the evaluation that follows may be stopped at any moment."""
         self._settle()
         self._checkpoints.hold()
 
@@ -154,7 +155,8 @@ class StepBoundary:
             self._end_by_budget()
 
     def heed(self) -> None:
-        """During an evaluation: give it up when asked to stop. It is done again from the epoch's last step."""
+        """Abort an evaluation on a stop request or at the end of the budget. A resumed run repeats it from the epoch's
+        last step. Several ranks agree on that at their next reduction instead."""
         self._check_fence()
         if self.inside or not self._alone:
             return
@@ -166,12 +168,12 @@ class StepBoundary:
 
     @property
     def stop_requested(self) -> float:
-        """1 where this rank was asked to stop, outside a step. With several ranks it rides on what they add up anyway:
-        a rank that left by itself would leave the others waiting, and its checkpoint without their parts."""
+        """1.0 if this rank was asked to stop, outside a step. With several ranks the flag is part of a reduction that
+        happens anyway: a rank that left alone would block the others, and its checkpoint would lack their parts."""
         return float(self._stopping.asked and not self._stopping.interruptible and not self.inside)
 
     def stop_all(self, flags: float) -> None:
-        """All ranks know of each other's wishes here: one is enough."""
+        """Stop every rank if any of them requested it. `flags` is the sum of `stop_requested` over ranks."""
         if flags > 0:
             self._checkpoints.saver.write_snapshot()
             self._leave()
@@ -196,7 +198,7 @@ class StepBoundary:
         self._session.say(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
 
     def close(self) -> None:
-        """At exit, however it came: what was logged and copied is written, within reason."""
+        """Write pending metrics and checkpoints within the time left. Runs at exit, whatever the cause."""
         if self._closed:
             return
         self._closed = True
@@ -206,9 +208,9 @@ class StepBoundary:
         if self._checkpoints.saver.fenced is None:
             try:
                 self._metrics.finish()
-            except HeadwayError as error:  # nothing more can be done for them here
+            except HeadwayError as error:  # the process is ending: nothing more can be done
                 say(f"the newest metrics could not be written: {error}")
-        hurry = min(5.0, self._stopping.left_s or 5.0)  # what trackers miss now, the next attempt gives them
+        hurry = min(5.0, self._stopping.left_s or 5.0)  # the next attempt sends whatever trackers miss now
         self._metrics.close_trackers(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
         self._session.close(failed=not self._finished)
 
@@ -217,7 +219,7 @@ class StepBoundary:
             self._metrics.settle(self._group.exchange, self._checkpoints.position.step)
 
     def _over_budget(self) -> bool:
-        """With what is left, the last checkpoint and the export are done in time; it is at most a fifth of all."""
+        """Whether the last checkpoint and the export need the rest of the budget: at most a fifth of the total."""
         total = self._session.identity.deadline_s
         if total is None:
             return False
@@ -227,7 +229,7 @@ class StepBoundary:
     def _leave(self) -> NoReturn:
         """Finish the last checkpoint as far as the grace period allows, and exit."""
         left = self._stopping.left_s
-        if left is None:  # another rank was asked
+        if left is None:  # another rank received the signal
             left = max(1.0, self._session.identity.grace_s - RESERVE_S)
         step = self._checkpoints.position.step
         if self._checkpoints.saver.drain(left):
@@ -238,7 +240,7 @@ class StepBoundary:
         raise Stop
 
     def _end_by_budget(self) -> NoReturn:
-        """The budget is nearly spent: the state is kept; export the best so far, and be done."""
+        """Export the best weights so far and exit, because the budget is nearly spent. The checkpoint is committed."""
         checkpoints, session = self._checkpoints, self._session
         session.say(f"the budget ends here, at step {checkpoints.position.step}")
         checkpoints.saver.drain()
@@ -255,7 +257,7 @@ class StepBoundary:
         export.export(bundle, self._session, say)
 
     def _end_of_stretch(self, short: StepLimit) -> None:
-        """Where only a few steps were asked for: end after them, with a checkpoint."""
+        """End the run after the step limit, with a checkpoint."""
         checkpoints = self._checkpoints
         if not short.after_step(checkpoints.position.step, checkpoints.saver.drain):
             return
@@ -269,7 +271,7 @@ class StepBoundary:
         raise SystemExit(0)
 
     def _end(self, state: str, reason: str, code: int) -> None:
-        """The farewell, which is the supervisor's where there is one."""
+        """Write the `ended` event. Under a supervisor, the supervisor writes it."""
         if not self._session.identity.supervised:
             self._session.event("ended", state=state, reason=reason, exit_code=code)
 

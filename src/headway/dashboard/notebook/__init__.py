@@ -1,1 +1,1 @@
-"""Runs in notebooks: a run object that shows itself as a card, and Jupyter beside a run, wherever it is."""
+"""Runs in notebooks: a run object with an HTML card, and Jupyter on a run's machine."""

@@ -1,4 +1,4 @@
-"""The near end of `headway notebook`: Jupyter on a run's machine, under an address of this one."""
+"""Client side of `headway notebook`: start Jupyter on a run's machine and tunnel it to a local port."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
 
 
-# How a run's machine is reached: for each kind of target, the command whose streams are those of a Python there.
+# Per kind of target, the command that runs Python on the run's machine with its standard streams connected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecTarget:
-    """Where Jupyter is to run. `words` are complete but for what that Python shall do."""
+    """Command that runs Python where Jupyter is to run; `words` lacks only the arguments of that Python."""
 
-    where: str  # in a message
+    where: str  # for messages
     words: tuple[str, ...]
-    url: str  # the run's folder, as it is called there
-    python: str | None = None  # the interpreter that trains, where no live run tells
-    quoted: bool = False  # what follows `words` is read by a shell
-    here: bool = False  # its ports are ours
-    install: Callable[[str], str] = "{} -m pip install jupyterlab".format  # what to type, given the interpreter
+    url: str  # the run folder's path or URL there
+    python: str | None = None  # the interpreter that trains, if no live run tells it
+    quoted: bool = False  # arguments after `words` go through a shell
+    here: bool = False  # it runs on this machine, so that no tunnel is needed
+    install: Callable[[str], str] = "{} -m pip install jupyterlab".format  # the fix, given the interpreter
 
     def call(self, *more: str) -> list[str]:
         if not self.quoted:
@@ -47,7 +47,7 @@ class ExecTarget:
 
 
 def place(launched: RunHandle) -> ExecTarget:
-    """BadInput for a target whose machines take no visitors."""
+    """Return the exec command for the run's machine. Raises BadInput for a target that supports none."""
     known = submission.read(launched.folder)
     found = _PLACES.get(str(known["kind"]))
     if found is None:
@@ -146,18 +146,22 @@ _PLACES: dict[str, Callable[[RunHandle], ExecTarget]] = {
 
 
 def folder_there(found: ExecTarget) -> str:
-    """The folder to open: the run's, where it is one; in a bucket it is none, and its code will do."""
+    """Return the run folder to open; empty for a bucket, where Jupyter opens the code's folder instead."""
     path = local_path(found.url)
     return "" if path is None else str(path)
 
 
-# Our own far.py, over standard input: nothing of it is written on the far machine, and no argument is too long.
+# remote_jupyter.py is sent over standard input: nothing of it is written to the remote disk, and no argument is too
+# long.
 _BOOT: Final = 'import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), "headway-notebook", "exec"))'
-_GOODBYE_S: Final = 15.0  # for Jupyter to end its kernels
+_GOODBYE_S: Final = 15.0  # for Jupyter to stop its kernels
 
 
 class Session:
-    """Use it in a `with`. Whatever ends this process, Jupyter ends soon after: it listens for us."""
+    """A Jupyter server on a run's machine. A context manager.
+
+    If this process dies, Jupyter ends soon after, because it listens for heartbeats.
+    """
 
     def __init__(self, place: ExecTarget, *, port: int = 0) -> None:
         self.place = place
@@ -172,7 +176,7 @@ class Session:
     def __enter__(self) -> Session:
         try:
             self._open()
-        except BaseException:  # Ctrl-C too: what has been started there ends with its pipe
+        except BaseException:  # Ctrl-C too: the remote process ends with its pipe
             self.close()
             raise
         return self
@@ -182,7 +186,7 @@ class Session:
 
     @property
     def address(self) -> str:
-        """With the token in it: whoever has it can run anything there."""
+        """The URL of Jupyter, including its token: anyone who has it can run code there."""
         port = self._listener.getsockname()[1] if self._listener else self.told["port"]
         return f"http://127.0.0.1:{port}{self.told['path']}?token={self._token}"
 
@@ -195,7 +199,7 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
-                start_new_session=True,  # Ctrl-C is for us to act upon: Jupyter is asked to end
+                start_new_session=True,  # Ctrl-C must not reach it: Jupyter is asked to end instead
             )
         except FileNotFoundError:
             raise TargetError(f"{words[0]} is not installed on this machine") from None
@@ -214,10 +218,10 @@ class Session:
             threading.Thread(target=work, daemon=True).start()
 
     def _hear(self) -> None:
-        """Its answer: where Jupyter listens, or why there is none."""
+        """Read the answer: Jupyter's address, or why it could not start."""
         assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:  # a talkative login shell may say things first
+        for line in self._process.stdout:  # a login shell may print something first
             if line.rstrip() == remote_jupyter.GREETING:
                 break
         answer = self._process.stdout.readline()
@@ -242,7 +246,7 @@ class Session:
         try:
             self._tunnel.run()
         except (OSError, ValueError):
-            pass  # closed under our hands: the same as an end
+            pass  # closed by another thread: the same as an end
         self.over.set()
 
     def _beat(self) -> None:
@@ -262,10 +266,10 @@ class Session:
         try:
             self._tunnel.send(0, kind)
         except (OSError, ValueError):
-            self.over.set()  # nobody hears us any more
+            self.over.set()  # the remote end is gone
 
     def close(self) -> None:
-        """Jupyter is asked to end, and waited for. Safe to call twice."""
+        """Ask Jupyter to end, and wait for it. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         process, self._process = self._process, None
@@ -278,7 +282,7 @@ class Session:
         try:
             process.stdin.close()
         except OSError:
-            pass  # the other side was quicker
+            pass  # the other side has closed it already
         try:
             process.wait(_GOODBYE_S)
         except subprocess.TimeoutExpired:

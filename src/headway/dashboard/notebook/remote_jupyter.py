@@ -1,6 +1,6 @@
-"""The far end of `headway notebook`: starts Jupyter beside a run, carries connections to it, and ends with its caller.
+"""Remote side of `headway notebook`: starts Jupyter next to a run, tunnels connections to it, and ends with its client.
 
-Sent over standard input to whatever Python is there, so it is one file, imports nothing of ours, and runs from 3.8 on.
+It is sent over standard input to any Python from 3.8 on, so it is one file and imports nothing of Headway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 GREETING = b"headway-notebook 1"
 DATA, CLOSE, END, ALIVE = range(4)
-SILENCE_S = 60.0  # a caller that says nothing for so long is gone; it says something every BEAT_S
+SILENCE_S = 60.0  # a client silent for this long is gone; it sends something every BEAT_S
 BEAT_S = 10.0
 READY_S = 90.0
 FRONTS = (("jupyterlab", "JupyterLab", "/lab"), ("notebook", "Jupyter Notebook", "/tree"),
@@ -32,7 +32,7 @@ _HEAD = struct.Struct(">IBI")  # connection, kind, bytes
 
 
 class Tunnel:
-    """Many connections over one pair of pipes. Both ends speak it; one listens, the other connects."""
+    """Multiplexes connections over one pair of pipes. Both ends use it: one listens, the other connects."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
@@ -46,14 +46,14 @@ class Tunnel:
             self._sink.flush()
 
     def carry(self, number: int, connection: socket.socket) -> None:
-        """Both ways, until both sides have closed."""
+        """Forward a connection in both directions until both sides have closed."""
         self._held[number] = TunnelConnection(self, number, connection)
 
     def forget(self, number: int) -> None:
         self._held.pop(number, None)
 
     def run(self, connect: Callable[[], socket.socket] | None = None) -> None:
-        """Until the other end ends. With `connect`, an unknown connection is opened by it."""
+        """Read frames until the other end closes. With `connect`, call it to open each new connection."""
         while True:
             head = self._source.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -69,11 +69,11 @@ class Tunnel:
                 except OSError:
                     self.send(number, CLOSE)
             if kind in (DATA, CLOSE) and number in self._held:
-                self._held[number].given.put(body)  # of a CLOSE: nothing, which is the end
+                self._held[number].given.put(body)  # a CLOSE has an empty body, which marks the end
 
 
 class TunnelConnection:
-    """One connection. A thread each way, so that one that is slow holds up no other."""
+    """One connection, with a thread per direction, so that a slow connection does not block others."""
 
     def __init__(self, tunnel: Tunnel, number: int, connection: socket.socket) -> None:
         self._tunnel, self._number, self._connection = tunnel, number, connection
@@ -87,11 +87,11 @@ class TunnelConnection:
             for body in iter(lambda: self._connection.recv(65536), b""):
                 self._tunnel.send(self._number, DATA, body)
         except (OSError, ValueError):
-            pass  # the connection, or the tunnel, is closed: the same as an end
+            pass  # the connection or the tunnel is closed: the same as an end
         try:
             self._tunnel.send(self._number, CLOSE)
         except (OSError, ValueError):
-            pass  # nobody is left to be told
+            pass  # the other end is gone
         self._inward.join()
         self._tunnel.forget(self._number)
         self._connection.close()
@@ -102,11 +102,11 @@ class TunnelConnection:
                 self._connection.sendall(body)
             self._connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # closed from its other side, which is seen there
+            pass  # closed by its other side, which is noticed there
 
 
 def supervisor(url: str) -> int | None:
-    """The process that runs the run at `url`, if it is on this machine and ours to look at."""
+    """Return the pid of the supervisor of the run at `url`, if it is on this machine and readable."""
     wanted = b"HEADWAY_RUN_URL=" + url.encode()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         try:
@@ -116,17 +116,20 @@ def supervisor(url: str) -> int | None:
             if wanted in _read(name, "environ").split(b"\0") or url.encode() in words:
                 return int(name)
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # gone, or another user's
     return None
 
 
 def brought(url: str) -> dict[str, str]:
-    """What a target brought for the run, such as the keys to its bucket: its ranks have it, and say which it is."""
+    """Return the variables that the target injected, such as bucket credentials.
+
+    The run's ranks have them, and HEADWAY_BROUGHT lists their names.
+    """
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         try:
             given = variables(name) if name.isdigit() else {}
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # gone, or another user's
         if given.get("HEADWAY_RUN_URL") == url and given.get("HEADWAY_BROUGHT"):
             return {each: given[each] for each in given["HEADWAY_BROUGHT"].split(",") if each in given}
     return {}
@@ -143,7 +146,7 @@ def _read(process: str, what: str) -> bytes:
 
 
 def surroundings(url: str, python: str | None) -> tuple[str, dict[str, str]]:
-    """The interpreter that trains and what it sees; without a live run, the one that was named."""
+    """Return the interpreter that trains and its environment; without a live run, the named interpreter."""
     found = supervisor(url)
     if found is None:
         return shutil.which(python or "") or python or sys.executable, {}
@@ -154,7 +157,7 @@ def surroundings(url: str, python: str | None) -> tuple[str, dict[str, str]]:
 
 
 def front(python: str, known: dict[str, str]) -> tuple[str, str, str] | None:
-    """The best of Jupyter that this interpreter has."""
+    """Return the best Jupyter front end that this interpreter has."""
     code = "import importlib.util as u, sys; print([n for n in sys.argv[1:] if u.find_spec(n)])"
     words = [python, "-c", code] + [module for module, _, _ in FRONTS]
     done = subprocess.run(words, env={**os.environ, **known}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -163,8 +166,8 @@ def front(python: str, known: dict[str, str]) -> tuple[str, str, str] | None:
 
 
 def command(python: str, module: str, folder: str, port: int) -> list[str]:
-    """The token is not among its words: everybody on a machine sees those."""
-    # A server of one's own, on this machine's own address, in this folder; root is what a container often is.
+    """Return Jupyter's command line. The token is not in it, as all users of a machine can see command lines."""
+    # A private server on the loopback address, in this folder; in a container the user is often root.
     told = {"ip": "127.0.0.1", "port": port, "port_retries": 0, "open_browser": False, "root_dir": folder,
             "allow_root": os.geteuid() == 0}  # fmt: skip
     return [python, "-m", module] + [f"--ServerApp.{name}={value}" for name, value in told.items()]
@@ -186,7 +189,7 @@ def free_port() -> int:
 
 def answers(port: int) -> bool:
     try:
-        # Never through a proxy: it is this very machine.
+        # Bypass any proxy: this is the same machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://127.0.0.1:{port}/api", timeout=5) as answer:
             return int(answer.status) == 200
@@ -202,7 +205,7 @@ def last_words(path: str) -> str:
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(10)  # it ends its kernels first
+        process.wait(10)  # it stops its kernels first
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -241,7 +244,7 @@ def serve(asked: dict[str, Any], source: BinaryIO, sink: BinaryIO, private: str)
 
 
 def attend(tunnel: Tunnel, process: subprocess.Popen[bytes], port: int) -> None:
-    """Until the caller ends it, or is not heard of any more, or Jupyter was shut down from its own pages."""
+    """Tunnel until the client ends it or stays silent for SILENCE_S, or Jupyter is shut down from its own pages."""
 
     def watch() -> None:
         while process.poll() is None and time.monotonic() - tunnel.heard < SILENCE_S:
@@ -249,9 +252,9 @@ def attend(tunnel: Tunnel, process: subprocess.Popen[bytes], port: int) -> None:
         try:
             tunnel.send(0, END)
         except (OSError, ValueError):
-            pass  # nobody is left to be told
+            pass  # the other end is gone
         stop(process)
-        os._exit(0)  # the main thread may wait for a pipe that never closes
+        os._exit(0)  # the main thread may be blocked on a pipe that never closes
 
     threading.Thread(target=watch, daemon=True).start()
     tunnel.run(lambda: socket.create_connection(("127.0.0.1", port)))

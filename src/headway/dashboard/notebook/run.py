@@ -1,4 +1,7 @@
-"""A run as a card: one piece of HTML with its curves in it. No script, no network; takes on the page's colours."""
+"""A recorded run for notebooks and scripts, and its HTML card.
+
+The card holds its curves, has no script, loads nothing and follows the page's colours.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ border:1px solid currentColor}
 
 
 def card(run: RecordedRun) -> str:
-    """All that one glances at: state, progress, money, metrics, curves."""
+    """Render the card: state, progress, cost, metrics and curves."""
     status, progress = run.status, run.progress
     state = status.state.value
     reason = f'<div class="soft">{_text(status.reason)}</div>' if status.reason else ""
@@ -86,7 +89,7 @@ def _against(spent: float | None, budget: float | None, shown: Any) -> str:
 
 
 def _scores(run: RecordedRun) -> dict[str, float]:
-    """Of the evaluation, once there is one."""
+    """Return the scores of the evaluation, if there is one."""
     found = (run.report or {}).get("metrics") or {}
     return {name: float(value) for name, value in list(found.items())[:4] if isinstance(value, int | float)}
 
@@ -106,20 +109,26 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-# A run as its folder records it, for notebooks and scripts. Needs neither torch nor numpy, and changes nothing.
+# The run object. Needs neither torch nor numpy, and changes nothing.
 
 
-OPENED = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run it was opened for
+OPENED = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run that it was opened for
 
 
 def open_run(run: str | None = None) -> RecordedRun:
-    """The run meant by a name, a unique prefix, `last`, a folder or a URL; by default the one that this notebook was
-    opened for, or else the last one. The last line of a cell shows it as a card."""
+    """Open a run by name, unique prefix, `last`, folder or URL.
+
+    By default it is the run that this notebook was opened for, or else the last one. As the last line of a cell it is
+    shown as a card.
+    """
     return RecordedRun(find(run or os.environ.get(OPENED) or LAST).open())
 
 
 class RecordedRun:
-    """Every look reads the folder anew, here or in a bucket; curves only what has been added since."""
+    """A run as its folder records it.
+
+    Each property reads the folder again, local or in a bucket; curves read only what is new.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -145,7 +154,7 @@ class RecordedRun:
 
     @property
     def status(self) -> Status:
-        """As far as the folder can tell: no target is asked."""
+        """The status according to the folder; the target is not asked."""
         return folder_status(self._folder)
 
     @property
@@ -154,12 +163,12 @@ class RecordedRun:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Step, epoch, speed, seconds left: the newest that was told; empty before the first step."""
+        """The newest step, epoch, speed and seconds left; empty before the first step."""
         return self._folder.read_json(PROGRESS) or {}
 
     @property
     def spent(self) -> dict[str, float | None]:
-        """Seconds and dollars over all attempts, and the budget of both; None where there is none."""
+        """Seconds and dollars over all attempts, and the budgets for both; None where there is none."""
         seconds = spent_s(self._folder)
         return {
             "seconds": seconds,
@@ -170,7 +179,7 @@ class RecordedRun:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """What `headway eval` found; None before it."""
+        """The result of `headway eval`, or None before it."""
         return self._folder.read_json(REPORT)
 
     @property
@@ -185,18 +194,18 @@ class RecordedRun:
         return self._folder.events()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A record a step, as `pandas.DataFrame` likes it."""
+        """One record per step, as `pandas.DataFrame` accepts it."""
         return self._folder.metrics()
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """(step, value) of everything that was logged, by name."""
+        """(step, value) pairs of every logged metric, by name."""
         self._curves.refresh()
         with self._curves.lock:
             found = {name: self._curves[name] for name in self._curves.names}
             return {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in found.items()}
 
     def logs(self, last: int | None = None, rank: int | None = None) -> list[str]:
-        """What it printed, over all ranks by time; only the last lines if so asked."""
+        """The lines printed, over all ranks by time; with `last`, only the last lines."""
         lines = [line.text for line in self._folder.log_lines(rank)]
         return lines if last is None else lines[-last:] if last else []
 

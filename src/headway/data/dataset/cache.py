@@ -1,8 +1,8 @@
-"""Shards from a share or an object store, kept on this machine's own disk: bounded, shared by its processes, kill-safe.
+"""Local disk cache for shards from a network file system or an object store: size-bounded, multi-process, crash-safe.
 
-Files are named by their content. One is fetched under another name, checked against its hash and renamed, by whoever
-holds its lock; the others wait for it. What was used longest ago is unlinked when room is needed: a process that has
-it mapped goes on reading it.
+Files are named by their SHA-256. The process that holds a shard's lock downloads it under a temporary name, verifies
+the hash and renames it; other processes wait for the lock. Eviction unlinks the least recently used file: a process
+that has it memory-mapped can still read it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headway.data.dataset.manifest import ShardFile
 from headway.storage import Store
 from headway.storage.transfer import fetch_file
 
-Progress = Callable[[int, int, float], None]  # bytes done, bytes in all, bytes a second
+Progress = Callable[[int, int, float], None]  # bytes done, total bytes, bytes per second
 _ENDING = ".arrow"
 
 
 class ShardCache:
-    """A folder of shards. `size` bounds the bytes in it; None leaves it to the disk."""
+    """LRU cache of shard files in a folder. `size` limits its bytes; None means no limit but the disk."""
 
     def __init__(self, folder: Path, *, size: int | None = None, parallel: int = 4) -> None:
         self.folder, self.size, self._parallel = folder, size, parallel
@@ -36,7 +36,7 @@ class ShardCache:
         return self.folder / f"{shard.sha256}{_ENDING}"
 
     def bring(self, shard: ShardFile, store: Store) -> Path:
-        """Where the shard is, here. Fetched if it is not here yet."""
+        """Return the local path of the shard, downloading it if it is not cached."""
         path = self.path(shard)
         if self._used(path, shard):
             return path
@@ -44,14 +44,14 @@ class ShardCache:
             what = f"a shard of {shard.bytes:,} bytes does not fit into a cache of {self.size:,}"
             raise BadInput(what, where=str(self.folder), fix="raise cache.size in the job file")
         with self._locked(shard.sha256):
-            if not self._used(path, shard):  # someone else fetched it while we waited
+            if not self._used(path, shard):  # another process fetched it while we waited
                 self._clear_remains(shard)
                 self._make_room(shard.bytes)
                 self._fetch(shard, store, path)
         return path
 
     def fill(self, shards: Iterable[ShardFile], store: Store, progress: Progress | None = None) -> None:
-        """Bring all of them, and tell how fast it goes."""
+        """Download all shards and report progress with throughput."""
         wanted = list(shards)
         total, done, began = sum(shard.bytes for shard in wanted), 0, time.monotonic()
         for shard in wanted:
@@ -64,7 +64,7 @@ class ShardCache:
         return self.size is None or total <= self.size
 
     def _used(self, path: Path, shard: ShardFile) -> bool:
-        """Whether it is here whole; notes the use, by which the oldest are found."""
+        """Return whether the file is cached with its full size, and update its mtime, which orders LRU eviction."""
         try:
             if path.stat().st_size != shard.bytes:
                 return False
@@ -91,7 +91,7 @@ class ShardCache:
             arriving.unlink(missing_ok=True)
 
     def _clear_remains(self, shard: ShardFile) -> None:
-        """Parts of this shard that a killed process left: we hold the lock, so nobody is writing them."""
+        """Remove partial downloads of this shard left by a killed process. Safe because we hold its lock."""
         for part in self.folder.glob(f"{shard.sha256}.*.part"):
             part.unlink(missing_ok=True)
 
@@ -117,7 +117,7 @@ class ShardCache:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """One process or thread at a time. The lock goes when its holder dies."""
+        """Hold an exclusive file lock between processes and threads. The kernel releases it if the holder dies."""
         with (self.folder / f"{name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

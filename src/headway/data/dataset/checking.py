@@ -1,6 +1,6 @@
-"""Check from the manifests alone that the data a job names can be read as it says, before anything starts or costs.
+"""Validate a job's data sources from their manifests alone, before anything starts or costs money.
 
-Imports nothing heavy, so that a plan can be checked where no training ever runs.
+Imports nothing heavy, so that a plan can be checked on a machine that never trains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _BUILT_IN = "builtin:"
 
 
 def check_data(data: Data, *, task: str | None = None) -> list[Problem]:
-    """Every problem of every source; `task` is what the recipe can learn (captions, classes, grades, translation)."""
+    """Return every problem of every source.
+
+    `task` is the task the recipe trains (captions, classes, grades, translation).
+    """
     found: list[Problem] = []
     for split in ("train", "val", "test"):
         sources: Sequence[Source] = getattr(data, split)

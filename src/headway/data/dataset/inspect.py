@@ -1,6 +1,6 @@
-"""What is in a prepared data set, and what is not and why: in numbers, and as one page with pictures.
+"""Inspect a prepared data set (statistics, exclusions, HTML report with thumbnails) and verify its file hashes.
 
-Reads the small columns of every shard that lies here; of a remote set, the first shard of each split.
+Inspection reads the small columns of every shard of a local set, but only the first shard per split of a remote one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headway.data.tokenizers import WordTokenizer, load_tokenizer
 from headway.storage import Store, local_path, open_store
 from headway.storage.transfer import fetch_file
 
-_SHOWN = 48  # pictures on the contact sheet of a split
+_SHOWN = 48  # thumbnails on a split's contact sheet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """One on the contact sheet: a small JPEG and what belongs to it."""
+    """A thumbnail on the contact sheet: a small JPEG with its caption or class."""
 
     id: str
     jpeg: bytes
@@ -46,11 +46,11 @@ class SplitFacts:
     rows: int
     bytes: int
     shards: int
-    sampled: bool = False  # the numbers below are of a part
+    sampled: bool = False  # the statistics below cover only the first shard
     classes: Mapping[str, int] = field(default_factory=dict)  # class -> rows
     captions: int = 0
-    lengths: Mapping[int, int] = field(default_factory=dict)  # words of a caption or sentence -> how many
-    sizes: Mapping[str, int] = field(default_factory=dict)  # original width × height, rounded -> how many
+    lengths: Mapping[int, int] = field(default_factory=dict)  # words per caption or sentence -> count
+    sizes: Mapping[str, int] = field(default_factory=dict)  # megapixel bin of the original -> count
     sheet: tuple[Picture, ...] = ()
 
 
@@ -59,10 +59,10 @@ class Inspection:
     url: str
     manifest: Manifest
     splits: Mapping[str, SplitFacts]
-    vocabulary: int = 0  # words seen in training captions, or subwords of the tokenizer
-    common: tuple[tuple[str, int], ...] = ()  # the commonest words
-    unknown: float = 0.0  # share of training words that a vocabulary of words seen five times lacks
-    duplicates: Mapping[str, int] = field(default_factory=dict)  # groups: exact, near, across splits
+    vocabulary: int = 0  # distinct words in the training captions, or the tokenizer's vocabulary size
+    common: tuple[tuple[str, int], ...] = ()  # the most frequent words
+    unknown: float = 0.0  # share of training words outside a vocabulary with min_count=5
+    duplicates: Mapping[str, int] = field(default_factory=dict)  # number of groups by kind: exact, near, across splits
 
     def page(self) -> str:
 
@@ -70,7 +70,7 @@ class Inspection:
 
 
 def inspect(dest: str, *, pictures: int = _SHOWN) -> Inspection:
-    """Everything worth knowing about the data set at `dest`."""
+    """Collect the statistics of the data set at `dest`."""
     store, manifest = open_store(dest), read_manifest(dest)
     counts: dict[str, int] = json.loads(_read(store, WORDS) or b"{}")
     with _shards_of(dest, store) as (opened, everything):
@@ -90,7 +90,7 @@ def inspect(dest: str, *, pictures: int = _SHOWN) -> Inspection:
 
 
 def dropped(dest: str, *, reason: str | None = None) -> Iterator[dict[str, Any]]:
-    """What was left out, row by row; `reason` chooses."""
+    """Yield the rows that preparation excluded, optionally only those with the given `reason`."""
     store = open_store(dest)
     for line in (_read(store, DROPPED) or b"").splitlines():
         found: dict[str, Any] = json.loads(line)
@@ -100,7 +100,7 @@ def dropped(dest: str, *, reason: str | None = None) -> Iterator[dict[str, Any]]
 
 @contextmanager
 def _shards_of(dest: str, store: Store) -> Iterator[tuple[Any, bool]]:
-    """How to open a shard, and whether all of them are to be: those of an object store would have to be fetched."""
+    """Yield a function that opens a shard, and whether to read every shard (False if each must be downloaded)."""
     folder = local_path(dest)
     if folder is not None:
         yield (lambda manifest, shard: Shard(folder / shard.key, manifest.columns)), True
@@ -174,7 +174,7 @@ _MEGAPIXELS = ("< 0.05", "0.05–0.1", "0.1–0.25", "0.25–0.5", "0.5–1", "1
 
 
 def _sheet(manifest: Manifest, shards: list[Shard], most: int) -> Iterator[Picture]:
-    """Pictures spread evenly over the rows."""
+    """Yield thumbnails at evenly spaced rows."""
     columns = [column for column in manifest.columns if column.kind == "picture"]
     total = sum(len(shard) for shard in shards)
     if not columns or not total:
@@ -228,10 +228,10 @@ def _read(store: Store, key: str) -> bytes | None:
         return None
 
 
-# An inspection as one HTML file: no scripts, nothing fetched, pictures inside. Everything from the data is escaped.
+# HTML report: one self-contained file without scripts or external resources. All text from the data is escaped.
 
 
-_BARS = 40  # at most in one chart
+_BARS = 40  # maximum bars per chart
 
 _STYLE = """
 :root { color-scheme: light dark; --bar: #4a7dbd; --edge: #8884; }
@@ -335,12 +335,12 @@ def _size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-# Whether a prepared data set is what its manifest says: every file is hashed again. Costs one read of the data.
+# Verification: hash every file again. Costs one full read of the data.
 
 
 _SPAN = 16 << 20
 
-Progress = Callable[[str, int, int], None]  # the file, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # file key, bytes done, total bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,10 @@ class Verified:
 
 
 def verify(dest: str, *, progress: Progress | None = None) -> Verified:
-    """Every shard and file of the data set at `dest`, with all that is wrong with them. BadInput if there is none."""
+    """Check every shard and file of the data set at `dest` against its manifest.
+
+    Raises BadInput if there is no manifest.
+    """
     store, manifest = open_store(dest), read_manifest(dest)
     wanted = list(_files(manifest))
     total, done = sum(file.bytes for file in wanted), 0

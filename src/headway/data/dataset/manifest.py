@@ -1,7 +1,7 @@
-"""A prepared data set's table of contents: what is in it, in which files, with which hashes. Imports nothing heavy.
+"""The manifest of a prepared data set: its schema, files and hashes. Imports nothing heavy.
 
-`manifest.json` is written last: where there is none, there is no data set. The fingerprint covers everything that
-training can see (schema, classes, rows and their order), and nothing else: neither paths nor dates.
+Preparation writes `manifest.json` last: without it, there is no data set. The fingerprint covers everything that
+training can see (schema, classes, rows and their order) and nothing else: neither paths nor dates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["picture", "text", "texts", "integer", "integers", "numbers"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column. Pictures are JPEG bytes of any size, or raw pixels (height × width × 3) of one size."""
+    """A column of the schema. Pictures are JPEG bytes of any size, or raw pixels (height × width × 3) of one size."""
 
     name: str
     kind: Kind
@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFile:
-    key: str  # below the data set's folder
+    key: str  # relative to the data set's folder
     rows: int
     bytes: int
     sha256: str
@@ -46,7 +46,7 @@ class ShardFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherFile:
-    """A tokenizer, word counts, a report: not part of the rows."""
+    """A file besides the shards: tokenizer, word counts or report."""
 
     key: str
     bytes: int
@@ -61,9 +61,9 @@ class Manifest:
     splits: Mapping[str, tuple[ShardFile, ...]]
     classes: tuple[str, ...] = ()
     files: tuple[OtherFile, ...] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
-    settings: Mapping[str, Any] = field(default_factory=dict)  # what prepare was asked for
-    made_with: Mapping[str, str] = field(default_factory=dict)  # versions that could change a byte
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of rows
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the options given to prepare
+    made_with: Mapping[str, str] = field(default_factory=dict)  # library versions that can affect the output bytes
 
     def rows(self, split: str) -> int:
         return sum(shard.rows for shard in self.splits[split])
@@ -77,7 +77,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits that change when the rows, their order or their meaning do."""
+        """Hash the schema, classes, rows and row order to 64 hex digits."""
         shards = {
             split: [(shard.rows, shard.sha256) for shard in shards] for split, shards in sorted(self.splits.items())
         }
@@ -118,7 +118,7 @@ class Manifest:
 
 
 def read_manifest(url: str, store: Store | None = None) -> Manifest:
-    """The manifest of the data set at `url`; BadInput if there is none, with what to do about it."""
+    """Read the manifest of the data set at `url`. Raises BadInput, with a fix, if there is none."""
     where = join(url, NAME)
     try:
         body = (store or open_store(url)).read(NAME)
@@ -132,5 +132,5 @@ def read_manifest(url: str, store: Store | None = None) -> Manifest:
 
 
 def fingerprint(url: str) -> str:
-    """What a plan pins: costs one small read."""
+    """Return the fingerprint that a plan pins. Cost: one small read."""
     return read_manifest(url).fingerprint

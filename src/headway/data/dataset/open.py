@@ -1,4 +1,4 @@
-"""The data that a job names, opened for reading: cached here where it lies elsewhere, checked before it is used."""
+"""Open the data sources of a job for reading, through a local cache if they are remote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OVER_A_NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "beeg
 def open_sources(
     sources: Sequence[Source], split: str, *, cache: Cache | None = None, progress: Progress | None = None
 ) -> list[WeightedSource]:
-    """The rows of each source, with its weight. `split` is the one to read where a source does not say."""
+    """Open the rows of each source with its sampling weight. `split` is the default for sources that name none."""
     return [_opened(source, split, cache, progress) for source in sources]
 
 
@@ -47,7 +47,10 @@ def open_rows(
     cache: Cache | None = None,
     progress: Progress | None = None,
 ) -> Rows:
-    """A split of the data set at `url`. From an object store, or a share when a cache is named, it is cached first."""
+    """Open a split of the data set at `url`.
+
+    Object stores are always read through the cache, network file systems only if the job names a cache folder.
+    """
     path = local_path(url)
     named = cache is not None and cache.dir is not None
     if path is not None and not (named and lies_on_a_share(path)):
@@ -59,7 +62,7 @@ def open_rows(
     largest = max((shard.bytes for shard in shards), default=1)
     room = None if shelf.holds(total) else max(1, (shelf.size or 0) // largest)
     if room is None:
-        shelf.fill(shards, store, progress)  # a shuffled epoch needs all of them at once
+        shelf.fill(shards, store, progress)  # a shuffled epoch reads all shards at once
 
     def locate(shard: ShardFile) -> Path:
         return shelf.bring(shard, store)
@@ -74,7 +77,7 @@ def _folder(cache: Cache | None) -> Path:
 
 
 def lies_on_a_share(path: Path) -> bool:
-    """Whether the file system at `path` is reached over a network, as far as the kernel tells."""
+    """Return whether the file system at `path` is a network mount, according to /proc/self/mountinfo."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

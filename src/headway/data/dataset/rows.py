@@ -1,4 +1,4 @@
-"""The rows of a split by number: filtered, limited, and read in place from shards that are here or brought here."""
+"""Random access to the rows of a split by number: filtered, limited, read in place from local or cached shards."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headway.data.dataset.shards import Shard
 from headway.data.loading.sampler import permute
 from headway.storage import local_path
 
-Locate = Callable[[ShardFile], Path]  # where a shard's file is, here
+Locate = Callable[[ShardFile], Path]  # maps a shard to its local path
 
 
 class Rows:
-    """One split of one data set. Shards are opened when first needed, and stay open: that costs address space only.
+    """One split of one data set. Shards are opened on first use and stay open, which costs address space only.
 
-    Where they come through a cache that does not hold them all, at most `most_open` do: an open one keeps its bytes on
-    the disk, evicted or not.
+    With a cache that cannot hold all shards, at most `most_open` stay open, because an open shard occupies disk space
+    even after it was evicted.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Rows:
         return self.manifest.columns
 
     def places(self, rows: NDArray[np.int64]) -> list[tuple[Shard, int]]:
-        """For each row the shard that holds it, and its number in there."""
+        """Return, for each row, its shard and its row number in that shard."""
         numbers = rows if self._chosen is None else self._chosen[rows]
         shards = np.searchsorted(self._starts, numbers, side="right") - 1
         inside = numbers - self._starts[shards]
@@ -68,11 +68,11 @@ class Rows:
         return shard.cells(column)[inside]
 
     def integers(self, column: str) -> NDArray[np.int64]:
-        """A whole column of numbers."""
+        """Return a whole integer column."""
         return self._gather(column, lambda cells: np.asarray(cells.view, dtype=np.int64))
 
     def lengths(self, column: str) -> NDArray[np.int64]:
-        """How many numbers stand in each row of a column of lists: read from the offsets alone."""
+        """Return the number of items per row of a list column, read from the offsets alone."""
         return self._gather(column, lambda cells: np.asarray(cells.lengths, dtype=np.int64))
 
     def _gather(self, column: str, read: Callable[[Any], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -93,7 +93,7 @@ class Rows:
         return found
 
     def _open(self, file: ShardFile) -> Shard:
-        """Another process may evict the file between being told where it is and opening it: then ask again."""
+        """Open a shard. Retries, because another process may evict the file between locating and opening it."""
         for _ in range(5):
             path = self._locate(file)
             try:
@@ -116,7 +116,7 @@ class Rows:
             raise BadInput(f"a limit of {limit} rows leaves none", fix="choose 1 or more")
         if limit is None or limit >= total:
             return chosen
-        # A sample, the same for everyone: the first rows would be those of the first classes.
+        # Take a deterministic random sample: the first rows would all belong to the first classes.
         sample = np.sort(permute(total, 0, 0, np.arange(limit)))
         return sample if chosen is None else chosen[sample]
 
@@ -145,7 +145,7 @@ class Rows:
         return self.shard(shard).cells(column.name)
 
     def _number(self, column: Column, value: Any) -> int:
-        """A class may be named; grades and sizes are numbers."""
+        """Return the integer for a filter value: a class name is looked up, grades and sizes are numbers already."""
         if column.name == "label" and str(value) in self.manifest.classes:
             return self.manifest.classes.index(str(value))
         if isinstance(value, bool) or not isinstance(value, int):

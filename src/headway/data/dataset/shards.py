@@ -1,7 +1,7 @@
-"""Rows as Arrow IPC files: written whole, read in place through memory maps, as numpy views that copy nothing.
+"""Shards as Arrow IPC files: written in one piece, read zero-copy as numpy views of memory maps.
 
-Uncompressed, one record batch a file, raw pixels as fixed-size binary: row i of a column is an address, not a search.
-pyarrow, Polars and Hugging Face datasets read the same files.
+Files are uncompressed with one record batch each and raw pixels as fixed-size binary, so that the address of row i is
+computed, not searched for. pyarrow, Polars and Hugging Face datasets can read them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ShardInfo:
 
 
 def shard_bytes(columns: Sequence[Column], values: Mapping[str, Any]) -> ShardInfo:
-    """One shard's file. Raw pictures are given as one uint8 array of rows × bytes; everything else as a list."""
+    """Serialize one shard. Raw pictures come as one uint8 array of rows × bytes, other columns as lists."""
     schema = schema_of(columns)
     arrays = [_array(column, field.type, values[column.name]) for column, field in zip(columns, schema, strict=True)]
     batch = pa.record_batch(arrays, schema=schema)
@@ -80,7 +80,7 @@ def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
 
 
 class Cells(Protocol):
-    """A column of one shard: what stands in a row."""
+    """A column of one shard, indexed by row."""
 
     def __getitem__(self, row: int) -> Any: ...
 
@@ -88,7 +88,7 @@ class Cells(Protocol):
 
 
 class Shard:
-    """A shard's rows, in place: opening costs a map and the footer. Stays readable after the file is unlinked."""
+    """A memory-mapped shard. Opening it reads only the footer; it stays readable after the file is unlinked."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         try:
@@ -96,7 +96,7 @@ class Shard:
                 reader = pa.ipc.open_file(source)
                 batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
                 for batch in batches:
-                    batch.validate()  # sizes and buffers, not every cell: views never reach beyond the file
+                    batch.validate()  # checks sizes and buffers, not cells: views stay inside the file
         except (pa.ArrowInvalid, OSError) as error:
             what = f"this shard cannot be read: {' '.join(str(error).split())}"
             raise BadInput(what, where=str(path), fix="headway data verify, then prepare or fetch it again") from None
@@ -137,7 +137,7 @@ def _cells(array: pa.Array, column: Column) -> Cells:
 
 
 class Pixels:
-    """rows × height × width × 3, straight from the file."""
+    """A view of raw pixels in the file: rows × height × width × 3."""
 
     def __init__(self, array: pa.Array, column: Column) -> None:
         flat = _numbers(array.buffers()[1], np.uint8)
@@ -204,7 +204,7 @@ class Texts(_Lists):
 
 
 class Lists(_Lists):
-    """Numbers of one kind, any count of them a row."""
+    """Variable-length lists of numbers of one dtype."""
 
     def __init__(self, array: pa.Array, kind: type[np.generic]) -> None:
         super().__init__(array)
@@ -219,7 +219,7 @@ def _values(array: pa.Array, kind: type[np.generic]) -> NDArray[Any]:
 
 
 def _bounds(buffer: pa.Buffer | None, array: pa.Array) -> NDArray[np.int32]:
-    """Where each row's items begin, and the last one's end. An empty array may come without any."""
+    """Return the row offsets, including the end of the last row. An empty array may have no offsets buffer."""
     if len(array) == 0:
         return np.zeros(1, np.int32)
     return _numbers(buffer, np.int32)[array.offset : array.offset + len(array) + 1]

@@ -1,1 +1,1 @@
-"""Fetch data sets and unpack archives."""
+"""Download data sets and unpack archives."""

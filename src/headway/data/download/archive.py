@@ -1,6 +1,6 @@
-"""Archives, unpacked as what they claim to be: files below one folder. Nothing escapes it, links nowhere, or explodes.
+"""Unpack untrusted archives: no path traversal, no links, no decompression bombs.
 
-Sizes are counted as bytes are written, not as headers state them. The folder appears when all of it is there.
+Limits apply to the bytes written, not to the sizes in headers. The folder appears only once it is complete.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What an archive may become. Pictures hardly shrink: 1 to 200 is far beyond any honest set of them."""
+    """Limits for unpacking. Pictures hardly compress: a ratio of 200 is far beyond any honest set of them."""
 
-    ratio: int = 200  # unpacked to packed bytes, once past `free`
+    ratio: int = 200  # unpacked to packed bytes, beyond the first `free` bytes
     free: int = 1 << 30
     files: int = 20_000_000
     bytes: int = 4 << 40
 
 
 class BadArchive(BadInput):
-    """Damaged, or made to do harm."""
+    """The archive is damaged, or malicious."""
 
 
 def is_archive(name: str) -> bool:
@@ -46,17 +46,17 @@ def is_archive(name: str) -> bool:
 
 
 def looks_packed(file: Path) -> bool:
-    """By its name, or by its content: some servers give an archive no ending."""
+    """Detect an archive by name, or by content: some servers give it no extension."""
     return is_archive(file.name) or zipfile.is_zipfile(file) or tarfile.is_tarfile(file)
 
 
 def unpack(archive: Path, to: Path, limits: Limits | None = None) -> int:
-    """Everything in `archive` below `to`, which must not exist yet or gains files; returns how many.
+    """Unpack `archive` into `to`, which may already contain files, and return the number of files.
 
-    Links, devices and other things that are no files are left out. A second file of the same name is an error.
+    Skips links, devices and other non-files. A second file of the same name is an error.
     """
     arriving = to.with_name(f"{to.name}.unpacking")
-    shutil.rmtree(arriving, ignore_errors=True)  # of a start that was killed
+    shutil.rmtree(arriving, ignore_errors=True)  # left by a killed process
     writer = _Writer(archive, arriving, limits or Limits())
     try:
         with _translated(archive):
@@ -68,7 +68,7 @@ def unpack(archive: Path, to: Path, limits: Limits | None = None) -> int:
 
 
 class _Writer:
-    """Puts files below a folder, and counts."""
+    """Writes files below a folder and enforces the limits."""
 
     def __init__(self, archive: Path, root: Path, limits: Limits) -> None:
         self._archive, self._root, self._limits = archive, root, limits
@@ -134,7 +134,7 @@ def _tar(archive: Path, writer: _Writer) -> None:
 def _tar_stream(archive: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(archive, "r|*")
-    except AttributeError:  # Python before 3.11.4 trips over its own error where gzip's header is damaged
+    except AttributeError:  # Python before 3.11.4 fails with this on a damaged gzip header
         raise tarfile.ReadError("its gzip header is damaged") from None
 
 
@@ -155,12 +155,12 @@ def _safe(name: str, archive: Path) -> str:
 
 
 def _clutter(name: str) -> bool:
-    """What macOS packs beside the files."""
+    """Return whether this is a file that macOS adds to archives."""
     return name.startswith("__MACOSX/") or os.path.basename(name).startswith("._") or name.endswith(".DS_Store")
 
 
 def _merge(arriving: Path, to: Path, archive: Path) -> None:
-    """In one step where nothing is there yet; file by file where other parts of the data set are."""
+    """Move the files: one rename if the folder is new, else file by file beside other parts of the data set."""
     if not to.exists():
         to.parent.mkdir(parents=True, exist_ok=True)
         os.rename(arriving, to)

@@ -1,7 +1,7 @@
-"""A file from the web: resumed where it broke off, checked against its hash, its credentials kept to their host.
+"""HTTP downloads: resumable, verified by hash, with credentials sent only to their own host.
 
-The file appears under its name only when it is whole. What has arrived waits beside it, with the server's own mark of
-the version it belongs to: a file that changed meanwhile is begun anew, never patched together.
+The file appears under its name only when it is complete. A partial file is stored beside it with the server's ETag or
+Last-Modified date: if the file has changed since, the download starts over and never mixes versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from headway._version import __version__
 from headway.core.errors import BadInput, Denied, DiskFull, NotThere, StoreError, Transient
 
-Progress = Callable[[str, int, int], None]  # what is fetched, bytes done, bytes in all (0: the server does not say)
+Progress = Callable[[str, int, int], None]  # file name, bytes done, total bytes (0: unknown)
 
 _BLOCK = 1 << 20
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -33,7 +33,7 @@ _BROKEN = (OSError, http.client.HTTPException)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Login:
-    """User and key as values: resolved from references by whoever asks, and never printed."""
+    """User and key as values, resolved from references by the caller and never printed."""
 
     user: str
     key: str
@@ -56,9 +56,9 @@ def download(
     patience: float = 600.0,
     timeout: float = 60.0,
 ) -> Path:
-    """The file at `url`, in `folder`. `checksum` is `sha256:…` or `md5:…`, or stands at the URL's end as `#sha256=…`.
+    """Download `url` into `folder`. `checksum` is `sha256:…` or `md5:…`, or the URL ends in `#sha256=…`.
 
-    A broken connection is taken up again for `patience` seconds without a byte, then it is Transient.
+    Resumes broken connections; raises Transient after `patience` seconds without a byte.
     """
     address, _, fragment = url.partition("#")
     checksum = checksum or fragment.replace("=", ":", 1)
@@ -98,7 +98,7 @@ class _Download:
         return self._part.stat().st_size if self._part.exists() else 0
 
     def run(self) -> bool:
-        """One connection, to its end. True when everything has arrived; Transient when it broke."""
+        """Run one connection to its end. Returns True when the file is complete; raises Transient if it broke."""
         if self._whole:
             return True
         mark = self._mark()
@@ -138,7 +138,7 @@ class _Download:
             raise Transient(f"only {done} of {total} bytes arrived", where=self._url)
 
     def _refused(self, error: urllib.error.HTTPError, start: int) -> None:
-        if error.code == 416 and start:  # nothing after what we have: either whole, or of another version
+        if error.code == 416 and start:  # nothing beyond our bytes: either complete, or another version
             if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
                 return
             self._part.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ class _Download:
         raise StoreError(f"the server answered {error.code} {error.reason}", where=self._url) from None
 
     def _mark(self) -> str:
-        """The server's name for the version that has begun to arrive; empty where it gave none that is strong."""
+        """Return the version tag of the partial download; empty if the server gave no strong one."""
         try:
             noted = json.loads(self._note.read_text())
             return str(noted["mark"]) if noted["url"] == self._url else ""
@@ -185,7 +185,7 @@ class _Download:
 
 
 class _StayWithHost(urllib.request.HTTPRedirectHandler):
-    """Redirects are followed over http(s) only, never from https to http."""
+    """Follows redirects over http(s) only, never from https to http."""
 
     max_redirections = 10
 
@@ -218,7 +218,7 @@ def _check_url(url: str, checksum: str) -> None:
 
 
 def _file_name(url: str) -> str:
-    """The last part of the path, made safe; names must not depend on what the server says."""
+    """Return the last part of the path, sanitized. It must not depend on server headers."""
     name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")
     return safe[-120:] or "download"

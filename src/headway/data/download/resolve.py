@@ -1,4 +1,4 @@
-"""From what a person calls a source to a folder or store that can be read: fetched and unpacked first where needed."""
+"""Resolve a source (name, URL, archive, folder or store) to readable files, downloading and unpacking if needed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from headway.data.download.http import Login, Progress, download
 from headway.storage import local_path, open_store
 from headway.storage.transfer import fetch_file
 
-# Data sets known by name: where their makers keep them, in which parts, and what each part's bytes hash to.
+# Catalog of known data sets: their publishers' URLs in parts, with checksums.
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     url: str
-    md5: str = ""  # as published; empty where nobody did
+    md5: str = ""  # as published; empty if it is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownDataset:
     parts: tuple[Part, ...]
     format: str
-    terms: str  # what one agrees to by using it
+    terms: str  # terms of use
     year: str | None = None
 
 
@@ -98,7 +98,7 @@ class Resolved:
 
 
 def resolve(source: str, *, login: Login | None = None, progress: Progress | None = None) -> Resolved:
-    """Where the source's files are. Downloads are kept in the user's cache, unpacked once and found again."""
+    """Return the location of the source's files. Downloads are kept in the user's cache and unpacked once."""
     if source in KNOWN and not os.path.exists(source):
         entry = known(source)
         parts = [(part.url, f"md5:{part.md5}" if part.md5 else "") for part in entry.parts]
@@ -122,7 +122,7 @@ def downloads() -> Path:
 
 
 def _fetched(name: str, parts: list[tuple[str, str]], login: Login | None, progress: Progress | None) -> Path:
-    """Each part fetched, unpacked and thrown away, one after the other: the disk holds one archive at a time."""
+    """Download, unpack and delete one part after the other, so that the disk holds one archive at a time."""
     with _place(name) as place:
         done = _done(place)
         for url, checksum in parts:
@@ -157,7 +157,7 @@ def _from_store(url: str, progress: Progress | None) -> str:
 
 
 def _from_file(path: Path) -> Path:
-    """An archive that lies here is unpacked in the cache, and left alone itself."""
+    """Unpack a local archive into the cache, leaving the archive itself alone."""
     if path.name == "splits.json":
         return path.parent
     if not is_archive(path.name):
@@ -187,7 +187,7 @@ def _done(place: Path) -> list[str]:
 
 
 def _inner(folder: Path) -> Path:
-    """Archives often hold one folder that holds everything."""
+    """Descend into the single top-level folder that many archives have."""
     while True:
         inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
         if len(inside) != 1 or not inside[0].is_dir():
@@ -197,7 +197,7 @@ def _inner(folder: Path) -> Path:
 
 @contextmanager
 def _place(name: str) -> Iterator[Path]:
-    """A folder of its own for each source, for one process at a time."""
+    """Lock and yield the source's own cache folder, for one process at a time."""
     place = downloads() / hashlib.sha256(name.encode()).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:

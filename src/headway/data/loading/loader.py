@@ -1,7 +1,7 @@
-"""Prepared data as feeds: batches by number, shuffled over everything, exact on any world size, entered anywhere.
+"""Batches from prepared data by step number: globally shuffled, identical for any world size, resumable at any step.
 
-Reading is a copy from a memory map (raw) or one JPEG decode, on threads, into memory that is used again. torch is
-imported only to hand a batch over.
+Threads read a row as a copy from a memory map (raw) or one JPEG decode, into reused buffers. torch is needed only to
+return the batch as tensors.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from headway.data.loading.transforms import Augment
 
 Places = NDArray[np.int64]
-_CROPS = 11  # the random stream that places crops and mirrors
-_BLOCK = 4096  # places looked up at a time: one call of the permutation serves many steps
-_SLICE = 16  # pictures: fewer are not worth handing to another thread
+_CROPS = 11  # random stream for crop positions and mirroring
+_BLOCK = 4096  # positions looked up at a time: one call of the permutation serves many steps
+_SLICE = 16  # pictures: fewer are not worth a thread of their own
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSource:
-    """A source, and how often it is drawn from, relative to the other sources."""
+    """A source with its relative sampling weight."""
 
     rows: Rows
     weight: float = 1.0
 
 
 class ConcatDataset:
-    """Several sources as one: rows are numbered through."""
+    """Several sources concatenated, with global row numbers."""
 
     def __init__(self, sources: Sequence[WeightedSource | Rows]) -> None:
         if not sources:
@@ -61,12 +61,12 @@ class ConcatDataset:
         return int(self.starts[-1])
 
     def origin(self, row: int) -> tuple[Rows, int]:
-        """The source a row is from, and its number there."""
+        """Return the source of a row and its row number there."""
         source = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.sources[source].rows, row - int(self.starts[source])
 
     def places(self, rows: Places) -> list[tuple[Shard, int]]:
-        """For each row the shard that holds it, and its number in there."""
+        """Return, for each row, its shard and its row number in that shard."""
         if len(self.sources) == 1:
             return self.sources[0].rows.places(rows)
         found: list[tuple[Shard, int]] = [None] * len(rows)  # type: ignore[list-item]  # each is set below
@@ -79,7 +79,7 @@ class ConcatDataset:
         return found
 
     def pools(self, balance: float | None) -> list[SampleGroup]:
-        """One for each source by its weight; with `balance`, one for each of its classes."""
+        """Return one sample group per source by weight; with `balance`, one per class of each source."""
         found: list[SampleGroup] = []
         for source, start in zip(self.sources, self.starts[:-1].tolist(), strict=True):
             mine = range(start, start + len(source.rows))
@@ -97,15 +97,17 @@ class ConcatDataset:
 
 
 class PictureFeed:
-    """Batches of pictures and what belongs to them, as a dictionary of tensors and lists.
+    """Batches of pictures and their other columns, as a dictionary of tensors and lists.
 
-    Pictures are uint8, shaped n × 3 × height × width with the channels innermost in memory: send them as they are and
-    normalise on the device. Training draws from the sources by weight, crops and mirrors at random and, if told to
-    `balance`, draws rare classes more often (P ∝ 1 / frequency ^ balance). Otherwise every row comes once, in order,
-    cropped in the middle. Pure: a batch depends on (seed, epoch, step) and nothing else.
+    Pictures are uint8 of shape n × 3 × height × width in channels-last memory order: transfer them as they are and
+    normalise on the device. Training samples the sources by weight, crops and mirrors at random and, with `balance`,
+    samples rare classes more often (P ∝ 1 / frequency ^ balance). Otherwise every row comes once, in order,
+    centre-cropped.
+
+    Pure: a batch depends on (seed, epoch, step) and nothing else.
     """
 
-    workers = 0  # it has threads of its own
+    workers = 0  # it has its own threads
 
     def __init__(
         self,
@@ -154,12 +156,12 @@ class PictureFeed:
         return hashlib.sha256(repr((settings, more)).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
-        """Which rows, numbered through all sources."""
+        """Return the global row numbers of a batch, or of one rank's part."""
         places = self._places(step, part, parts)
         return self._rows(epoch, places).tolist() if len(places) else []
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
-        """A dictionary; a `Filler` around one where this part of the batch is empty."""
+        """Return the batch as a dictionary, wrapped in a `PaddingBatch` if this part of the batch is empty."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         return self._ahead.get((epoch, step, part, parts))
@@ -170,7 +172,7 @@ class PictureFeed:
         return np.arange(first + start, first + stop)
 
     def _rows(self, epoch: int, places: Places) -> Places:
-        """Looked up block by block: a batch lies in one or two of them."""
+        """Look up rows block by block with a one-block cache: a batch spans one or two blocks."""
         seed = self.seed or 0
         blocks = places // _BLOCK
         if int(blocks[0]) != int(blocks[-1]):
@@ -189,15 +191,15 @@ class PictureFeed:
         places = self._places(step, part, parts)
         empty = len(places) == 0
         if empty:
-            places = np.array([step * self.batch_size])  # a stand-in: it runs through the model and counts as nothing
+            places = np.array([step * self.batch_size])  # padding: runs through the model with weight 0
         if self._pool is None:
             self._pool = pool(self._threads)
         return _Filling(self, epoch, places, self._rows(epoch, places), empty).start(self._pool, self._threads)
 
-    # What follows is called by the threads that fill a batch.
+    # The methods below are called by the threads that fill a batch.
 
     def allocate(self, count: int) -> dict[str, tuple[NDArray[np.uint8], Any]]:
-        """Room for each picture column: as numpy sees it, and the tensor that owns it where there is one."""
+        """Allocate each picture column: the numpy array, and the tensor that owns its memory if there is one."""
         made: dict[str, tuple[NDArray[np.uint8], Any]] = {}
         for name, (height, width) in self._crop.items():
             shape = (count, height, width, 3)
@@ -239,7 +241,7 @@ class PictureFeed:
 
 
 class _Filling:
-    """One batch being filled by several threads; whoever ends last hands it over."""
+    """One batch being filled by several threads. The last thread to finish completes the future."""
 
     def __init__(self, feed: PictureFeed, epoch: int, places: Places, rows: Places, empty: bool) -> None:
         self._feed, self._epoch, self._places, self._rows, self._empty = feed, epoch, places, rows, empty
@@ -271,7 +273,7 @@ class _Filling:
 
     def _made(self) -> Any:
         batch = self._feed.handed_over(self._room, self._epoch, self._places, self._rows)
-        self._room = {}  # the batch alone owns its memory now
+        self._room = {}  # the batch is now the sole owner of its memory
         if not self._empty:
             return batch
         return PaddingBatch(batch)
@@ -280,17 +282,17 @@ class _Filling:
         try:
             self._future.set_result(batch)
         except InvalidStateError:
-            pass  # cancelled a moment ago: nobody wants it
+            pass  # cancelled just now: nobody waits for it
 
     def _fail(self, error: BaseException) -> None:
         try:
             self._future.set_exception(error)
         except InvalidStateError:
-            pass  # another slice failed first, or nobody wants it
+            pass  # another slice failed first, or nobody waits for it
 
 
 def _tensor(cells: list[Any], column: Column) -> Any:
-    """Numbers as one tensor; texts and lists of any length as they are."""
+    """Convert numbers to one tensor; leave texts and variable-length lists as they are."""
     import torch
 
     if column.kind == "integer":
@@ -299,7 +301,7 @@ def _tensor(cells: list[Any], column: Column) -> Any:
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:
-    """By default everything but the picture's original size."""
+    """Return the columns to read: by default all but the original picture size."""
     if names is None:
         return tuple(column for column in rows.columns if column.name not in ("width", "height"))
     return tuple(rows.manifest.column(name) for name in names)

@@ -1,7 +1,8 @@
-"""Memory for batches, used again: a fresh 10 MB array costs more in page faults than filling it does.
+"""Prefetching of batches on threads, and a pool of reusable buffers for them.
 
-A buffer comes back by itself when the last array or tensor that lies in it is gone, and not before. For copies to a
-GPU, torch's own pinned allocator does the same, and knows when a copy is done.
+Reuse matters because a fresh 10 MB array costs more in page faults than filling it does. A buffer returns to the pool
+when the last array or tensor in it is garbage-collected, and not before. For copies to a GPU, torch's pinned allocator
+does the same, and knows when a copy is complete.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The next batches, made on threads while this one is used. Being ahead changes nothing: batches are pure functions.
+# Prefetching never changes a batch: batches are pure functions of their key.
 
 
 Key = tuple[int, int, int, int]  # epoch, step, part, parts
 
 
 class Prefetcher:
-    """Learns from what was asked which batch comes next, and begins it. `steps` is the length of an epoch."""
+    """Starts the batches expected next, predicted from the access pattern. `steps` is the length of an epoch."""
 
     def __init__(self, begin: Callable[[Key], Future[Any]], steps: int, depth: int) -> None:
         self._begin, self._steps, self._depth = begin, steps, depth
         self._under_way: OrderedDict[Key, Future[Any]] = OrderedDict()
-        self._next: dict[tuple[int, int], tuple[int, int]] = {}  # (part, parts) -> steps on, and which part, comes next
+        self._next: dict[tuple[int, int], tuple[int, int]] = {}  # (part, parts) -> step increment and next part
         self._last: Key | None = None
         self._lock = threading.Lock()
 
@@ -56,7 +57,7 @@ class Prefetcher:
                 epoch, step = epoch + 1, step % self._steps
             wanted.append((epoch, step, part, parts))
         for stale in [key for key in self._under_way if key not in wanted]:
-            self._under_way.pop(stale).cancel()  # somebody jumped: what was begun for the old place is let go
+            self._under_way.pop(stale).cancel()  # the reader jumped: cancel batches of the old position
         for ahead in wanted:
             if ahead not in self._under_way:
                 self._under_way[ahead] = self._begin(ahead)
@@ -66,19 +67,19 @@ def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="headway-data")
 
 
-_KEPT = 8  # more than are ever under way at once: what comes back beyond it is given to the system
+_KEPT = 8  # more than are ever in use at once; further buffers are returned to the system
 
 
 class Buffers:
-    """Byte arrays of whatever shape is asked for, lent."""
+    """Pool of byte buffers, lent as arrays of any shape."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
         self._lock = threading.Lock()
-        self.made = 0  # how many were ever allocated: for tests, and for curiosity
+        self.made = 0  # buffers allocated so far, for tests
 
     def lend(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Not cleared. Its memory is lent to someone else once nothing refers to it any more."""
+        """Return an uninitialized array. Its memory is reused once nothing refers to it."""
         size = max(1, prod(shape))
         with self._lock:
             free = self._free.setdefault(size, [])
@@ -86,13 +87,16 @@ class Buffers:
         if memory is None:
             memory = mmap.mmap(-1, size)
             self.made += 1
-        # Not a view of one long-lived array: numpy would then hand out slices that do not keep this one alive.
+        # Not a view of one long-lived array: slices would then keep that array alive instead of this one.
         lent = np.frombuffer(memory, np.uint8, prod(shape))
         weakref.finalize(lent, self._back, size, memory)
         return lent.reshape(shape)
 
     def _back(self, size: int, memory: mmap.mmap) -> None:
-        """Called wherever the last reference dies, perhaps while this thread holds the lock: then let it go."""
+        """Return memory to the pool.
+
+        A finalizer may run in a thread that holds the lock: then the memory is freed instead.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 free = self._free.setdefault(size, [])
@@ -103,7 +107,7 @@ class Buffers:
 
 
 def pinned(shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], Any]:
-    """An array in page-locked memory, and the torch tensor that owns it."""
+    """Return an array in page-locked memory and the torch tensor that owns it."""
     import torch
 
     tensor = torch.empty(shape, dtype=torch.uint8, pin_memory=True)

@@ -1,8 +1,9 @@
-"""Which row stands where in an epoch: sources by weight, classes by rarity, each epoch in an order of its own.
+"""Deterministic sampling order: weighted sources, balanced classes, a new shuffle per epoch, and the split over ranks.
 
-An epoch has a fixed number of places for each pool (a source, or a class of it). Places are shuffled; a pool's places
-are filled by walking through its rows in shuffled order, going on in the next epoch where this one stopped. So shares
-are exact in every epoch, no row comes a third time before each has come twice, and any place is found in constant time.
+An epoch has a fixed number of positions per sample group (a source, or a class of it). Positions are shuffled; a
+group's positions are filled by walking through its rows in shuffled order, continuing in the next epoch where this one
+stopped. So shares are exact in every epoch, no row comes a third time before every row has come twice, and the row at
+any position is found in constant time.
 """
 
 from __future__ import annotations
@@ -16,39 +17,40 @@ from numpy.typing import NDArray
 
 from headway.core.errors import BadInput
 
-# Split a global batch over ranks: which items each rank gets, and a padding batch for a rank that gets none.
+# Split of a global batch over ranks.
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingBatch:
-    """A stand-in for an empty part: it runs through the model so that ranks keep step, and counts as nothing."""
+    """A batch for a rank without items: it runs through the model to keep ranks in step, with weight 0."""
 
     batch: Any
 
 
 def share(size: int, part: int, parts: int) -> tuple[int, int]:
-    """[start, stop) of one part: parts differ by at most one, and together are everything."""
+    """Return [start, stop) of one part. Parts differ in size by at most one and cover everything."""
     small, extra = divmod(size, parts)
     start = part * small + min(part, extra)
     return start, start + small + (part < extra)
 
 
-# Order and randomness as pure functions of (seed, epoch, index): nothing to save or replay. Needs numpy alone.
-#
-# A shuffled epoch is a keyed bijection of 0 … n-1 (a Feistel network with cycle walking) that is evaluated only at
-# the positions asked for, so the millionth batch costs what the first does, in constant memory.
+# Order and randomness as pure functions of (seed, epoch, index): no state to save. Needs numpy alone.
 
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-ROUNDS = 8  # four shuffle a large set well; small ones need a few more to leave no trace of the order
+ROUNDS = 8  # four are enough for large sets; small ones need a few more to hide the original order
 _WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: successive multiples are spread evenly
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: successive multiples are evenly spread
 
 
 def permute(n: int, seed: int, epoch: int, positions: NDArray[Any]) -> Integers:
-    """Which of `n` things stand at `positions` of the shuffled epoch: a bijection of 0 … n-1 for every key."""
+    """Return which of `n` items are at `positions` of the shuffled epoch: a bijection of 0 … n-1 for every key.
+
+    A Feistel network with cycle walking, evaluated only at the requested positions: the millionth batch costs as much
+    as the first, in constant memory.
+    """
     walk: Integers = np.asarray(positions, dtype=np.int64)
     if walk.size and (n <= 0 or int(walk.min()) < 0 or int(walk.max()) >= n):
         raise IndexError(f"positions must lie in 0 … {n - 1}")
@@ -57,7 +59,7 @@ def permute(n: int, seed: int, epoch: int, positions: NDArray[Any]) -> Integers:
     bits = max(2, (n - 1).bit_length())
     keys = _round_keys(seed, epoch)
     out = _feistel(walk.astype(np.uint64).ravel(), bits, keys)
-    while True:  # cycle walking: the network permutes 0 … 2^bits - 1; step on until inside, mostly not at all
+    while True:  # cycle walking: repeat until inside 0 … n-1 (the network permutes 0 … 2^bits - 1)
         outside = np.flatnonzero(out >= np.uint64(n))
         if not outside.size:
             return np.asarray(out.reshape(walk.shape), dtype=np.int64)
@@ -65,16 +67,16 @@ def permute(n: int, seed: int, epoch: int, positions: NDArray[Any]) -> Integers:
 
 
 def rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """A generator of its own for one item of one epoch: 2^128 draws before it could meet its neighbour's."""
+    """Return an independent generator for one item of one epoch: 2^128 draws before streams could overlap."""
     key = np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)
     counter = np.array([0, 0, index & _WORD, 0], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def uniforms(seed: int, epoch: int, indices: NDArray[Any], count: int, *, stream: int = 0) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) for each index, as rows: many small generators at once.
+    """Return `count` numbers in [0, 1) per index, as rows, without creating a generator per index.
 
-    `stream` tells apart the purposes that draw for the same item (crop, flip, colour).
+    `stream` separates the uses that draw for the same item (crop, flip, colour).
     """
     base = _absorb(_absorb(_absorb(0, seed), epoch), stream)
     rows = _mix(np.asarray(indices, dtype=np.int64).astype(np.uint64) ^ np.uint64(base))
@@ -89,7 +91,7 @@ def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
 
 
 def _feistel(x: Words, bits: int, keys: list[np.uint64]) -> Words:
-    """Halves as even as the bits allow: a round adds a keyed hash of one half into the other, then swaps them."""
+    """Apply the Feistel rounds. A round XORs a keyed hash of one half into the other and swaps the halves."""
     low_bits, high_bits = bits // 2, bits - bits // 2
     low: Words = x & np.uint64((1 << low_bits) - 1)
     high: Words = x >> np.uint64(low_bits)
@@ -108,26 +110,29 @@ def _mix(x: Words) -> Words:
 
 
 def _absorb(state: int, value: int) -> int:
-    """The same mixing on one Python integer, without numpy's overflow warnings for scalars."""
+    """Mix one Python integer in the same way, without numpy's overflow warnings for scalars."""
     x = ((state ^ (value & _WORD)) + _GOLDEN) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
     return x ^ (x >> 31)
 
 
-_WALKS = 0x5EED0001  # keeps a pool's walk apart from the shuffle of the places
+_WALKS = 0x5EED0001  # separates the groups' row order from the shuffle of positions
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGroup:
-    """Rows that are drawn from alike: their numbers, or all from one number to another. Shares are relative."""
+    """Rows sampled with equal probability, as row numbers or a range. Shares are relative."""
 
     rows: Integers | range
     share: float
 
 
 class SampleOrder:
-    """`length` places an epoch, filled from pools. Pure: the same places hold the same rows whenever they are asked."""
+    """The rows of an epoch of `length` positions, filled from sample groups.
+
+    Pure: a position always gives the same row.
+    """
 
     def __init__(self, pools: Sequence[SampleGroup], length: int, *, shuffle: bool = True) -> None:
         usable = [pool for pool in pools if len(pool.rows) and pool.share > 0]
@@ -142,7 +147,7 @@ class SampleOrder:
         return self.length
 
     def at(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> Integers:
-        """The rows at these places of this epoch."""
+        """Return the rows at these positions of this epoch."""
         places = permute(self.length, seed, epoch, positions) if self._shuffle else positions
         if len(self._rows) == 1 and self.length == len(self._rows[0]):
             return _pick(self._rows[0], places)  # each row once: one shuffle is enough
@@ -154,7 +159,7 @@ class SampleOrder:
         return found
 
     def _walk(self, seed: int, number: int, epoch: int, places: NDArray[np.int64]) -> Integers:
-        """The pool's rows in shuffled order, round after round: epoch e begins where epoch e-1 stopped."""
+        """Return a group's rows in shuffled order, round after round: epoch e begins where epoch e-1 stopped."""
         rows = self._rows[number]
         rounds, steps = np.divmod(epoch * int(self.quotas[number]) + places, len(rows))
         found = np.empty(len(places), np.int64)
@@ -170,7 +175,7 @@ def _pick(rows: Integers | range, places: Integers) -> Integers:
 
 
 def quotas(shares: Sequence[float], length: int) -> Integers:
-    """Whole numbers in proportion to `shares` that add up to `length`: none is off by one or more."""
+    """Round `shares` to integers that sum to `length` (largest remainder): each is off by less than one."""
     wanted = np.asarray(shares, dtype=np.float64)
     wanted = wanted / wanted.sum() * length
     given = np.floor(wanted).astype(np.int64)
@@ -181,9 +186,9 @@ def quotas(shares: Sequence[float], length: int) -> Integers:
 
 
 def balanced(rows: Integers, labels: NDArray[np.int64], *, power: float = 0.5, share: float = 1.0) -> list[SampleGroup]:
-    """A pool for each class, so that a row is drawn with P ∝ 1 / (rows of its class) ^ power.
+    """Return one sample group per class, so that a row is drawn with P ∝ 1 / (rows of its class) ^ power.
 
-    0 draws rows alike, 1 draws classes alike. Together the pools have `share`.
+    Power 0 samples rows uniformly, 1 samples classes uniformly. The groups together have `share`.
     """
     classes, counts = np.unique(labels, return_counts=True)
     weights = counts.astype(np.float64) ** (1.0 - power)

@@ -1,7 +1,7 @@
-"""Sentence pairs as feeds: batches of one length each, with as many sentences as fit into a number of tokens.
+"""Batches of sentence pairs: bucketed by length, with as many sentences as fit into a token budget.
 
-Rows are sorted into buckets by length once; an epoch shuffles the rows inside their bucket and the batches among each
-other. Both by keyed bijections, so that any batch of any epoch is found at once, and every sentence comes once.
+Rows are assigned to length buckets once; an epoch shuffles the rows inside their bucket and the batches among each
+other. Both orders are keyed bijections, so that any batch of any epoch is found directly and every sentence comes once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from headway.data.loading.loader import ConcatDataset, WeightedSource
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, permute, quotas, share
 from headway.data.tokenizers import END, PAD, START
 
-_BUCKETS = 16  # at most: more would pad less, and leave more batches that are not full
-_BATCHES = 0x5EED0101  # keeps the order of the batches apart from that of the rows
+_BUCKETS = 16  # maximum: more would pad less, but leave more batches partly filled
+_BATCHES = 0x5EED0101  # separates the order of the batches from that of the rows
 
 
 class SentenceFeed:
     """Batches as dictionaries of int64 tensors: `source` (… <end>), `target` (<start> … <end>), both padded, and `row`.
 
-    `tokens` bounds sentences × longest, of either side. Sentences of more than `max_length` tokens are left out, and
+    `tokens` limits sentences × longest, on either side. Sentences of more than `max_length` tokens are skipped and
     counted in `left_out`. Without `training`, every pair comes once, in the same batches each time.
     """
 
@@ -50,7 +50,7 @@ class SentenceFeed:
         self._make_buckets(lengths)
 
     def _lengths(self) -> NDArray[np.int64]:
-        """Of the longer side, with <start> and <end>."""
+        """Return the length of each pair's longer side, with <start> and <end>."""
         sides = [
             np.concatenate([source.rows.lengths(column) for source in self.data.sources])
             for column in ("source_ids", "target_ids")
@@ -76,7 +76,7 @@ class SentenceFeed:
         self._starts = np.cumsum([0, *batches])
 
     def _order(self, rows: NDArray[np.int64], usable: NDArray[np.int64]) -> SampleOrder:
-        """The bucket's share of every source: as many places as its weight gives it there."""
+        """Return the bucket's sampling order: each source gets positions by its weight and its share of the bucket."""
         if not self._training or len(self.data.sources) == 1:
             return SampleOrder([SampleGroup(rows, 1.0)], len(rows), shuffle=self._training)
         whole = quotas([source.weight for source in self.data.sources], len(usable))
@@ -99,7 +99,7 @@ class SentenceFeed:
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
-        """Which rows, numbered through all sources."""
+        """Return the global row numbers of a batch, or of one rank's part."""
         seed = self.seed or 0
         number = step
         if self._training:
@@ -114,7 +114,7 @@ class SentenceFeed:
         return rows
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
-        """A dictionary; a `Filler` around one where this part of the batch is empty."""
+        """Return the batch as a dictionary, wrapped in a `PaddingBatch` if this part of the batch is empty."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         rows = self.indices(epoch, step, part, parts)

@@ -1,7 +1,8 @@
-"""Augmentations on whole batches, on whatever device they are: one resampling for crop, turn and mirror, then colour.
+"""Image augmentation: whole-batch transforms on any device, and cropping while a batch is filled.
 
-What is drawn depends on (seed, epoch, place in the epoch) alone and rides with the batch as a small table, so the same
-picture is changed in the same way on any world size and after any restart. Evaluation has no augmentation.
+One resampling does crop, rotation and mirror, then colour follows. The random parameters depend on (seed, epoch,
+position in the epoch) alone and travel with the batch as a small table, so a picture is augmented identically for any
+world size and after any restart. Evaluation has no augmentation.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
 
 
 _STREAM, _NUMBERS = 12, 10
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which most published weights expect
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, expected by most pretrained weights
 _GREY = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment:
-    """Ranges to draw from. The defaults change nothing."""
+    """Ranges of the random parameters. The defaults change nothing."""
 
-    scale: tuple[float, float] = (1.0, 1.0)  # share of the area that a random resized crop keeps: (0.08, 1) is usual
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its width to its height
-    size: int | None = None  # side of the result; by default the batch's own
-    mirror: float = 0.0  # how often left and right are swapped
-    degrees: float = 0.0  # turned by up to so much either way; what comes into view repeats the edge
-    brightness: float = 0.0  # each of these: by a factor of 1 ± so much
+    scale: tuple[float, float] = (1.0, 1.0)  # area share kept by a random resized crop; (0.08, 1) is usual
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # aspect ratio of the crop, width / height
+    size: int | None = None  # side of the result; default: same as the batch
+    mirror: float = 0.0  # probability of a horizontal flip
+    degrees: float = 0.0  # maximum rotation either way; uncovered pixels repeat the edge
+    brightness: float = 0.0  # brightness, contrast and saturation: factor 1 ± this amount
     contrast: float = 0.0
     saturation: float = 0.0
-    hue: float = 0.0  # turned by up to this share of the colour wheel either way, at most 0.5
+    hue: float = 0.0  # maximum shift either way, as a share of the colour wheel (at most 0.5)
 
     def __post_init__(self) -> None:
         low, high = self.scale
@@ -52,7 +53,7 @@ class Augment:
             raise BadInput("brightness, contrast and saturation lie in 0 … 1", fix="correct the augmentation")
 
     def draw(self, seed: int, epoch: int, places: NDArray[np.int64]) -> Tensor:
-        """A row of numbers for each picture: what `apply` does to it."""
+        """Draw the parameters for `apply`, one row per picture."""
         import torch
 
         u = uniforms(seed, epoch, places, _NUMBERS, stream=_STREAM)
@@ -69,7 +70,7 @@ class Augment:
         return self.brightness, self.contrast, self.saturation
 
     def _windows(self, u: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-        """Width and height of the crop as shares of the picture's sides, and its middle in -1 … 1."""
+        """Return the crop's width and height as shares of the picture's sides, and its centre in -1 … 1."""
         if self.scale == (1.0, 1.0):
             ones = np.ones(len(u))
             return ones, ones, 0 * ones, 0 * ones
@@ -80,7 +81,7 @@ class Augment:
         return width, height, (2 * u[:, 2] - 1) * (1 - width), (2 * u[:, 3] - 1) * (1 - height)
 
     def apply(self, pictures: Tensor, draws: Tensor) -> Tensor:
-        """uint8 pictures (n × 3 × height × width) in, the same out. Takes place where they are."""
+        """Augment uint8 pictures (n × 3 × height × width) on the device they are on."""
         import torch
 
         with torch.no_grad():
@@ -96,7 +97,7 @@ class Augment:
 
 
 def normalised(pictures: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """uint8 pictures as floats around 0, on the device they are on."""
+    """Normalise uint8 pictures to floats by mean and standard deviation, on the device they are on."""
     scale = pictures.new_tensor(std, dtype=_default()).mul(255).view(1, 3, 1, 1)
     shift = pictures.new_tensor(mean, dtype=_default()).mul(255).view(1, 3, 1, 1)
     return (pictures - shift) / scale
@@ -124,7 +125,7 @@ def _moved(pictures: Tensor, draws: Tensor, size: int | None) -> Tensor:
 
 
 def _coloured(pictures: Tensor, draws: Tensor, by: Augment) -> Tensor:
-    """Brightness, contrast, saturation and hue, in this order; those that are off cost nothing."""
+    """Change brightness, contrast, saturation and hue, in this order. Those that are off cost nothing."""
     factors = draws[:, 6:10].view(-1, 4, 1, 1, 1).unbind(1)
     if by.brightness:
         pictures = (pictures * factors[0]).clamp(0, 1)
@@ -145,7 +146,7 @@ def _grey(pictures: Tensor) -> Tensor:
 
 
 def _hue_turned(pictures: Tensor, angle: Tensor) -> Tensor:
-    """Turned about the grey axis in YIQ: brightness stays, and no branch is needed."""
+    """Rotate the hue about the grey axis in YIQ: keeps the luminance and needs no branches."""
     import torch
 
     to = pictures.new_tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -156,23 +157,23 @@ def _hue_turned(pictures: Tensor, angle: Tensor) -> Tensor:
     return torch.einsum("nij,njhw->nihw", back @ turn @ to, pictures)
 
 
-# From a stored picture to its place in a batch: decoded, cropped and mirrored, without a copy more than needed.
+# Copying of a stored picture into a batch: decode, crop and mirror with as few copies as possible.
 
 
 Bytes = NDArray[np.uint8]
 
-_scratch = threading.local()  # each thread decodes into memory of its own, used again
+_scratch = threading.local()  # each thread decodes into its own reusable buffer
 
 
 def put_raw(source: Bytes, place: Bytes, top: float, left: float, mirror: bool) -> None:
-    """The window of `source` that lies `top` and `left` (0 … 1) of the room there is."""
+    """Copy a crop of `source` into `place`. `top` and `left` (0 … 1) position it within the available margin."""
     height, width = place.shape[:2]
     y, x = int(top * (source.shape[0] - height + 1)), int(left * (source.shape[1] - width + 1))
     window = source[y : y + height, x : x + width]
     if not mirror:
         place[...] = window
         return
-    for channel in range(3):  # three strided copies: numpy reverses runs of three bytes more slowly
+    for channel in range(3):  # three strided copies: numpy reverses groups of three bytes more slowly
         place[:, :, channel] = window[:, ::-1, channel]
 
 
@@ -185,7 +186,7 @@ def put_jpeg(body: Any, place: Bytes, top: float, left: float, mirror: bool) -> 
 
 
 def decode_jpeg(body: Any) -> Bytes:
-    """Into this thread's memory: valid until its next picture."""
+    """Decode into this thread's buffer. The result is valid until its next call."""
     import simplejpeg  # type: ignore[import-untyped]
 
     height, width, _, _ = simplejpeg.decode_jpeg_header(body)
@@ -198,7 +199,7 @@ def decode_jpeg(body: Any) -> Bytes:
 
 
 def enlarged(pixels: Bytes, height: int, width: int) -> Bytes:
-    """At least so large on both sides, with its aspect."""
+    """Enlarge a picture to at least this height and width, keeping its aspect ratio."""
     from PIL import Image
 
     scale = max(height / pixels.shape[0], width / pixels.shape[1])

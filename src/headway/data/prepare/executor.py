@@ -1,7 +1,7 @@
-"""Orders in, receipts out, done side by side: in this process, on a local Dask cluster, or on one that is running.
+"""Run tasks in parallel: in this process, on a local Dask cluster, or on an existing one.
 
-At most a few orders are under way at a time, so memory does not grow with their number. Receipts come as they are
-ready, in any order.
+A task maps an order (a JSON string) to a receipt (a JSON string). Only a few are in flight at a time, so memory does
+not grow with their number. Receipts are yielded as they complete, in any order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.core.errors import BadInput, HeadwayError
 
 Task = Callable[[str], str]
 
-CONNECT_S = 20.0  # how long a scheduler may take to answer
+CONNECT_S = 20.0  # timeout for connecting to a scheduler
 
 
 class ClusterGone(HeadwayError):
-    """The scheduler or its workers went away. What is done is kept: starting again goes on from there."""
+    """The Dask scheduler or its workers disappeared. Finished shards are kept, so starting again resumes."""
 
 
 def usable_cores() -> int:
@@ -31,7 +31,7 @@ def usable_cores() -> int:
 
 
 def run(task: Task, orders: Iterable[str], *, workers: int, dask: str | None, scratch: Path) -> Iterator[str]:
-    """The receipt of every order. One worker needs no cluster; `dask` is the address of a scheduler."""
+    """Yield the receipt of every order. One worker runs in this process; `dask` is the address of a scheduler."""
     if dask is None and workers <= 1:
         yield from map(task, orders)
         return
@@ -50,7 +50,7 @@ def _on(client: Any, task: Task, orders: Iterable[str], where: str) -> Iterator[
 
 
 def _submitted(client: Any, task: Task, orders: Iterable[str]) -> list[Any]:
-    # Not pure: Dask would otherwise hash each order to look for a result it may know.
+    # pure=False: otherwise Dask hashes each order to look up a cached result.
     return [client.submit(task, order, pure=False, retries=2) for order in orders]
 
 
@@ -74,7 +74,7 @@ def _gone(where: str, why: str) -> ClusterGone:
 
 @contextmanager
 def _client(workers: int, dask: str | None, scratch: Path) -> Iterator[Any]:
-    distributed = _distributed()  # before dask.config is touched: importing it loads its own defaults there
+    distributed = _distributed()  # import before touching dask.config: the import loads its defaults there
     import dask as dask_library
 
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its errors reach us as exceptions
@@ -99,7 +99,7 @@ def _local_cluster(distributed: Any, workers: int, scratch: Path) -> Any:
             processes=True,
             host="127.0.0.1",
             dashboard_address=None,
-            memory_limit=0,  # a chunk's memory is bounded: a worker that is restarted for it would only loop
+            memory_limit=0,  # a chunk's memory is bounded; a worker restarted for using too much would only loop
             local_directory=str(scratch),
             silence_logs=logging.CRITICAL,
         )
@@ -126,5 +126,5 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _distributed() -> Any:
-    """Untyped, and slow to import: only where a cluster is wanted."""
+    """Import `distributed` (untyped and slow to import) only when a cluster is needed."""
     return import_module("distributed")

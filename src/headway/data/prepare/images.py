@@ -1,8 +1,8 @@
-"""Pictures in, small arrays out: scaled JPEG decoding, an antialiased resize, and every odd colour mode made RGB.
+"""Decode and resize images: scaled JPEG decoding, antialiased resizing, conversion of every colour mode to RGB.
 
-JPEGs are decoded by libjpeg-turbo at the smallest eighth that still has twice the pixels needed along each side and is
-a whole number of pixels, then reduced with Lanczos-3 by libvips. The result is within 45 dB (PSNR) of Pillow's LANCZOS
-on the full picture, at a third of its cost (docs/decisions/0010-picture-decoding.md).
+libjpeg-turbo decodes JPEGs at the smallest eighth that still has twice the needed pixels per side and a whole number of
+pixels; libvips then reduces them with Lanczos-3. The result is within 45 dB (PSNR) of Pillow's LANCZOS on the full
+picture, at a third of its cost (docs/decisions/0010-picture-decoding.md).
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ Pixels = NDArray[np.uint8]  # height × width × 3, RGB
 Fit = Literal["short", "crop", "squash", "pad"]
 
 FITS: tuple[Fit, ...] = ("short", "crop", "squash", "pad")
-# Formats that are read by a decoder of Pillow's own. Others are not tried: EPS would start Ghostscript on the file.
+# Formats with a decoder inside Pillow. No others are tried: EPS, for example, would start Ghostscript on the file.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA")
-MAX_PIXELS = 64_000_000  # a picture that claims more is refused before it is decoded
-# All the ways in which Pillow says that the bytes are damaged.
+MAX_PIXELS = 64_000_000  # pictures that claim more are rejected before decoding
+# Every exception that Pillow raises for damaged bytes.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
-_OVERSAMPLE = 2.0  # decode at least this much larger than needed, and leave the rest to the filter
-_DIRECT = 4.0  # times smaller: from there on, libvips first takes means of whole pixels
-_SMALL = 90_000  # pixels: below it, libvips spends more on getting ready than it saves
+_OVERSAMPLE = 2.0  # decode at least this much larger than needed, and let the filter reduce the rest
+_DIRECT = 4.0  # from this reduction factor on, libvips first averages whole pixels (box shrink)
+_SMALL = 90_000  # pixels: below this, the set-up cost of libvips exceeds what it saves
 _ORIENTATION = 0x0112  # the EXIF tag
-_HARMLESS = ("extraneous bytes", "invalid sof marker", "unsupported marker type")  # the pixels are all there
+_HARMLESS = ("extraneous bytes", "invalid sof marker", "unsupported marker type")  # pixels are complete
 
 
 class BadPicture(Exception):
-    """This file cannot be used: the message says why, in words for the report."""
+    """The picture cannot be used. The message gives the reason for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What pictures are brought to. `short` keeps the aspect and makes the shorter side `size`; `crop` then takes the
-    middle square; `squash` ignores the aspect; `pad` keeps everything and fills the rest with black."""
+    """Target size and fit.
 
-    size: int | None = 256  # None: as they are
+    `short` keeps the aspect ratio and scales the shorter side to `size`; `crop` then takes the centre square; `squash`
+    ignores the aspect ratio; `pad` keeps the whole picture and fills the rest with black.
+    """
+
+    size: int | None = 256  # None: keep the original size
     fit: Fit = "short"
 
     @property
@@ -55,7 +58,7 @@ class Shape:
         return self.size is not None and self.fit != "short"
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height before cropping or padding."""
+        """Return width and height before cropping or padding."""
         if self.size is None:
             return width, height
         if self.fit == "squash":
@@ -72,7 +75,7 @@ class Decoded:
 
 
 def decode(data: bytes | memoryview, shape: Shape, *, max_pixels: int = MAX_PIXELS) -> Decoded:
-    """The picture as RGB, upright, brought to `shape`; BadPicture if it is damaged, too large or no picture at all."""
+    """Decode to upright RGB and fit to `shape`. Raises BadPicture if the data is damaged, too large or no picture."""
     if len(data) == 0:
         raise BadPicture("the file is empty")
     if bytes(data[:2]) == b"\xff\xd8":
@@ -86,12 +89,15 @@ def encode_jpeg(pixels: Pixels, quality: int = 90) -> bytes:
 
 
 def perceptual_hash(pixels: Pixels) -> int | None:
-    """64 bits that survive rescaling and re-encoding: the signs of the 8 × 8 lowest frequencies. None if it is flat."""
+    """Return a 64-bit perceptual hash (signs of the lowest 8 × 8 DCT coefficients), or None for a flat picture.
+
+    The hash survives rescaling and re-encoding.
+    """
     grey = _shrink(pixels, 32)
     if float(grey.std()) < 2.0:
         return None
     low = (_COSINES @ grey @ _COSINES.T).ravel()
-    middle = np.partition(low[1:], 31)[31]  # the median; the first is the mean brightness, which says nothing
+    middle = np.partition(low[1:], 31)[31]  # the median, without the DC coefficient, which is only the mean brightness
     bits = low > middle
     return int(np.packbits(bits).view(">u8")[0])
 
@@ -103,7 +109,7 @@ def _decode_jpeg(data: bytes | memoryview, shape: Shape, max_pixels: int) -> Dec
         return _decode_other(data, shape, max_pixels)
     _check_size(width, height, max_pixels)
     if colours not in ("YCbCr", "Gray", "RGB"):
-        return _decode_other(data, shape, max_pixels)  # CMYK and YCCK: Pillow knows Adobe's inversion
+        return _decode_other(data, shape, max_pixels)  # CMYK and YCCK: Pillow handles Adobe's inversion
     turn = _orientation(data)
     upright = (height, width) if turn >= 5 else (width, height)
     target = shape.scaled(*upright)
@@ -131,7 +137,10 @@ def _turbo(data: bytes | memoryview, stored: tuple[int, int], full: tuple[int, i
 
 
 def _scaled(stored: tuple[int, int], full: tuple[int, int]) -> tuple[int, int]:
-    """The size to decode at. One that is rounded up would be stretched by a part of a pixel: 35 dB instead of 48."""
+    """Choose the decode size.
+
+    A size that had to be rounded up would stretch by part of a pixel: 35 dB instead of 48.
+    """
     least = [int(need * _OVERSAMPLE) for need in stored]
     for eighths in range(1, 8):
         size = full[0] * eighths / 8, full[1] * eighths / 8
@@ -143,7 +152,7 @@ def _scaled(stored: tuple[int, int], full: tuple[int, int]) -> tuple[int, int]:
 def _decode_other(data: bytes | memoryview, shape: Shape, max_pixels: int) -> Decoded:
     from PIL import Image, UnidentifiedImageError
 
-    try:  # Pillow's warning about large pictures is swallowed: what is over our own limit goes into the report
+    try:  # suppress Pillow's warning about large pictures: those over our own limit go into the report
         with warnings.catch_warnings(record=True), Image.open(io.BytesIO(data), formats=readable()) as picture:
             _check_size(picture.width, picture.height, max_pixels)
             turn = int(picture.getexif().get(_ORIENTATION, 1) or 1)
@@ -158,7 +167,7 @@ def _decode_other(data: bytes | memoryview, shape: Shape, max_pixels: int) -> De
 
 @cache
 def readable() -> tuple[str, ...]:
-    """Those of FORMATS that this Pillow has: AVIF came late, and asking for what is not there is a KeyError."""
+    """Return the FORMATS that this Pillow supports. AVIF came late, and naming an unsupported format is a KeyError."""
     from PIL import Image
 
     Image.init()
@@ -174,7 +183,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _rgb(picture: Image) -> Image:
-    """RGB from any mode: alpha is laid over white, 16 bits keep their upper 8, a palette is looked up."""
+    """Convert any mode to RGB: alpha is composited over white, 16 bits keep their upper 8, palettes are looked up."""
     from PIL import Image as pil
 
     if picture.mode in ("I;16", "I;16B", "I;16L", "I;16N", "I", "F"):
@@ -187,7 +196,7 @@ def _rgb(picture: Image) -> Image:
 
 
 def _eight_bits(values: NDArray[Any]) -> Pixels:
-    """Deep greys: integers up to 65,535 by their upper byte, floats in 0 … 1 by scaling, anything else clipped."""
+    """Convert deep greyscale: integers up to 65,535 keep the upper byte, floats in 0 … 1 are scaled, others clipped."""
     if values.dtype.kind == "f":
         top = float(values.max(initial=0.0))
         return np.asarray(np.clip(values * (255.0 if top <= 1.0 else 1.0), 0, 255), dtype=np.uint8)
@@ -197,7 +206,7 @@ def _eight_bits(values: NDArray[Any]) -> Pixels:
 
 
 def _orientation(data: bytes | memoryview) -> int:
-    """1 … 8 from the EXIF segment of a JPEG; 1 where there is none or it makes no sense."""
+    """Return the orientation (1 … 8) from a JPEG's EXIF segment, or 1 if it is missing or invalid."""
     head = bytes(data[:65_600])
     at = head.find(b"Exif\x00\x00")
     if at < 0:
@@ -209,7 +218,7 @@ def _orientation(data: bytes | memoryview) -> int:
         exif.load(head[at:])
         turn = int(exif.get(_ORIENTATION, 1) or 1)
     except (SyntaxError, ValueError, TypeError, KeyError, OSError, EOFError):
-        return 1  # a broken EXIF block is common, and the pixels do not depend on it
+        return 1  # broken EXIF blocks are common, and the pixels do not depend on them
     return turn if 1 <= turn <= 8 else 1
 
 
@@ -229,14 +238,14 @@ def _upright(pixels: Pixels, turn: int) -> Pixels:
 
 
 def _resize(pixels: Pixels, to: tuple[int, int]) -> Pixels:
-    """Lanczos, by whichever library is quicker at this size: the choice depends on nothing else."""
+    """Resize with Lanczos in the library that is faster at this size. The choice depends on the sizes only."""
     height, width = pixels.shape[:2]
     if (width, height) == to:
         return pixels
     if width * height <= _SMALL or to[0] > width or to[1] > height:
         return _resize_small(pixels, to)
     image = _vips().Image.new_from_memory(np.ascontiguousarray(pixels), width, height, 3, "uchar")
-    if max(width / to[0], height / to[1]) < _DIRECT:  # what `resize` does there, without its 0.6 ms of getting ready
+    if max(width / to[0], height / to[1]) < _DIRECT:  # what `resize` would do, without its 0.6 ms of set-up
         reduced = image.reduce(width / to[0], height / to[1], kernel="lanczos3")
     else:
         reduced = image.resize(to[0] / width, vscale=to[1] / height, kernel="lanczos3")
@@ -273,16 +282,16 @@ def _turbojpeg() -> Any:
 
 @cache
 def _vips() -> Any:
-    os.environ.setdefault("VIPS_CONCURRENCY", "1")  # we are parallel over pictures, not inside one
+    os.environ.setdefault("VIPS_CONCURRENCY", "1")  # we parallelize over pictures, not inside one
     import pyvips  # type: ignore[import-untyped]
 
-    pyvips.cache_set_max(0)  # it would keep the last hundred pictures in memory, and we never ask twice
+    pyvips.cache_set_max(0)  # it would keep the last hundred results in memory, and we never repeat one
 
     return pyvips
 
 
 def _shrink(pixels: Pixels, side: int) -> NDArray[np.float64]:
-    """side × side means of the green channel: close to brightness, and a third of the work."""
+    """Return side × side means of the green channel: close to luminance, at a third of the work."""
     height, width = pixels.shape[:2]
     rows = np.linspace(0, height, side, endpoint=False).astype(np.int64)
     columns = np.linspace(0, width, side, endpoint=False).astype(np.int64)

@@ -1,8 +1,8 @@
-"""From a source to shards: read, split, clean, decode, write. Killed and started again, it goes on where it was.
+"""Prepare a data set: read a source, split, clean, decode, and write shards. Resumable after a kill.
 
-The source's annotations are read into a scratch file; rows are split and cut into chunks whose bounds depend on the
-rows and the settings alone; each chunk becomes a shard and a receipt, on as many workers as there are; the receipts
-become the report and, last of all, the manifest.
+Annotations are read into a scratch file; rows are split and cut into chunks whose bounds depend on the rows and the
+settings alone; workers turn each chunk into a shard and a receipt (ShardReport); the receipts become the report and,
+last of all, the manifest.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from headway.data.text_filters import Rules, normalised, pair_drop
 from headway.data.tokenizers import BpeTokenizer
 from headway.storage import Store, join, local_path, open_store
 
-# The last part of a preparation: what the receipts say becomes a report, files beside the shards, and the manifest.
+# Finalization: turn the receipts into a report, the files beside the shards, and the manifest.
 
 
 DROPPED, DUPLICATES, WORDS, TOKENIZER = "dropped.jsonl", "duplicates.jsonl", "words.json", "tokenizer.json"
-_RANK = {"test": 2, "val": 1}  # a picture in two splits is kept in the one that is measured on
+_RANK = {"test": 2, "val": 1}  # a picture in two splits stays in the evaluation split
 
 
 class Ledger:
-    """What is known of the shards so far. Rows' details go to the staging file; only the shards are kept here."""
+    """Index of the finished shards. Per-row details go to the staging file; only shard entries stay in memory."""
 
     def __init__(self, staging: RowStore) -> None:
         self._staging = staging
@@ -55,7 +55,7 @@ class Ledger:
         self.rows = 0
 
     def enter(self, receipt: ShardReport) -> None:
-        """A chunk that is made a second time replaces what the first said."""
+        """Record a receipt. A chunk that was made again replaces its earlier entry."""
         if receipt.chunk in self._shards:
             self._staging.forget(receipt.chunk)
         else:
@@ -73,7 +73,7 @@ class Ledger:
 
 
 class DuplicateReport:
-    """Pictures that occur more than once: the same file anywhere, or the same look in two splits."""
+    """Groups of duplicate pictures: identical files anywhere, or perceptually similar ones in different splits."""
 
     def __init__(self, staging: RowStore) -> None:
         self._staging = staging
@@ -85,7 +85,7 @@ class DuplicateReport:
                 column.append(value)
         numbers, files, looks, textured, splits = (np.array(column, dtype=np.int64) for column in columns)
         self.exact = [self._named(numbers[group]) for group in same(files.view(np.uint64))]
-        shown = np.flatnonzero(textured)  # what is flat looks like everything else that is
+        shown = np.flatnonzero(textured)  # flat pictures all look alike, so their hashes mean nothing
         groups = (shown[group] for group in alike(looks[shown].view(np.uint64)))
         self.near = [self._named(numbers[group]) for group in groups if len(np.unique(splits[group])) > 1]
 
@@ -99,7 +99,7 @@ class DuplicateReport:
                 yield {"kind": kind, "across_splits": len({split for *_, split in group}) > 1, "rows": rows}
 
     def doomed(self) -> dict[str, dict[str, str]]:
-        """chunk -> row -> why: rows that a split further on has too."""
+        """Return chunk -> row -> reason for rows that val or test also contains (train < val < test)."""
         found: dict[str, dict[str, str]] = defaultdict(dict)
         for kind, groups in (("the same file as", self.exact), ("looks like", self.near)):
             for group in groups:
@@ -113,7 +113,7 @@ class DuplicateReport:
 def finish(
     dest: Store, manifest: Manifest, ledger: Ledger, staging: RowStore, twins: DuplicateReport, scratch: Path
 ) -> Manifest:
-    """Write everything beside the shards, the manifest last; then remove what only the preparation needed."""
+    """Write all files beside the shards, the manifest last; then delete the preparation's intermediate files."""
     files = [
         _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch),
         _send_lines(dest, DUPLICATES, twins.lines(), scratch),
@@ -132,7 +132,7 @@ def finish(
 
 
 def send_report(dest: Store, staging: RowStore, scratch: Path) -> None:
-    """What was dropped so far, for someone who has to find out why it was so much."""
+    """Write the report of rows dropped so far, so that the user can see why there were too many."""
     _send_lines(dest, DROPPED, (asdict(line) for line in staging.dropped()), scratch)
 
 
@@ -165,50 +165,50 @@ def send_tokenizer(dest: Store, text: str) -> OtherFile:
 
 
 def _tidy(dest: Store, manifest: Manifest) -> None:
-    """Receipts have done their work; shards of an earlier preparation that this one does not have are nobody's."""
+    """Delete the receipts, and stale shards of an earlier preparation that are not in the manifest."""
     wanted = {shard.key for shards in manifest.splits.values() for shard in shards}
     stale = [entry.key for entry in dest.list("shards/") if entry.key not in wanted]
     for key in [*stale, *(entry.key for entry in dest.list("receipts/"))]:
         dest.delete(key)
     folder = local_path(dest.url)
     if folder is not None:
-        with suppress(OSError):  # somebody put something there: it is theirs
+        with suppress(OSError):  # not empty: it holds files that are not ours
             (folder / "receipts").rmdir()
 
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+Progress = Callable[[str, int, int], None]  # stage, amount done, total
 Encoding = Literal["jpeg", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """How rows become shards, where the defaults are not wanted."""
+    """Optional settings of a preparation."""
 
-    format: str | None = None  # which reader; by default seen from the files
+    format: str | None = None  # reader to use; by default detected from the files
     year: str | None = None  # COCO: 2014 or 2017
-    languages: tuple[str, str] | None = None  # parallel text: from, to
-    fit: Fit | None = None  # by default `short` for JPEG, `crop` for raw pixels
+    languages: tuple[str, str] | None = None  # parallel text: source, target
+    fit: Fit | None = None  # default: `short` for JPEG, `crop` for raw pixels
     quality: int = 90
     max_pixels: int = MAX_PIXELS
     rules: Rules = field(default_factory=Rules)
-    splits: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))  # where the source gives none
-    seed: int = 0  # of those splits
-    duplicates: Literal["report", "drop"] = "report"  # or drop what train shares with val or test
+    splits: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT))  # used if the source defines none
+    seed: int = 0  # for those splits
+    duplicates: Literal["report", "drop"] = "report"  # or drop rows of train that are duplicates of val or test
     bpe_size: int = 8000
     name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What was made, in numbers."""
+    """Result of a preparation."""
 
     url: str
     manifest: Manifest
     seconds: float
     chunks: int = 0
-    kept: int = 0  # chunks that an earlier start had finished; all of them if nothing was left to do
+    kept: int = 0  # chunks reused from an earlier start; all of them if nothing was left to do
     bad_rows: int = 0
-    twins: Mapping[str, int] = field(default_factory=dict)  # groups of duplicates: exact, near
+    twins: Mapping[str, int] = field(default_factory=dict)  # duplicate groups by kind: exact, near
 
     @property
     def rows(self) -> dict[str, int]:
@@ -235,8 +235,9 @@ def prepare(
 ) -> Summary:
     """Prepare `source` (a folder, an archive, a URL, an object store or a known name) as shards at `to`.
 
-    Finished chunks of a broken-off start are kept, a finished data set is left as it is. More than `max_bad` bad rows
-    stop it. `workers` processes of this machine do it, or those of the Dask scheduler at `dask`.
+    Resumes an interrupted preparation from its finished chunks, and leaves a complete data set as it is. Raises
+    TooMuchBad if more than `max_bad` rows are bad. Runs on `workers` local processes, or on the Dask scheduler at
+    `dask`.
     """
     wishes, report = wishes or PrepareOptions(), progress or _silent
     _check(size, encoding, workers, wishes)
@@ -313,11 +314,14 @@ class _Job:
         )
 
     def existing(self, orders: ChunkPlan, overwrite: bool) -> Manifest | None:
-        """The data set that is there already, if it is this one. Another one is not touched unless asked."""
+        """Return the manifest at the destination if it has the same rows and settings.
+
+        Raises BadInput for a different data set, unless `overwrite` is set.
+        """
         try:
             there = read_manifest(self._dest.url, self._dest)
         except BadInput:
-            return None  # none, or a broken one
+            return None  # there is no manifest, or a damaged one
         if there.settings.get("proof") == self._proof(orders):
             return there
         if not overwrite:
@@ -325,7 +329,7 @@ class _Job:
                 f"{self._dest.url} already holds a data set, made of other rows or with other settings",
                 fix="choose another place, or replace it with --overwrite",
             )
-        self._dest.delete(NAME)  # from here on there is no data set, until the new one is whole
+        self._dest.delete(NAME)  # from here until the new manifest is written, there is no data set
         return None
 
     def make(self, orders: ChunkPlan, workers: int, dask: str | None) -> Summary:
@@ -381,12 +385,12 @@ class _Job:
         self._progress("preparing", ledger.rows, self._staging.count())
 
     def _finished(self) -> dict[str, int]:
-        """Receipts that lie there: name -> size. One listing instead of a question for each chunk."""
+        """List the existing receipts as chunk name -> size: one listing instead of one request per chunk."""
         listed = self._dest.list("receipts/")
         return {os.path.basename(entry.key).removesuffix(".json"): entry.size for entry in listed}
 
     def _receipt(self, chunk: str, proof: str) -> ShardReport | None:
-        """Of a chunk that an earlier start finished with the same rows and settings, if its shard is there whole."""
+        """Return the receipt of an earlier start if rows and settings are unchanged and its shard has the full size."""
         try:
             receipt = ShardReport.from_json(self._dest.read(receipt_key(chunk)))
             if receipt.proof != proof:
@@ -405,7 +409,7 @@ class _Job:
             raise
 
     def _nothing_left(self, ledger: Ledger) -> None:
-        """A data set without a row is nobody's wish: some rule left everything out."""
+        """Raise BadInput if every row was excluded."""
         if any(ledger.splits(dict.fromkeys(self._staging.splits(), ())).values()):
             return
         send_report(self._dest, self._staging, self._scratch)
@@ -432,7 +436,7 @@ class _Job:
         return f"{orders.proof}-{self._wishes.duplicates}"
 
     def _said(self, orders: ChunkPlan) -> dict[str, Any]:
-        """What was asked for, for people and for the next start."""
+        """Return the settings to record in the manifest, for people and for the next start to compare."""
         settings: dict[str, Any] = json.loads(orders.settings.to_json())
         for said_elsewhere in ("classes", "tokenizer", "made_with", "task"):
             del settings[said_elsewhere]
@@ -445,14 +449,14 @@ class _Job:
 
 
 def _check_apart(source: str, to: str) -> None:
-    """A data set inside of its own source would be read as part of it the next time."""
+    """Raise BadInput if source and destination overlap: the output would be read as part of the source next time."""
     here, there = local_path(source), local_path(to)
     if here is not None and there is not None and (here == there or here in there.parents or there in here.parents):
         raise BadInput(f"{to} and its source {source} lie in each other", fix="choose a place beside it")
 
 
 def _as_known(wishes: PrepareOptions, entry: KnownDataset | None, source: str) -> PrepareOptions:
-    """A known data set brings its format; any has a name."""
+    """Fill in the data set's name, and the format of a known data set."""
     name = wishes.name or os.path.basename(source.partition("#")[0].rstrip("/")) or "data"
     if entry is None:
         return replace(wishes, name=name)
@@ -460,7 +464,7 @@ def _as_known(wishes: PrepareOptions, entry: KnownDataset | None, source: str) -
 
 
 def _classes(labels: list[str], task: str) -> tuple[str, ...]:
-    """Names in order; grades as every whole number from the lowest to the highest, seen or not."""
+    """Return the class names in order; for grades, every integer from the lowest to the highest, seen or not."""
     if task == "classes":
         return tuple(labels)
     grades = sorted(int(label) for label in labels)
@@ -485,7 +489,7 @@ def _check(size: int | None, encoding: str, workers: int | None, wishes: Prepare
 
 
 class _full_disk_said:
-    """The scratch file's own words for a full disk, translated."""
+    """Context manager that converts SQLite and OS disk-full errors to DiskFull."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch

@@ -1,4 +1,4 @@
-"""Pictures that are the same file, or look the same: found by hashes, without comparing all with all."""
+"""Data quality: duplicate detection by hashes, and the limit for bad rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEAR = BANDS - 1
 
 
 def same(hashes: Words) -> Iterator[Places]:
-    """Groups of places that carry the same hash, two or more in each."""
+    """Yield groups of two or more positions with equal hashes."""
     order = np.argsort(hashes, kind="stable")
     bounds = np.flatnonzero(np.diff(hashes[order])) + 1
     for group in np.split(order, bounds):
@@ -29,7 +29,7 @@ def same(hashes: Words) -> Iterator[Places]:
 
 
 def alike(hashes: Words) -> Iterator[Places]:
-    """Groups of places whose hashes are linked by steps of at most NEAR bits, two or more in each."""
+    """Yield groups of two or more positions whose hashes are connected by distances of at most NEAR bits."""
     unique, back = np.unique(hashes, return_inverse=True)
     roots = _Roots(len(unique))
     for first, second in _close(unique):
@@ -39,7 +39,10 @@ def alike(hashes: Words) -> Iterator[Places]:
 
 
 def _close(unique: Words) -> Iterator[tuple[int, int]]:
-    """Pairs of distinct hashes within NEAR bits: those that share a band are compared, no others."""
+    """Yield pairs of distinct hashes within NEAR bits.
+
+    Compares only hashes that share a band (locality-sensitive hashing).
+    """
     width = 64 // BANDS
     for band in range(BANDS):
         keys = (unique >> np.uint64(band * width)) & np.uint64((1 << width) - 1)
@@ -51,13 +54,13 @@ def _close(unique: Words) -> Iterator[tuple[int, int]]:
 
 
 def _bits(words: Words) -> Places:
-    """How many are set in each, without numpy 2's bitwise_count."""
+    """Count the set bits of each word (numpy 1 lacks bitwise_count)."""
     octets = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1)
     return np.asarray(octets.sum(axis=1), dtype=np.int64)
 
 
 class _Roots:
-    """Which things belong together, learnt pair by pair."""
+    """Union-find with path halving."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
@@ -73,7 +76,7 @@ class _Roots:
         self._above[high] = low
 
 
-# How much damage is too much: past it, preparing stops and says what is wrong, rather than make a poor data set.
+# Error budget: preparation stops with the reasons rather than produce a poor data set.
 
 
 _SHOWN = 5
@@ -81,14 +84,14 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """At most this share of the rows, or this many of them, may be bad."""
+    """The largest share, or number, of bad rows allowed."""
 
     share: float | None = None
     count: int | None = None
 
     @classmethod
     def parse(cls, text: str | float | int) -> Threshold:
-        """`1%`, `250`, or a share such as 0.01."""
+        """Parse `1%`, `250`, or a share such as 0.01."""
         if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
             return cls(count=text)
         if isinstance(text, float) and 0 <= text <= 1:
@@ -108,11 +111,11 @@ class Threshold:
 
 
 class TooMuchBad(BadInput):
-    """More rows are damaged than allowed."""
+    """The source has more bad rows than allowed."""
 
 
 def check(limit: Threshold, staging: RowStore, total: int, report: str) -> None:
-    """TooMuchBad, with the commonest reasons and an example of each, when the bad rows are more than allowed."""
+    """Raise TooMuchBad, with the most frequent reasons and an example of each, if the bad rows exceed the limit."""
     bad = staging.bad_rows()
     if bad <= limit.allows(total):
         return

@@ -1,7 +1,7 @@
-"""One chunk of rows to one shard: the work that is dealt out to processes and machines.
+"""Turn one chunk of rows into one shard: the unit of work distributed to processes and machines.
 
-Idempotent: the same rows and settings give the same bytes, whoever does it and however often. The shard is written
-first, its receipt after it: a chunk without a receipt is done again.
+Idempotent: the same rows and settings give the same bytes on every worker. The shard is written first, its receipt
+after it; a chunk without a receipt is done again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
 from headway.data.tokenizers import load_tokenizer, split_words
 from headway.storage import Store, open_store
 
-PIPELINE = 2  # raised when the same settings would give other bytes
-_RAW_SHARD, _JPEG_SHARD = 64 << 20, 16 << 20  # bytes aimed at
-_TEXT_ROWS, _PICTURE_ROWS = 20_000, 512  # at most: small sets, too, are to keep many workers busy
+PIPELINE = 2  # increment when the same settings would give different bytes
+_RAW_SHARD, _JPEG_SHARD = 64 << 20, 16 << 20  # target size in bytes
+_TEXT_ROWS, _PICTURE_ROWS = 20_000, 512  # upper limits, so that small sets also keep many workers busy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything besides the rows that decides what stands in a shard."""
+    """Everything besides the rows that determines a shard's bytes."""
 
     task: Task
-    pictures: tuple[str, ...] = ()  # the columns that hold them
+    pictures: tuple[str, ...] = ()  # names of the picture columns
     size: int | None = 256
     fit: Fit = "short"
     encoding: Literal["jpeg", "raw"] = "jpeg"
@@ -46,13 +46,13 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     classes: tuple[str, ...] = ()
     tokenizer: str = ""  # JSON, for translation
-    numbers: Mapping[str, int] = field(default_factory=dict)  # columns of so many numbers each
+    numbers: Mapping[str, int] = field(default_factory=dict)  # column name -> numbers per row
     made_with: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         plain = asdict(self) | {"pipeline": PIPELINE}
         if not self.numbers:
-            del plain["numbers"]  # as it was before there were any: prepared data stays what it is
+            del plain["numbers"]  # absent in older versions: keeps existing data sets valid
         return json.dumps(plain, sort_keys=True)
 
     @classmethod
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def rows_in_a_shard(self) -> int:
-        """The same for the same settings: on the number of workers it must not depend."""
+        """Rows per shard. Depends on the settings only, never on the number of workers."""
         if not self.pictures:
             return _TEXT_ROWS
         if self.encoding == "raw":
@@ -96,27 +96,27 @@ class Chunk:
     split: str
     number: int
     rows: list[dict[str, Any]]
-    doomed: dict[str, str] = field(default_factory=dict)  # row -> why it goes: found out by looking at all chunks
+    doomed: dict[str, str] = field(default_factory=dict)  # row -> reason to drop it, found by comparing all chunks
 
     @property
     def name(self) -> str:
         return f"{self.split or 'all'}-{self.number:05d}"
 
     def to_json(self) -> str:
-        # Not by asdict: it copies every row, and this is asked twice of each chunk before its work begins.
+        # Not asdict, which copies every row: this runs twice per chunk before the work starts.
         plain = {"split": self.split, "number": self.number, "rows": self.rows, "doomed": self.doomed}
         return json.dumps(plain, sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardReport:
-    """What became of a chunk. `proof` stands for its rows and the settings: another proof, another shard."""
+    """The receipt of a chunk. `proof` is a hash of its rows and the settings: if it differs, the shard is stale."""
 
     chunk: str
     split: str
     number: int
     proof: str
-    rows: int  # that went in
+    rows: int  # number of input rows
     shard: ShardFile | None
     dropped: list[ExcludedRow]
     hashes: list[tuple[str, int, int | None]]
@@ -146,7 +146,7 @@ def receipt_key(chunk: str) -> str:
 
 
 def make_shard(order: str) -> str:
-    """An order in, a receipt out, both JSON: runs in any process that reaches both stores."""
+    """Make one shard from an order and return its receipt, both JSON. Runs in any process that reaches both stores."""
     asked = json.loads(order)
     settings, chunk = Settings.from_json(asked["settings"]), Chunk(**json.loads(asked["chunk"]))
     source, dest = _store(asked["source"]), _store(asked["dest"])
@@ -183,12 +183,12 @@ def _tokenizer(text: str) -> Any:
 
 
 def _filled(values: Sequence[float | None] | None, count: int) -> list[float]:
-    """NaN where nothing is known."""
+    """Replace missing values by NaN."""
     return [math.nan if value is None else value for value in values or [None] * count]
 
 
 class _Maker:
-    """The columns of a shard, row by row."""
+    """Builds the columns of a shard row by row."""
 
     def __init__(self, settings: Settings, chunk: Chunk, source: Store) -> None:
         self._settings, self._chunk, self._source = settings, chunk, source

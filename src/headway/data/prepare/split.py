@@ -1,4 +1,7 @@
-"""From staged rows to chunks: bounds that depend on the rows and the settings alone, and a proof of each."""
+"""Assign rows to splits, and cut the splits into chunks.
+
+Chunk bounds depend on the rows and the settings alone; each chunk has a proof, a hash of its rows and the settings.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from headway.data.prepare.shard_task import Chunk, Settings, proof_of
 from headway.data.prepare.staging import RowStore
 from headway.data.readers.files import Tree
 
-_PIECES = 16  # of a small split: enough to keep a machine's cores busy to the end
-_LEAST = 16  # rows that are worth a file
+_PIECES = 16  # chunks of a small split: enough to keep a machine's cores busy to the end
+_LEAST = 16  # minimum rows per file
 
 
 class ChunkPlan:
-    """What there is to do. Rows are read from the staging file each time: nothing is kept but the proofs."""
+    """All chunks of a preparation. Rows are read from the staging file each time; only the proofs stay in memory."""
 
     def __init__(self, staging: RowStore, settings: Settings, tree: Tree, dest: str) -> None:
         self._staging, self._tree, self._dest = staging, tree, dest
@@ -30,11 +33,11 @@ class ChunkPlan:
 
     @property
     def proof(self) -> str:
-        """Of the whole: the same source and settings have the same."""
+        """Hash of all chunk proofs: equal for equal source and settings."""
         return hashlib.sha256(json.dumps(self.proofs, sort_keys=True).encode()).hexdigest()
 
     def chunks(self, doomed: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Chunk]:
-        """All of them, or those named in `doomed`, whose rows there listed must go."""
+        """Yield all chunks, or only those in `doomed`, with the rows to drop from each."""
         for split in self._staging.splits():
             room = _room(self._staging.count(split), self.settings.rows_in_a_shard)
             rows = (self._stamped(row) for row in self._staging.rows(split))
@@ -48,12 +51,12 @@ class ChunkPlan:
                 number += 1
 
     def order(self, chunk: Chunk) -> str:
-        """What `make_shard` is given."""
+        """Return the JSON input of `make_shard` for a chunk."""
         asked = {"settings": self._text, "chunk": chunk.to_json(), "source": self._tree.url, "dest": self._dest}
         return json.dumps(asked)
 
     def _stamped(self, row: dict[str, Any]) -> dict[str, Any]:
-        """With size and time of its pictures, where that is cheap to ask: one that was replaced is read again."""
+        """Add size and mtime of local picture files, so that the chunk of a replaced file is made again."""
         if self._tree.path is None or not row["pictures"]:
             return row
         row["stamps"] = [_stamp(os.path.join(self._tree.path, key)) for key in row["pictures"].values()]
@@ -61,7 +64,7 @@ class ChunkPlan:
 
 
 def _room(rows: int, most: int) -> int:
-    """How many rows a chunk has. A split too small to fill many shards is cut finer, so that all workers have work."""
+    """Return the rows per chunk. Splits too small to fill many shards are cut finer, so that all workers have work."""
     return min(most, max(_LEAST, -(-rows // _PIECES)))
 
 
@@ -69,20 +72,20 @@ def _stamp(path: str) -> list[int]:
     try:
         found = os.stat(path)
     except (OSError, ValueError):
-        return []  # missing, or no path at all: the worker says so in the report
+        return []  # missing, or not a valid path: the worker reports it
     return [found.st_size, found.st_mtime_ns]
 
 
-# Splits where a source gives none: groups kept whole, classes in proportion, the same rows every time.
+# Splits for sources that define none: groups stay together, classes in proportion, deterministic.
 
 
 DEFAULT = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 def split_rows(staging: RowStore, fractions: Mapping[str, float], seed: int) -> int:
-    """Give every row without a split one; returns how many rows that were.
+    """Assign a split to every row without one, and return the number of such rows.
 
-    Depends on the rows' groups, labels and ids alone: not on their order, nor on the rows of other classes.
+    The result depends only on the rows' groups, labels and ids: not on their order, nor on the rows of other classes.
     """
     _check(fractions)
     before = staging.count("")
@@ -92,7 +95,7 @@ def split_rows(staging: RowStore, fractions: Mapping[str, float], seed: int) -> 
 
 
 def drop_leaks(staging: RowStore) -> int:
-    """Rows of a group that a split further on (train < val < test) has too are dropped, and reported as faults."""
+    """Drop rows whose group is also in a later split (train < val < test), report them as faults, and count them."""
     leaks = list(staging.leaking())
     for row, group, other in leaks:
         staging.remove([row], "group in two splits", f"group {group} is also in {other}", fault=True)
@@ -100,12 +103,12 @@ def drop_leaks(staging: RowStore) -> int:
 
 
 def _dealt(staging: RowStore, fractions: Mapping[str, float], key: str) -> Iterator[tuple[str, str]]:
-    """(group, split): class by class, the largest groups first, each to the split that lacks most."""
+    """Yield (group, split): per class, largest groups first, each to the split with the largest deficit."""
     for _, groups in groupby(staging.groups(key), key=itemgetter(0)):
         lacking: dict[str, float] = {}
         for _, group, rows, total in groups:
             lacking = lacking or {split: fraction * total for split, fraction in fractions.items()}
-            split = max(lacking, key=lambda name: lacking[name])  # the first of equals: train
+            split = max(lacking, key=lambda name: lacking[name])  # on ties the first: train
             lacking[split] -= rows
             yield group, split
 

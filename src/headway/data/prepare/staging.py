@@ -1,7 +1,7 @@
-"""The rows of a source on disk while they are being put in order: any number of them in the same memory.
+"""Staging of a source's rows in a scratch SQLite file, so that memory does not grow with their number.
 
-A scratch SQLite file. Nothing in it needs to survive: a broken-off preparation reads its source again, which is quick,
-and goes on where the shards end, which were not.
+Nothing in it must survive a crash: a restarted preparation reads its source again, which is fast, and resumes after the
+last finished shard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.data.readers.base import SPLITS, Bad, Caption, Found, Row
 from headway.data.text_filters import is_unicode
 from headway.storage import local_path
 
-# A place for what a preparation needs while it runs, and the lock that keeps a second one away.
+# Scratch folder, locked against a second preparation.
 
 
 FOLDER = ".work"
@@ -34,9 +34,9 @@ _MATTER = ("pyarrow", "simplejpeg", "pyvips-binary", "pyvips", "pillow", "tokeni
 
 @contextmanager
 def scratch_for(to: str) -> Iterator[Path]:
-    """A folder beside the shards, or under Headway's home where they go to an object store.
+    """Yield a locked scratch folder beside the shards, or under Headway's home if they go to an object store.
 
-    It is removed on success, and kept after a failure: what was unpacked or fetched need not be again.
+    It is deleted on success and kept after a failure, so that nothing is downloaded or unpacked twice.
     """
     dest = local_path(to)
     path = dest / FOLDER if dest is not None else home() / "prepare" / hashlib.sha256(to.encode()).hexdigest()[:16]
@@ -58,7 +58,7 @@ def scratch_for(to: str) -> Iterator[Path]:
 
 @cache
 def made_with() -> Mapping[str, str]:
-    """The versions that could change a byte of a shard. Looked up once: it takes 14 ms."""
+    """Return the versions of the libraries that can affect a shard's bytes. Cached: the lookup takes 14 ms."""
     found: dict[str, str] = {}
     for name in _MATTER:
         try:
@@ -82,7 +82,7 @@ _BATCH = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExcludedRow:
-    """One line of the report."""
+    """One line of the exclusion report."""
 
     row: str
     reason: str
@@ -91,22 +91,22 @@ class ExcludedRow:
     fault: bool = False
 
 
-Hashes = tuple[str, int, int | None]  # row, of the picture's bytes, of what it looks like
+Hashes = tuple[str, int, int | None]  # row id, hash of the file's bytes, perceptual hash
 
 
 class RowStore:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        # Tokenizers reads texts on a thread of its own, while this one waits: never two at a time.
+        # tokenizers reads the texts on its own thread while this one waits: never both at a time.
         self._db = sqlite3.connect(path, check_same_thread=False)
-        self.number_columns: dict[str, int] = {}  # that some row has -> how many values
+        self.number_columns: dict[str, int] = {}  # column name -> values per row
         self._db.executescript(_SCRATCH + _TABLES)
 
     def close(self) -> None:
         self._db.close()
 
     def take(self, found: Iterable[Found]) -> None:
-        """Everything a reader finds. Afterwards captions know their rows, and those without one are reported."""
+        """Store everything a reader yields, then report captions whose row does not exist."""
         rows: list[Row] = []
         captions: list[Caption] = []
         bad: list[ExcludedRow] = []
@@ -154,7 +154,7 @@ class RowStore:
                 self.drop([ExcludedRow(row=row.id, reason="id used twice", split=row.split, fault=True)])
 
     def _report_orphans(self) -> None:
-        """Captions whose row is unknown. Where the row itself was dropped, that is reported already."""
+        """Report captions without a row, unless the row itself was already reported as dropped."""
         self._db.execute(
             "insert into dropped (chunk, row, split, reason, detail, fault)"
             " select '', row, '', 'caption without a picture', substr(text, 1, 80), 1 from captions"
@@ -168,7 +168,7 @@ class RowStore:
         )
 
     def remove(self, ids: list[str], reason: str, detail: str, *, fault: bool) -> None:
-        """Rows that will not be prepared, with the reason."""
+        """Delete rows and record the reason in the report."""
         for row in ids:
             split, name = self._db.execute("select split, name from rows where id = ?", (row,)).fetchone()
             self.drop([ExcludedRow(row=name, split=split, reason=reason, detail=detail, fault=fault)])
@@ -180,7 +180,7 @@ class RowStore:
         return int(found.fetchone()[0])
 
     def splits(self) -> list[str]:
-        """train, val and test first, whatever else there is after them."""
+        """Return the splits: train, val and test first, others after them."""
         names = [row[0] for row in self._db.execute("select distinct split from rows order by split")]
         return sorted(names, key=lambda name: (SPLITS.index(name) if name in SPLITS else len(SPLITS), name))
 
@@ -188,14 +188,14 @@ class RowStore:
         return [row[0] for row in self._db.execute("select distinct label from rows order by label")]
 
     def picture_columns(self) -> tuple[str, ...]:
-        """As the first row has them: all rows of a source have the same."""
+        """Return the picture columns of the first row; all rows of a source have the same."""
         body = self._db.execute("select body from rows order by seq limit 1").fetchone()[0]
         return tuple(json.loads(body)["pictures"])
 
     def groups(self, key: str) -> Iterator[tuple[str, str, int, int]]:
-        """(label, group, its rows, the label's rows) of the rows without a split, class by class.
+        """Yield (label, group, rows in the group, rows with the label) for rows without a split, class by class.
 
-        The largest groups come first, those of one size in an order that `key` decides. A row without a group is one.
+        Largest groups first; `key` seeds the order of groups of equal size. A row without a group is its own group.
         """
         self._db.create_function("shuffled", 1, lambda text: _shuffled(key, text), deterministic=True)
         self._db.execute(
@@ -210,7 +210,7 @@ class RowStore:
         self._db.execute("drop table grouped")
 
     def assign(self, groups: Iterable[tuple[str, str]]) -> None:
-        """(group as named by `groups`, split)."""
+        """Set the split of each group, given as (group as named by `groups`, split)."""
         self._db.execute("create temp table chosen (g text primary key, split text)")
         self._db.executemany("insert into chosen values (?, ?)", groups)
         self._db.execute(
@@ -220,7 +220,7 @@ class RowStore:
         self._db.execute("drop table chosen")
 
     def leaking(self) -> Iterator[tuple[str, str, str]]:
-        """(row, its group, the other split): rows whose group is also in a split that is measured on."""
+        """Yield (row, group, other split) for rows whose group also occurs in a later split (val or test)."""
         rank = "case {}.split when 'test' then 2 when 'val' then 1 else 0 end"
         here, there = rank.format("a"), rank.format("b")
         yield from self._db.execute(
@@ -233,35 +233,35 @@ class RowStore:
         self._db.execute("create index by_group on rows (grp)")
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
-        """The split's rows in the source's order, with their captions."""
+        """Yield the rows of a split in source order, with their captions."""
         reading = self._db.execute("select id, name, label, body from rows where split = ? order by seq", (split,))
         for row, name, label, body in reading:
             captions = self._db.execute("select text, flag from captions where row = ? order by seq", (row,)).fetchall()
             yield {"id": name, "label": label, "captions": captions, **json.loads(body)}
 
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
-        """Sentence pairs of a split, as they stand in the source."""
+        """Yield the sentence pairs of a split as they are in the source."""
         for (body,) in self._db.execute("select body from rows where split = ? order by seq", (split,)):
             texts = json.loads(body)["texts"]
             yield texts["source"], texts["target"]
 
     def note(self, chunk: str, split: str, hashes: Iterable[Hashes], words: dict[str, int]) -> None:
-        """What a chunk's receipt says of its pictures and words."""
+        """Store the picture hashes and word counts of a chunk's receipt."""
         values = [(chunk, row, split, _signed(exact), _signed(near)) for row, exact, near in hashes]
         self._db.executemany("insert into hashes (chunk, row, split, exact, near) values (?, ?, ?, ?, ?)", values)
         self._db.execute("insert into words values (?, ?)", (chunk, json.dumps(words)))
 
     def forget(self, chunk: str) -> None:
-        """A chunk is made again: what was said of it no longer holds."""
+        """Delete the records of a chunk that is being made again."""
         for table in ("dropped", "hashes", "words"):
             self._db.execute(f"delete from {table} where chunk = ?", (chunk,))
 
     def hashes(self) -> Iterator[tuple[int, int, int | None, str]]:
-        """(number, of the file's bytes, of what it looks like, split) of each picture kept; signed 64 bits."""
+        """Yield (number, file hash, perceptual hash, split) of each kept picture; hashes are signed 64-bit integers."""
         yield from self._db.execute("select seq, exact, near, split from hashes order by seq")
 
     def hashed(self, number: int) -> tuple[str, str, str]:
-        """(chunk, row, split) of a picture."""
+        """Return (chunk, row, split) of a picture."""
         found = self._db.execute("select chunk, row, split from hashes where seq = ?", (number,)).fetchone()
         return str(found[0]), str(found[1]), str(found[2])
 
@@ -273,7 +273,7 @@ class RowStore:
         return int(self._db.execute("select count(distinct row) from dropped where fault = 1").fetchone()[0])
 
     def faults(self, limit: int) -> Iterator[tuple[str, int, str]]:
-        """(reason, how often, an example), the commonest first."""
+        """Yield (reason, count, example), most frequent first."""
         yield from self._db.execute(
             "select reason, count(*), min(row || case detail when '' then '' else ' (' || detail || ')' end)"
             " from dropped where fault = 1 group by reason order by 2 desc, 1 limit ?",
@@ -299,5 +299,5 @@ def _shuffled(key: str, text: str) -> bytes:
 
 
 def _signed(word: int | None) -> int | None:
-    """SQLite's integers are signed: the same 64 bits."""
+    """Reinterpret 64 unsigned bits as signed: SQLite's integers are signed."""
     return word - (1 << 64) if word is not None and word >= 1 << 63 else word

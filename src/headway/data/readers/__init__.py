@@ -1,1 +1,1 @@
-"""Readers: one file for each format that data comes in."""
+"""Readers, one module per source format."""

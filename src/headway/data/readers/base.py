@@ -1,7 +1,7 @@
-"""What a reader makes of a source: rows, captions for rows, and what could not be read. Streams; keeps nothing.
+"""The reader contract: a reader streams rows, captions for rows, and faults. It stores nothing.
 
-A reader is one file and one registry line in `detect.py`. It looks at annotations only: pictures are opened later, by
-many workers at once.
+A reader is one class and one registry line in `detect.py`. It reads annotations only: workers open the pictures later,
+in parallel.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One example to be. `split` is empty where the source does not say."""
+    """One example to prepare. `split` is empty if the source defines none."""
 
-    id: str  # unique in the source: captions refer to it
-    name: str = ""  # what the prepared data calls it, by default the id
+    id: str  # unique in the source; captions refer to it
+    name: str = ""  # id in the prepared data; default: `id`
     split: str = ""
-    pictures: Mapping[str, str] = field(default_factory=dict)  # column -> key below the source
+    pictures: Mapping[str, str] = field(default_factory=dict)  # column -> key relative to the source
     texts: Mapping[str, str] = field(default_factory=dict)  # column -> text
-    numbers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # column -> values, where known
+    numbers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # column -> values, None if unknown
     label: str = ""  # class, or grade in digits
-    group: str = ""  # rows of one group must not stand in two splits
-    again: bool = False  # it may have been named before, to which this adds nothing
+    group: str = ""  # rows of one group must not be in two splits
+    again: bool = False  # may repeat an earlier row, to which it adds nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption of the row with this id, which may come before or after it."""
+    """A caption of the row with this id, before or after that row."""
 
     row: str
     text: str
@@ -41,12 +41,12 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bad:
-    """Something in the source that does not become a row or a caption."""
+    """An entry of the source that becomes neither a row nor a caption."""
 
-    row: str  # its id, or where it stands
+    row: str  # its id, or its location in the source
     reason: str
     detail: str = ""
-    fault: bool = True  # False: the source means it so (a picture that no official split names)
+    fault: bool = True  # False: intended by the source (e.g. a picture in no official split)
 
 
 Found = Row | Caption | Bad
@@ -54,10 +54,10 @@ Found = Row | Caption | Bad
 
 class Reader(Protocol):
     task: Task
-    name: str  # what the report calls it
+    name: str  # name in the report
 
     def found(self) -> Iterator[Found]:
-        """Everything in the source, in its own order: the same each time."""
+        """Yield everything in the source, in its own order, which is the same each time."""
 
 
 _ALIASES = {
@@ -76,12 +76,12 @@ _ALIASES = {
 
 
 def is_split_folder(name: str) -> bool:
-    """`train`, `Valid`, `test2017`: a folder whose whole name is a split's."""
+    """Return whether a folder's whole name is a split's: `train`, `Valid`, `test2017`."""
     return name.lower().rstrip("0123456789_-") in _ALIASES
 
 
 def split_name(text: str) -> str:
-    """train, val or test from what people write: `train2014`, `valid`, `Flickr_8k.devImages`; empty if none of them."""
+    """Map a name to train, val or test: `train2014`, `valid`, `Flickr_8k.devImages`; empty if it is none of them."""
     for word in re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower()):
         if word in _ALIASES:
             return _ALIASES[word]

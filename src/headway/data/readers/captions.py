@@ -1,4 +1,4 @@
-"""Flickr8k: `Flickr8k.token.txt` (picture#number, tab, caption) and `Flickr_8k.trainImages.txt` and its siblings."""
+"""Readers for Flickr8k, and for a JSON list of captioned pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from headway.data.readers.files import Tree, below, decoded, elements, first_mar
 
 
 class Flickr8k:
-    """Pictures that no list names are in no split, and reported as such."""
+    """Flickr8k: `Flickr8k.token.txt` (picture#number, tab, caption), `Flickr_8k.trainImages.txt` and its siblings.
+
+    Pictures that no list names are in no split, and reported as such.
+    """
 
     task: Task = "captions"
     name = "Flickr8k"
@@ -35,7 +38,7 @@ class Flickr8k:
             if not tab or not name:
                 yield Bad(row=f"line {number}", reason="wrong format", detail="no tab between picture and caption")
                 continue
-            if name != seen:  # the five captions of a picture follow each other
+            if name != seen:  # a picture's five captions are consecutive
                 yield self._row(name, splits)
                 seen = name
             yield Caption(row=name, text=caption)
@@ -63,7 +66,7 @@ class Flickr8k:
 
 
 def token_file(tree: Tree) -> str:
-    """The one with all captions, not the lemmatised one; empty if there is none."""
+    """Return the file with all captions, not the lemmatised one; empty if there is none."""
     names = [key for key in tree.survey.documents if key.lower().endswith(".token.txt") and "lemma" not in key.lower()]
     return min(names, key=len) if names else ""
 
@@ -120,7 +123,7 @@ class Listed:
 
 
 def documents(tree: Tree) -> list[str]:
-    """JSON files near the top that are lists of objects with a picture and captions."""
+    """Return JSON files near the top that are lists of objects with a picture and captions."""
     near = [key for key in tree.survey.documents if key.endswith(".json") and key.count("/") <= 1]
     return [key for key in near if "caption" in key and "result" not in key and _is_list(tree, key)]
 
@@ -132,5 +135,5 @@ def _is_list(tree: Tree, key: str) -> bool:
             return False
         first = next(elements(path), None)
     except BadInput:
-        return False  # whoever reads it will say what is wrong with it
+        return False  # the reader will report what is wrong with it
     return isinstance(first, dict) and "captions" in first and ("image" in first or "file_name" in first)

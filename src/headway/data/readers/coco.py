@@ -1,4 +1,7 @@
-"""COCO captions: a JSON file for each split with `images` and `annotations`, and folders of pictures (2014, 2017)."""
+"""Readers for COCO captions (2014, 2017) and VizWiz-Captions, which uses COCO's format.
+
+COCO has a JSON file per split with `images` and `annotations`, and folders of pictures.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _ARRAYS = frozenset(("images", "annotations"))
 
 
 class Coco:
-    """Captions of pictures. Split by file name (`captions_train2014.json`), or by each image's own `split`."""
+    """COCO captions. Splits come from the file name (`captions_train2014.json`), or from each image's own `split`."""
 
     task: Task = "captions"
     name = "COCO captions"
@@ -31,7 +34,7 @@ class Coco:
 
 
 def coco_documents(tree: Tree) -> list[str]:
-    """Caption files. Those of results (`…_results.json`) and of objects (`instances_…`) have no captions to learn."""
+    """Return the caption files, without `…_results.json` and `instances_…`, which have no captions to learn from."""
     found = [key for key in tree.survey.documents if _FILE.search(key)]
     return [key for key in found if "result" not in key and "/instances" not in "/" + key]
 
@@ -47,7 +50,7 @@ def _of_one_year(keys: list[str], year: str | None) -> list[str]:
 
 
 def read_images_and_annotations(tree: Tree, key: str, split: str) -> Iterator[Found]:
-    """COCO's and VizWiz's format. Rows keep their numbers as names."""
+    """Read a file in COCO's format, also used by VizWiz. Rows are named by their image numbers."""
     place = _PicturePlaces(tree, key)
     for array, entry in arrays(tree.document(key), _ARRAYS):
         yield _image(entry, key, split, place) if array == "images" else _annotation(entry, key)
@@ -96,7 +99,7 @@ def _row_id(key: str, number: int | str) -> str:
 
 
 class _PicturePlaces:
-    """Which folder a file's pictures lie in: COCO has train2014/, mirrors have images/, others keep them flat."""
+    """Finds the folder of a file's pictures: COCO has train2014/, mirrors have images/, others no folder."""
 
     def __init__(self, tree: Tree, key: str) -> None:
         self._folders = tree.survey.folders
@@ -119,7 +122,7 @@ class _PicturePlaces:
                 return min(matching, key=len).removesuffix(inside).rstrip("/")
         if "." in self._folders or not candidates[1]:
             return ""
-        return candidates[1]  # missing pictures are reported under the name they should have
+        return candidates[1]  # missing pictures are reported under the expected name
 
 
 # VizWiz-Captions: train.json, val.json and test.json in COCO's format, with `is_rejected` and `is_precanned`.
@@ -129,7 +132,7 @@ _NAMES = ("train.json", "val.json", "test.json")
 
 
 class VizWiz:
-    """The test file has pictures but no captions: they are reported, not read."""
+    """VizWiz-Captions. The test file has pictures but no captions: they are reported, not read."""
 
     task: Task = "captions"
     name = "VizWiz-Captions"
@@ -143,6 +146,6 @@ class VizWiz:
 
 
 def vizwiz_documents(tree: Tree) -> list[str]:
-    """train.json and the like, at the top or in `annotations`: other data sets keep other things under such names."""
+    """Return train.json and the like, at the top or in `annotations`: other data sets use these names elsewhere."""
     found = [key for key in tree.survey.documents if key.rpartition("/")[2] in _NAMES]
     return [key for key in found if key.rpartition("/")[0].rpartition("/")[2] in ("", "annotations")]

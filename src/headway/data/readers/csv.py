@@ -1,4 +1,4 @@
-"""A CSV or TSV that names pictures, one a line, with their class, grade or caption, and perhaps split and group."""
+"""Reader for a CSV or TSV of pictures, one per line, with class, grade or caption, and optionally split and group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GROUP = ("group", "group_id", "dup_group", "patient", "patient_id", "subject")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Which column means what: the first known name wins."""
+    """The meaning of each column: the first known name wins."""
 
     file: str
     kind: Task
@@ -88,7 +88,7 @@ class Table:
         )
 
     def _picture(self, name: str) -> str:
-        """Tables name files with or without their folder and their ending."""
+        """Return the picture's key: tables name files with or without folder and extension."""
         name = name if is_picture(name) else name + ".jpg"
         inside = name.rpartition("/")[0] or "."
         if inside in self._tree.survey.folders:
@@ -104,7 +104,7 @@ def table_files(tree: Tree) -> list[str]:
 
 
 def read_header(tree: Tree, key: str) -> Header | None:
-    """None where the first line names no pictures."""
+    """Read the header, or return None if it names no pictures."""
     with _opened(tree, key) as lines:
         first = next(csv.reader(lines, delimiter=_mark(key)), [])
     names = {name.strip().lower(): name for name in first}
@@ -123,7 +123,7 @@ def read_header(tree: Tree, key: str) -> Header | None:
 
 
 def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """Lines as dictionaries, or what is wrong with a line. Quoted line breaks are understood."""
+    """Yield lines as dictionaries, or an error text for a bad line. Handles quoted line breaks."""
     with _opened(tree, key) as file:
         reader = csv.DictReader(file, delimiter=_mark(key))
         try:
@@ -135,7 +135,7 @@ def _records(tree: Tree, key: str) -> Iterator[tuple[int, dict[str, str] | str]]
 
 
 def _opened(tree: Tree, key: str) -> TextIO:
-    """Bytes that are not UTF-8 come out as lone surrogates, so that their line alone is lost."""
+    """Open with surrogateescape, so that invalid UTF-8 costs only its own line."""
     return tree.document(key).open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 

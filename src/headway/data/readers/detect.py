@@ -1,4 +1,4 @@
-"""Which reader a source needs: asked for by name, or seen from its files. The registry imports lazily."""
+"""Select the reader of a source by name, or detect it from the files. The registry imports lazily."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READERS = {
 
 
 def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
-    """The reader of this source. `options` that are None are left to the reader."""
+    """Return the reader of this source. `options` that are None are not passed on."""
     given = {name: value for name, value in options.items() if value is not None}
     kind = kind or detect(tree)
     if kind not in READERS:
@@ -40,7 +40,7 @@ def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
 
 
 def detect(tree: Tree) -> str:
-    """The most telling sign wins."""
+    """Return the first format whose signs match; the most specific signs come first."""
     for kind, sign in _SIGNS:
         if sign(tree):
             return kind

@@ -1,4 +1,4 @@
-"""The files of a source, wherever they lie: a folder here, or an object store. Small documents are brought here."""
+"""Access to a source's files in a folder or an object store, and streaming of large JSON arrays."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from headway.core.errors import BadInput, NotThere
 from headway.storage import Store, local_path, open_store
 from headway.storage.transfer import fetch_file
 
-# The elements of large JSON arrays one by one: a file of any size in the memory of one element.
+# JSON streaming: a file of any size in the memory of one element.
 
 
 _BLOCK = 1 << 16
-_MORE = 1 << 26  # a single value larger than this is no annotation
+_MORE = 1 << 26  # a larger single value is not an annotation
 _SPACE = " \t\r\n"
 
 
 def arrays(path: Path, wanted: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """(key, element) for each element of the wanted arrays of the object in `path`, in the order of the file.
+    """Yield (key, element) for each element of the wanted arrays of the object in `path`, in file order.
 
-    BadInput, with the position, for what is not JSON, not UTF-8 or not an object.
+    Raises BadInput, with the position, for anything that is not JSON, not UTF-8 or not an object.
     """
     with path.open("rb") as file:
         yield from _Scanner(file, path).members(wanted)
 
 
 def elements(path: Path) -> Iterator[Any]:
-    """Each element of a file that is one array."""
+    """Yield each element of a file that is one array."""
     with path.open("rb") as file:
         scanner = _Scanner(file, path)
         scanner.expect("[")
@@ -41,7 +41,7 @@ def elements(path: Path) -> Iterator[Any]:
 
 
 def first_mark(path: Path) -> str:
-    """The first character that is no space: `{`, `[`, or something that is not our kind of JSON."""
+    """Return the first non-space character: `{`, `[`, or something else if the file is not the expected JSON."""
     with path.open("rb") as file:
         return _Scanner(file, path).peek()
 
@@ -96,7 +96,7 @@ class _Scanner:
         return mark
 
     def value(self) -> Any:
-        """The next value. Where it does not end inside what was read, read on and try again."""
+        """Parse the next value. If it does not end in the buffer, read more and retry."""
         self.peek()
         block = _BLOCK
         while True:
@@ -108,7 +108,7 @@ class _Scanner:
                 block *= 2  # so that a long value is parsed a few times, not thousands
                 continue
             if end == len(self._text) and self._read():
-                continue  # a number may go on in the next block
+                continue  # a number may continue in the next block
             self._at = end
             return value
 
@@ -140,10 +140,10 @@ _DOCUMENTS_AT_MOST = 20_000
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """What lies in a source, in outline."""
+    """Overview of a source's files."""
 
-    folders: frozenset[str]  # that hold pictures
-    documents: tuple[str, ...]  # keys of everything that is no picture
+    folders: frozenset[str]  # folders with pictures
+    documents: tuple[str, ...]  # keys of all other files
     pictures: int
 
 
@@ -156,7 +156,7 @@ class Tree:
         self.store = store or open_store(url)
 
     def walk(self, prefix: str = "") -> Iterator[str]:
-        """Every file, in order. Hidden ones are left out."""
+        """Yield every file in order, except hidden ones."""
         if self.path is not None:
             yield from _walk(self.path, prefix.rstrip("/"), frozenset())
             return
@@ -178,7 +178,7 @@ class Tree:
         return SourceSummary(frozenset(folders), tuple(documents), pictures)
 
     def document(self, key: str) -> Path:
-        """A file to open and read: the file itself, or a copy fetched to the work folder."""
+        """Return a readable file: the file itself, or a copy downloaded to the work folder."""
         if self.path is not None:
             return self.path / key
         copy = self._work / "documents" / key
@@ -188,7 +188,10 @@ class Tree:
         return copy
 
     def lines(self, key: str) -> Iterator[tuple[int, bytes]]:
-        """Numbered from 1, without their ends. As bytes: one line that is not UTF-8 must not end the reading."""
+        """Yield lines numbered from 1, without line ends.
+
+        As bytes: a line of invalid UTF-8 must not end the reading.
+        """
         with self.document(key).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if number == 1 and line.startswith(b"\xef\xbb\xbf"):
@@ -201,7 +204,7 @@ def is_picture(key: str) -> bool:
 
 
 def decoded(line: bytes) -> str | None:
-    """None where it is not UTF-8."""
+    """Decode UTF-8, or return None if it is invalid."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
@@ -209,7 +212,7 @@ def decoded(line: bytes) -> str | None:
 
 
 def below(key: str) -> str:
-    """A key from an annotation file, made safe: BadInput if it would lead outside of the source."""
+    """Sanitize a key from an annotation file. Raises BadInput if it leads outside of the source."""
     clean = key.replace("\\", "/")
     parts = [part for part in clean.split("/") if part not in ("", ".")]
     if clean.startswith("/") or ".." in parts or "\0" in clean or not parts:
@@ -218,7 +221,7 @@ def below(key: str) -> str:
 
 
 def _walk(root: Path, folder: str, seen: frozenset[str]) -> Iterator[str]:
-    """Depth first, names in order. A folder that links back to one above it is not entered again."""
+    """Walk depth first, names in order, without following links back to a parent folder."""
     here = root / folder if folder else root
     real = os.path.realpath(here)
     if real in seen:

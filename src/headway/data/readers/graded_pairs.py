@@ -1,7 +1,9 @@
-"""splits.json of graded pairs: {"train": [{"cert_id": …, "grade": 1, "back": path, "front": path}, …], "val": …}.
+"""Reader for splits.json of graded pairs.
 
-An entry may say what is known of each side, all from 0 to 1: `edge`, the share of the edges that is damaged, and
-`center`, how far the print is off-centre across and down: {"edge": {"back": 0.1}, "center": {"back": [0.2, 0.05]}}.
+    {"train": [{"cert_id": …, "grade": 1, "back": path, "front": path}, …], "val": …}
+
+An entry may describe each side, all values from 0 to 1: `edge`, the damaged share of the edges, and `center`, how far
+the print is off-centre across and down: {"edge": {"back": 0.1}, "center": {"back": [0.2, 0.05]}}.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from headway.data.readers.base import Bad, Found, Row, Task, split_name
 from headway.data.readers.files import Tree, arrays, below
 
 NAME = "splits.json"
-TARGETS = "targets"  # the column: edge, across, down of the back, then of the front; NaN where nothing is known
+TARGETS = "targets"  # column: edge, across, down of the back, then of the front; NaN if unknown
 _SPLITS = frozenset(("train", "val", "test", "valid", "validation", "dev", "training", "testing"))
 
 
 class GradedPairs:
-    """Two pictures and a grade. Pictures of one `cert_id` are one group: it must not stand in two splits."""
+    """Two pictures and a grade. Pictures of one `cert_id` are one group, which must not be in two splits."""
 
     task: Task = "grades"
     name = "graded pairs"
@@ -65,7 +67,7 @@ class GradedPairs:
         )
 
     def _inside(self, path: str) -> str:
-        """An absolute path is accepted where it lies in the source: other tools write such."""
+        """Return the key of a path. Accepts absolute paths inside the source, as other tools write them."""
         root = self._tree.path
         if root is not None and path.startswith(f"{root}/"):
             path = path[len(str(root)) + 1 :]
@@ -74,7 +76,7 @@ class GradedPairs:
 
 
 def _targets(entry: dict[str, Any]) -> list[float | None]:
-    """Six numbers, None where nothing is said; ValueError with what is wrong."""
+    """Return six numbers, None if unknown. Raises ValueError with the reason."""
     edge, center = (_sides(entry, name) for name in ("edge", "center"))
     found: list[float | None] = []
     for side in ("back", "front"):

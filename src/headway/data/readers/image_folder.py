@@ -1,4 +1,4 @@
-"""A folder of class folders, with or without split folders above them: train/cat/1.jpg, or cat/1.jpg."""
+"""Reader for class folders, with or without split folders above them: train/cat/1.jpg, or cat/1.jpg."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class ClassFolders:
 
 
 def looks_like_it(tree: Tree) -> bool:
-    """At least two folders of pictures that are not split folders themselves."""
+    """Return whether there are at least two picture folders that are not split folders."""
     classes = {folder.rpartition("/")[2] for folder in tree.survey.folders if folder != "."}
     return sum(not is_split_folder(name) for name in classes) >= 2

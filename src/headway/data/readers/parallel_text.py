@@ -1,4 +1,4 @@
-"""Parallel text for translation: two files of equal length (train.en, train.de), or one TSV with two columns."""
+"""Reader for parallel text: two files of equal length (train.en, train.de), or one TSV with two columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Pair = tuple[str, str]
 
 
 class Parallel:
-    """`languages` are file endings: ("en", "de") reads train.en and train.de. Not needed where there are just two."""
+    """Parallel text.
+
+    `languages` are file extensions: ("en", "de") reads train.en and train.de. Optional if there are two.
+    """
 
     task: Task = "translation"
     name = "parallel text"
@@ -65,7 +68,7 @@ def _row(stem: str, number: int, source: bytes, target: bytes) -> Found:
 
 
 def stems(tree: Tree) -> dict[str, list[str]]:
-    """Files that share a name and differ in their ending: {"train": ["de", "en"]}."""
+    """Group files that differ only in their extension: {"train": ["de", "en"]}."""
     found: dict[str, list[str]] = defaultdict(list)
     for key in tree.survey.documents:
         stem, dot, ending = key.rpartition(".")

@@ -1,1 +1,1 @@
-"""Data sets that are drawn or composed, for demos and tests."""
+"""Generated data sets for demos and tests."""

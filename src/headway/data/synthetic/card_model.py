@@ -1,6 +1,6 @@
-"""How a card is graded: the written rule that every drawn grade follows from.
+"""The data model of a drawn card, and the rule that determines its grade.
 
-Four sub-grades from 1 to 10, and the grade is the lowest of them:
+There are four sub-grades from 1 to 10, and the grade is the lowest of them:
 
 - **centring**: one grade for every full 10 points that the print is off-centre. 55 : 45 is 10 points, 60 : 40 is 20.
   The worse of the two directions counts, and the back counts half.
@@ -15,34 +15,34 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-# A drawn card's nouns: what is wrong with it, on each of its two sides. No pixels here.
+# Data model: the damage on each side of a card. No pixels here.
 
 
-SIDE: Final = 128  # pixels of a picture, both ways
+SIDE: Final = 128  # picture width and height, in pixels
 GRADES: Final = tuple(range(1, 11))
-STEP: Final = 0.1  # of any kind of damage: as much as costs one grade
+STEP: Final = 0.1  # the amount of any kind of damage that costs one grade
 
 Four = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A scratch, or a print line, from one point of the print to another, in card units (0 … 1)."""
+    """A scratch or print line between two points, in card units (0 … 1)."""
 
     start: tuple[float, float]
     end: tuple[float, float]
     printed: bool  # a print line runs straight across and is coloured; a scratch is short and bright
-    strength: float  # how much it stands out, 0 … 1
+    strength: float  # visibility, 0 … 1
 
 
 @dataclass(frozen=True, slots=True)
 class CardSide:
     """One side of a card."""
 
-    across: float  # how far the print is off-centre: (left border − right border) / (both), -1 … 1
+    across: float  # off-centre print: (left border − right border) / (both), -1 … 1
     down: float  # the same from top to bottom
-    corners: Four  # wear of each corner, 0 … 1
-    edges: Four  # share of each edge that is whitened, 0 … 1
+    corners: Four  # wear per corner, 0 … 1
+    edges: Four  # whitened share per edge, 0 … 1
     marks: tuple[Mark, ...]
 
     @property
@@ -51,13 +51,13 @@ class CardSide:
 
     @property
     def whitened(self) -> float:
-        """Share of all four edges."""
+        """Return the whitened share of all four edges."""
         return sum(self.edges) / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Front and back, and the numbers that everything without a name is drawn from: art, light, camera."""
+    """Front and back. Split and index seed everything else that is drawn: art, light, camera."""
 
     split: str
     index: int
@@ -66,8 +66,8 @@ class Card:
 
 
 CRITERIA: Final = ("centring", "corners", "edges", "surface")
-BACK_CENTRING: Final = 0.5  # what the back's centring counts, relative to the front's
-_ROUNDING: Final = 1e-9  # a tenth that is a hair short of one by floating point is one
+BACK_CENTRING: Final = 0.5  # weight of the back's centring, relative to the front's
+_ROUNDING: Final = 1e-9  # tolerance, so that a tenth just short by floating-point error counts as one
 
 
 def grade_of(card: Card) -> int:
@@ -75,7 +75,7 @@ def grade_of(card: Card) -> int:
 
 
 def subgrades(card: Card) -> dict[str, int]:
-    """By criterion, in the order above."""
+    """Return the sub-grades by criterion, in the order of CRITERIA."""
     off = max(card.front.off_centre, BACK_CENTRING * card.back.off_centre)
     return {
         "centring": _after(off),

@@ -1,7 +1,7 @@
-"""A card's two sides as pixels: print, wear and marks as functions of the place on the card, seen by a tilted camera.
+"""Render a card's two sides: print, wear and marks as functions of the position on the card, seen by a tilted camera.
 
-Each edge is anti-aliased by its distance, so nothing is drawn larger and shrunk. Only sums, products, quotients and
-comparisons: they round alike everywhere, so the pixels are the same on every machine. About a millisecond a side.
+Edges are anti-aliased by distance, so nothing is drawn larger and scaled down. Uses only sums, products, quotients and
+comparisons, which round identically everywhere, so the pixels are the same on every machine. About 1 ms per side.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from headway.data.loading.sampler import uniforms
 from headway.data.synthetic.card_model import SIDE, Card, CardSide, Mark
 
-Plane = NDArray[np.float32]  # one number a pixel
+Plane = NDArray[np.float32]  # one number per pixel
 Pixels = NDArray[np.uint8]
 
 BORDER: Final = 0.24  # both borders of a direction together, as a share of the card
-CORNER: Final = 0.16  # how far a corner of wear 1 reaches in, along both edges together
-CHIPS: Final = 20  # pieces an edge is whitened by
+CORNER: Final = 0.16  # how far a corner with wear 1 reaches in, along both edges together
+CHIPS: Final = 20  # segments of an edge that can be whitened
 _DEPTH: Final = 0.028  # of a whitened edge
 _LINE: Final = 0.006  # half the width of a mark
 _NUMBERS: Final = 128
@@ -31,7 +31,7 @@ _BACK_BORDER: Final = (0.14, 0.20, 0.48)
 
 
 def draw(card: Card) -> tuple[Pixels, Pixels]:
-    """Front and back, each SIDE × SIDE × RGB."""
+    """Render front and back, each SIDE × SIDE × RGB."""
     return _drawn(card, card.front, _FRONT), _drawn(card, card.back, _BACK)
 
 
@@ -49,7 +49,7 @@ def _drawn(card: Card, face: CardSide, which: int) -> Pixels:
 
 
 def _seen(chance: Plane) -> tuple[Plane, Plane, np.float32]:
-    """Where on the card (0 … 1) each pixel looks: a little turned, shifted, and tilted."""
+    """Return the position on the card (0 … 1) that each pixel sees: slightly rotated, shifted and tilted."""
     middle = (np.arange(SIDE, dtype=np.float32) + np.float32(0.5)) / np.float32(SIDE) - np.float32(0.5)
     x, y = middle[None, :], middle[:, None]
     spread = chance - np.float32(0.5)
@@ -62,13 +62,13 @@ def _seen(chance: Plane) -> tuple[Plane, Plane, np.float32]:
 
 
 def _cover(inside: Plane, pixel: np.float32) -> Plane:
-    """How much of a pixel is covered, from how far inside an edge its centre lies."""
+    """Return the covered share of each pixel, from the distance of its centre to an edge (positive inside)."""
     cover: Plane = np.clip(inside / pixel + np.float32(0.5), 0, 1).astype(np.float32)
     return cover
 
 
 def _ink(colour: Any) -> Plane:
-    """A colour that covers any picture. Channels come first here: that is three times as fast."""
+    """Return a colour that broadcasts over a picture. Channels come first here, which is three times as fast."""
     return np.asarray(colour, np.float32).reshape(3, 1, 1)
 
 
@@ -78,7 +78,7 @@ def _mixed(under: Plane, over: Plane, share: Plane) -> Plane:
 
 
 def _panel(u: Plane, v: Plane, face: CardSide, pixel: np.float32) -> tuple[Plane, Plane, Plane]:
-    """The printed area: its cover, and the place in it (0 … 1)."""
+    """Return the cover of the printed area, and the position in it (0 … 1)."""
     half = BORDER / 2
     left, top = np.float32(half * (1 + face.across)), np.float32(half * (1 + face.down))
     size = np.float32(1 - BORDER)
@@ -88,7 +88,7 @@ def _panel(u: Plane, v: Plane, face: CardSide, pixel: np.float32) -> tuple[Plane
 
 
 def _front(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
-    """A picture of discs before a gradient, with a bar for the name."""
+    """Draw discs over a gradient, with a bar for the name."""
     border = _ink(_BORDERS[int(chance[0] * len(_BORDERS))])
     cover, px, py = _panel(u, v, face, pixel)
     one, two = np.float32(0.25) + np.float32(0.6) * chance[1:4], np.float32(0.15) + np.float32(0.6) * chance[4:7]
@@ -105,7 +105,7 @@ def _front(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32)
 
 
 def _back(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
-    """The same design on every card; only its ink varies a little."""
+    """Draw the back: the same design on every card, with small variations of the ink."""
     ink = _ink(np.float32(0.9) + np.float32(0.2) * chance[:3])
     border = _ink(_BACK_BORDER) * ink
     cover, px, py = _panel(u, v, face, pixel)
@@ -118,7 +118,7 @@ def _back(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) 
 
 
 def _marked(printed: Plane, u: Plane, v: Plane, mark: Mark, pixel: np.float32) -> Plane:
-    """A line of even width between two points."""
+    """Draw a line of constant width between two points."""
     (x0, y0), (x1, y1) = mark.start, mark.end
     dx, dy = np.float32(x1 - x0), np.float32(y1 - y0)
     along = np.clip(((u - np.float32(x0)) * dx + (v - np.float32(y0)) * dy) / (dx * dx + dy * dy), 0, 1)
@@ -129,9 +129,9 @@ def _marked(printed: Plane, u: Plane, v: Plane, mark: Mark, pixel: np.float32) -
 
 
 def _white(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32) -> Plane:
-    """How much bare paper shows: along the edges in chips, and at the corners."""
+    """Return how much bare paper shows: in chips along the edges, and at the corners."""
     shown = np.zeros(np.broadcast_shapes(u.shape, v.shape), np.float32)
-    places = ((u, v), (v, u), (1 - u, v), (1 - v, u))  # distance from each edge, and the place along it
+    places = ((u, v), (v, u), (1 - u, v), (1 - v, u))  # distance from each edge, and position along it
     for n, ((depth, along), share) in enumerate(zip(places, face.edges, strict=True)):
         rank = np.argsort(np.argsort(chance[n * CHIPS : (n + 1) * CHIPS], kind="stable"), kind="stable")
         place = np.clip(along, 0, np.float32(0.9999)) * np.float32(CHIPS)
@@ -145,7 +145,7 @@ def _white(u: Plane, v: Plane, face: CardSide, chance: Plane, pixel: np.float32)
 
 
 def _present(u: Plane, v: Plane, face: CardSide, pixel: np.float32) -> Plane:
-    """Where there is card at all: within its edges, and not in the outer half of a worn corner."""
+    """Return the cover of the card itself: within its edges, and without the outer half of worn corners."""
     there = _cover(np.minimum(np.minimum(u, 1 - u), np.minimum(v, 1 - v)), pixel)
     for near, worn in zip(_corner_distances(u, v), face.corners, strict=True):
         there = np.minimum(there, _cover(near - np.float32(CORNER * worn / 2), pixel))
@@ -157,7 +157,7 @@ def _corner_distances(u: Plane, v: Plane) -> tuple[Plane, Plane, Plane, Plane]:
 
 
 def _lit(colours: Plane, chance: Plane, grain: int) -> Pixels:
-    """A lamp that stands somewhere, and the camera's noise."""
+    """Apply a light source and camera noise."""
     middle = np.arange(SIDE, dtype=np.float32) / np.float32(SIDE) - np.float32(0.5)
     slope = np.float32(0.4) * (chance[1:3] - np.float32(0.5))
     light = np.float32(0.8) + np.float32(0.3) * chance[0] + slope[0] * middle[None, :] + slope[1] * middle[:, None]

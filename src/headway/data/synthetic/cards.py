@@ -1,7 +1,7 @@
-"""Drawn cards: graded pairs of pictures that are made, not downloaded. Needs numpy; about 2 ms a card.
+"""Drawn cards: a generated data set of graded picture pairs. Needs numpy; about 2 ms per card.
 
-A card is a pure function of (split, index). Its grade follows from its damage by a written rule (`rule`), so how far
-the print is off-centre and how much of the edges is white are known exactly, and can be learnt from.
+A card is a pure function of (split, index). Its grade follows from its damage by a fixed rule (`card_model`), so how
+far the print is off-centre and how much of the edges is whitened are known exactly, as training targets.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from headway.data.synthetic.card_model import (
 )
 from headway.data.synthetic.card_pixels import draw
 
-# What is wrong with card number `index` of a split: drawn so that every grade has every cause. Pure arithmetic.
+# Damage of card number `index` of a split, drawn so that every grade has every cause. Pure arithmetic.
 
 
-GENERATION: Final = 1  # raised when the same index means another card
+GENERATION: Final = 1  # increment when the same index gives another card
 SPLITS: Final = ("test", "train", "val")
 
 EVEN: Final = tuple(1 for _ in GRADES)
-# How 6,824 real graded cards were spread over the grades 1 … 10: two of three have a grade of 8 or better.
+# Distribution of 6,824 real graded cards over the grades 1 … 10: two of three have a grade of 8 or better.
 SKEWED: Final = (87, 23, 32, 176, 294, 547, 889, 1582, 2211, 983)
 
-_NUMBERS: Final = 128  # random numbers a card
-_MARGIN: Final = 0.15  # of a grade's span, kept free at both ends: no card lies on the border between two grades
-_ALIKE: Final = 0.3  # how often a criterion that does not decide is as bad as the one that does
+_NUMBERS: Final = 128  # random numbers per card
+_MARGIN: Final = 0.15  # share of a grade's range kept free at both ends: no card is on the border between two grades
+_ALIKE: Final = 0.3  # probability that a criterion that does not decide the grade is as bad as the one that does
 
 
 def compose(split: str, index: int, shares: Sequence[float] = EVEN) -> Card:
-    """Card `index` of a split; its grade is drawn by `shares`, one for each grade from 1 to 10."""
+    """Compose card `index` of a split. `shares` are the relative frequencies of the grades 1 to 10."""
     draw = _Draws(uniforms(SPLITS.index(split), GENERATION, np.array([index]), _NUMBERS)[0])
     wanted = _grade(draw, shares)
     levels = _levels(draw, wanted)
@@ -66,7 +66,7 @@ def compose(split: str, index: int, shares: Sequence[float] = EVEN) -> Card:
 
 
 class _Draws:
-    """Numbers in [0, 1), one after the other."""
+    """A sequence of numbers in [0, 1)."""
 
     def __init__(self, numbers: NDArray[np.float64]) -> None:
         self._left = iter(numbers.tolist())
@@ -88,7 +88,7 @@ def _grade(draw: _Draws, shares: Sequence[float]) -> int:
 
 
 def _levels(draw: _Draws, wanted: int) -> dict[str, int]:
-    """A sub-grade for each criterion: one is the wanted grade, the others as good or better."""
+    """Draw a sub-grade per criterion: one is the wanted grade, the others are as good or better."""
     decides = draw.below(len(CRITERIA))
     levels = {}
     for number, name in enumerate(CRITERIA):
@@ -98,19 +98,19 @@ def _levels(draw: _Draws, wanted: int) -> dict[str, int]:
 
 
 def _damage(draw: _Draws, level: int) -> float:
-    """Somewhere inside the span of damage that gives this sub-grade."""
+    """Draw damage inside the range that gives this sub-grade."""
     return STEP * (GRADES[-1] - level + draw(_MARGIN, 1 - _MARGIN))
 
 
 def _off_centre(draw: _Draws, level: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The front or the back decides, by one of its directions; nothing else is worse."""
+    """Draw the centring. One direction of the front or the back decides the sub-grade; nothing else is worse."""
     most = _damage(draw, level)
     worst = [0.3 * most + 0.7 * most * draw() for _ in range(4)]
     worst[draw.below(4)] = most
     limits = (1.0, 1.0, 1 / BACK_CENTRING, 1 / BACK_CENTRING)
     signed = [(1 if draw() < 0.5 else -1) * min(0.96, w * limit) for w, limit in zip(worst, limits, strict=True)]
     if max(map(abs, signed[:2])) < most and max(map(abs, signed[2:])) * BACK_CENTRING < most:
-        signed[0] = most if signed[0] > 0 else -most  # the back cannot be off by more than all: the front decides
+        signed[0] = most if signed[0] > 0 else -most  # the back cannot be that far off-centre: let the front decide
     return (signed[0], signed[1]), (signed[2], signed[3])
 
 
@@ -122,7 +122,7 @@ def _worn(draw: _Draws, level: int) -> tuple[Four, Four]:
 
 
 def _whitened(draw: _Draws, level: int) -> tuple[Four, Four]:
-    """One side has all of it, the other a share. Spread unevenly over the four edges, their mean kept."""
+    """Draw edge damage: one side has all of it, the other a share, uneven over the four edges with a fixed mean."""
     most = _damage(draw, level)
     other = most * draw(0.3, 1.0)
     front, back = (most, other) if draw() < 0.5 else (other, most)
@@ -177,7 +177,7 @@ __all__ = [
 def write_pairs(
     folder: str | Path, counts: dict[str, int] | None = None, *, shares: Sequence[float] = EVEN
 ) -> dict[str, list[dict[str, Any]]]:
-    """PNG files and the `splits.json` that `headway data prepare` reads; returns what is in the latter."""
+    """Write PNG files and the `splits.json` that `headway data prepare` reads. Returns the contents of the latter."""
     from PIL import Image
 
     folder = Path(folder)
@@ -199,7 +199,7 @@ def write_pairs(
     return splits
 
 
-# `python -m headway.data.cards FOLDER --count N`: drawn cards as PNG files, with splits.json.
+# `python -m headway.data.synthetic.cards FOLDER --count N`: write drawn cards as PNG files, with splits.json.
 
 
 def main() -> None:

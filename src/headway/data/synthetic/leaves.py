@@ -1,7 +1,7 @@
-"""Drawn leaves: four plants, healthy or with one of three illnesses, sixteen classes; as many as wanted, always alike.
+"""Drawn leaves: a generated data set of four plants, healthy or with one of three diseases (sixteen classes).
 
-Outlines, veins and spots are polynomials, so that every machine draws the same bytes. About 1 ms a picture, and
-nobody holds rights in them. Backgrounds, light and turn tell nothing of the class.
+Outlines, veins and spots are polynomials, so that every machine draws the same bytes. About 1 ms per picture, any
+number of them, free of third-party rights. Background, light and rotation are independent of the class.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ PLANTS: Final = ("Aster", "Birch", "Linden", "Willow")
 STATES: Final = ("healthy", "leaf_blight", "leaf_spot", "powdery_mildew")
 CLASSES: Final = tuple(f"{plant}___{state}" for plant in PLANTS for state in STATES)
 SIDE: Final = 64
-_FINE: Final = 2 * SIDE  # drawn so large, then averaged down
+_FINE: Final = 2 * SIDE  # drawn at this size, then averaged down
 _DRAWS: Final = 64
 
 Plane = NDArray[np.float64]
 
 
 def label(split: str, index: int) -> int:
-    """Every class equally often, in a fixed order."""
+    """Return the class of a picture: every class equally often, in a fixed order."""
     return (index + SPLITS.index(split)) % len(CLASSES)
 
 
 def draw(split: str, index: int) -> NDArray[np.uint8]:
-    """A leaf of the class `label` says: SIDE × SIDE × 3."""
+    """Draw a leaf of the class given by `label`: SIDE × SIDE × 3."""
     luck = uniforms(SPLITS.index(split), 0, np.array([index]), _DRAWS, stream=21)[0]
     plant, state = divmod(label(split, index), len(STATES))
     along, across = _axes(luck)
@@ -46,9 +46,9 @@ def draw(split: str, index: int) -> NDArray[np.uint8]:
 
 
 def _axes(luck: Plane) -> tuple[Plane, Plane]:
-    """Each pixel in the leaf's own coordinates: along it from -1 (stem) to 1 (tip), and across."""
+    """Return each pixel in leaf coordinates: along it from -1 (stem) to 1 (tip), and across."""
     t = 2.4 * (luck[0] - 0.5)
-    cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)  # a rotation without a sine
+    cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)  # a rotation without trigonometric functions
     reach = 0.75 + 0.2 * luck[1]
     places = (np.arange(_FINE) + 0.5) / _FINE * 2 - 1
     x, y = np.meshgrid(places - 0.2 * (luck[2] - 0.5), places - 0.2 * (luck[3] - 0.5))
@@ -70,7 +70,7 @@ def _half_width(plant: int, along: Plane, stretch: float) -> Plane:
 
 
 def _wave(x: Plane) -> Plane:
-    """A triangle wave from 0 to 1."""
+    """Return a triangle wave from 0 to 1."""
     return np.abs(x - np.floor(x) - 0.5) * 2
 
 
@@ -88,11 +88,11 @@ def _leaf(luck: Plane, plant: int, along: Plane, across: Plane) -> Plane:
 
 
 def _healthy(leaf: Plane, luck: Plane, along: Plane, across: Plane, width: Plane) -> None:
-    """Nothing but a leaf."""
+    """Leave the leaf unchanged."""
 
 
 def _spotted(leaf: Plane, luck: Plane, along: Plane, across: Plane, width: Plane) -> None:
-    """Brown rounds with a yellow rim."""
+    """Draw brown spots with a yellow rim."""
     for n in range(6 + int(6 * luck[12])):
         at, off, size = luck[13 + n] * 1.5 - 0.75, luck[25 + n] * 0.7 - 0.35, 0.05 + 0.06 * luck[37 + n]
         apart = (along - at) ** 2 + (across - off) ** 2
@@ -101,14 +101,14 @@ def _spotted(leaf: Plane, luck: Plane, along: Plane, across: Plane, width: Plane
 
 
 def _blighted(leaf: Plane, luck: Plane, along: Plane, across: Plane, width: Plane) -> None:
-    """Brown from the tip or the rim inwards."""
+    """Draw browning from the tip or the rim inwards."""
     dead = along + 0.3 * _wave(6 * across) > 0.55 - 0.5 * luck[12]
     dead |= np.abs(across) > width * (0.95 - 0.25 * luck[13])
     leaf[dead] = np.array([120.0, 85.0, 45.0]) + 20 * (luck[14] - 0.5)
 
 
 def _powdered(leaf: Plane, luck: Plane, along: Plane, across: Plane, width: Plane) -> None:
-    """White films, thick in the middle."""
+    """Draw white films, thickest in the middle."""
     for n in range(3 + int(3 * luck[12])):
         at, off, size = luck[13 + n] * 1.4 - 0.7, luck[25 + n] * 0.5 - 0.25, 0.18 + 0.2 * luck[37 + n]
         thick = np.clip(1 - ((along - at) ** 2 + (across - off) ** 2) / size**2, 0, 1)[:, :, None] * 0.8

@@ -1,11 +1,11 @@
-"""A made-up language to translate English into: sentences by a grammar, as many as wanted, the same every time.
+"""Generated translation pairs from English into a constructed language, Tavi, by a grammar. Deterministic, any number.
 
 Tavi puts the verb last and the adjective after its noun, marks number, class, case and tense by endings, fronts
-questions with a particle and times with an adverb. So a translator must reorder, agree and inflect, and there is one
-right translation of each sentence. Costs 20 µs a pair, and nobody holds rights in it.
+questions with a particle and times with an adverb. So a translator must reorder, agree and inflect, and each sentence
+has exactly one correct translation. Costs 20 µs per pair; free of third-party rights.
 
-Some adjectives are never shown with some nouns in training: whether they are translated together shows whether a
-model composes, or remembers.
+Some combinations of adjective and noun never occur in training: translating them shows whether a model composes or
+memorizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from headway.data.loading.sampler import uniforms
 
 SPLITS: Final = ("train", "val", "test")
-_DRAWS: Final = 32  # random numbers for one sentence; 23 are used at most
+_DRAWS: Final = 32  # random numbers per sentence; 23 are used at most
 _BLOCK: Final = 4096
 
 
@@ -97,7 +97,7 @@ TIMES: Final = (("yesterday", "hiru", "past"), ("today", "oze", "present"), ("to
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence, its one right translation, and whether it has a combination that training never shows."""
+    """A sentence, its only correct translation, and whether it has a combination that is absent from training."""
 
     source: str
     target: str
@@ -105,7 +105,7 @@ class Pair:
 
 
 def pairs(split: str, count: int) -> list[Pair]:
-    """The first `count` of a split. None of its sentences is in another split."""
+    """Return the first `count` pairs of a split. No sentence is in two splits."""
     found: dict[str, Pair] = {}
     for pair in _candidates(SPLITS.index(split)):
         if _split_of(pair.source) == split and not (split == "train" and pair.held_out):
@@ -116,7 +116,7 @@ def pairs(split: str, count: int) -> list[Pair]:
 
 
 def _split_of(source: str) -> str:
-    """By a checksum of the sentence itself, so that the same one always falls into the same split."""
+    """Assign a split by a checksum of the sentence, so that a sentence is always in the same split."""
     return SPLITS[(0, 0, 0, 0, 0, 0, 0, 0, 1, 2)[zlib.crc32(source.encode()) % 10]]
 
 
@@ -129,7 +129,7 @@ def _candidates(stream: int) -> Iterator[Pair]:
 
 
 class _Thing(NamedTuple):
-    """A noun with what belongs to it, in both languages; Tavi's still without its case."""
+    """A noun phrase in both languages; Tavi's without its case ending."""
 
     english: str
     tavi: tuple[str, ...]
@@ -138,7 +138,7 @@ class _Thing(NamedTuple):
 
 
 class _Maker:
-    """One sentence from a row of random numbers."""
+    """Makes one sentence from a row of random numbers."""
 
     def __init__(self, draws: Iterator[float]) -> None:
         self._draws = draws
@@ -159,7 +159,7 @@ class _Maker:
     def _thing(self) -> _Thing:
         number = self._pick(len(NOUNS))
         noun, many = NOUNS[number], self._chance(0.4)
-        fitting = range(5, 12) if noun.alive else range(8)  # colours are of things, moods of the living
+        fitting = range(5, 12) if noun.alive else range(8)  # colours go with things, moods with living beings
         adjective = fitting[self._pick(len(fitting))] if self._chance(0.5) else None
         counted = NUMBERS[self._pick(len(NUMBERS))] if many and self._chance(0.5) else None
         known = self._chance(0.6)
@@ -212,7 +212,7 @@ def _english(
 def _tavi(
     subject: _Thing, thing: _Thing, verb: Verb, tense: str, time: _Time, place: _Place, negated: bool, asked: bool
 ) -> str:
-    """[ka] [time] subject [thing + place] object verb [nei]."""
+    """Build the sentence: [ka] [time] subject [thing + place] object verb [nei]."""
     words = ["ka"] if asked else []
     words += [time[1]] if time else []
     words += subject.tavi

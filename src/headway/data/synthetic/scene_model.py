@@ -1,4 +1,4 @@
-"""The nouns of a drawn scene, and which combinations of them are held out. Costs nothing to import."""
+"""The data model of a drawn scene, and the held-out combinations. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 SIDE: Final = 64  # pixels
 UNIT: Final = 8  # lengths are integers, in eighths of a pixel
-REFERENCES: Final = 5  # captions a picture
+REFERENCES: Final = 5  # captions per picture
 
 SHAPES: Final = ("circle", "cross", "ring", "square", "star", "triangle")
 COLOURS: Final = ("red", "orange", "yellow", "green", "blue", "purple")
@@ -17,7 +17,7 @@ COUNTS: Final = ("one", "two", "three")
 ROWS: Final = ("top", "middle", "bottom")
 COLUMNS: Final = ("left", "middle", "right")
 
-# Never in train or val. Each colour and each shape is missing one partner, so nothing is seen less than the others.
+# Never in train or val. Each colour and each shape lacks exactly one partner, so none is seen less than the others.
 HELD_OUT_PAIRS: Final = frozenset(
     {
         ("red", "star"),
@@ -33,7 +33,7 @@ HELD_OUT_COUNTS: Final = frozenset({("two", "orange"), ("three", "green")})
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """One shape in a picture. Its cell of the 3 by 3 grid is what captions speak of; x and y vary within it."""
+    """One shape in a picture. Captions refer to its cell of the 3 × 3 grid; x and y vary within it."""
 
     shape: str
     colour: str
@@ -43,21 +43,21 @@ class SceneObject:
     x: int  # of the centre, in units
     y: int
     radius: int
-    tilt: int  # index into the table of rotations
+    tilt: int  # index into _ROTATIONS
     rgb: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    corner: tuple[int, int, int]  # the colour at the top left …
-    across: tuple[int, int, int]  # … what is added from left to right …
-    down: tuple[int, int, int]  # … and from top to bottom
-    grain: int  # seeds the noise
+    corner: tuple[int, int, int]  # colour at the top left
+    across: tuple[int, int, int]  # change from left to right
+    down: tuple[int, int, int]  # change from top to bottom
+    grain: int  # seed of the noise
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a picture shows. `group` is the number of equal things that `things` begins with."""
+    """The contents of a picture. The first `group` of `things` are equal."""
 
     split: str
     index: int
@@ -67,18 +67,18 @@ class Scene:
 
     @property
     def kind(self) -> str:
-        """`one` thing, `several` of the same, a `pair` of unlike ones, or `two_and_one`."""
+        """Return `one` thing, `several` equal ones, a `pair` of different ones, or `two_and_one`."""
         if len(self.things) == self.group:
             return "one" if self.group == 1 else "several"
         return "pair" if self.group == 1 else "two_and_one"
 
     @property
     def combinations(self) -> frozenset[tuple[str, str]]:
-        """The (colour, shape) and (count, colour) pairs that describing this scene takes."""
+        """Return the (colour, shape) and (count, colour) pairs needed to describe this scene."""
         pairs = {(thing.colour, thing.shape) for thing in self.things}
         return frozenset(pairs | {(COUNTS[self.group - 1], self.things[0].colour)})
 
     @property
     def held_out(self) -> frozenset[tuple[str, str]]:
-        """The combinations in it that training never shows; empty for every scene of `train` and `val`."""
+        """Return the combinations that are absent from training; empty for every scene of `train` and `val`."""
         return self.combinations & (HELD_OUT_PAIRS | HELD_OUT_COUNTS)

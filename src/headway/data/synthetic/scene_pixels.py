@@ -1,4 +1,4 @@
-"""Draw a scene: 64 by 64 RGB, sixteen samples a pixel, in integers, so that every machine draws the same bytes."""
+"""Render a scene: 64 × 64 RGB, sixteen samples per pixel, in integers, so that every machine draws the same bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     Samples = NDArray[np.int32]
     Mask = NDArray[np.bool_]
 
-_SAMPLES: Final = 4  # a side of a pixel
+_SAMPLES: Final = 4  # per side of a pixel
 _ONE: Final = 1024  # fixed point
 _ROTATIONS: Final = ((1024, 0), (1018, 107), (1018, -107), (1002, 213), (1002, -213))  # cos, sin of 0, ±6, ±12 degrees
-_TIPS: Final = ((0, -1024), (974, -316), (602, 828), (-602, 828), (-974, -316))  # where the points of a star point to
-_SIDES: Final = ((0, 1024), (887, -512), (-887, -512))  # what the sides of a triangle face
+_TIPS: Final = ((0, -1024), (974, -316), (602, 828), (-602, 828), (-974, -316))  # directions of a star's points
+_SIDES: Final = ((0, 1024), (887, -512), (-887, -512))  # normals of a triangle's sides
 
 
 def draw(scene: Scene) -> NDArray[np.uint8]:
-    """The picture, as rows of RGB pixels."""
+    """Render the picture as rows of RGB pixels."""
     picture = _background(scene.background)
     for thing in scene.things:
         _paint(picture, thing)
@@ -30,7 +30,7 @@ def draw(scene: Scene) -> NDArray[np.uint8]:
 
 
 def _paint(picture: Samples, thing: SceneObject) -> None:
-    """Blend the thing in by how much of each pixel it covers. Only the pixels it can reach are touched."""
+    """Blend the thing in by its coverage of each pixel. Touches only the pixels it can reach."""
     left, right = _reach(thing.x, thing.radius)
     top, bottom = _reach(thing.y, thing.radius)
     inside = _SHAPES[thing.shape](
@@ -43,13 +43,13 @@ def _paint(picture: Samples, thing: SceneObject) -> None:
 
 
 def _reach(centre: int, radius: int) -> tuple[int, int]:
-    """The first pixel, and the one after the last, of what a thing can cover once it is tilted."""
+    """Return the range of pixels that a tilted thing can cover."""
     reach = radius + radius // 4 + UNIT
     return max(0, (centre - reach) // UNIT), min(SIDE, (centre + reach) // UNIT + 1)
 
 
 def _centres(first: int, stop: int) -> Samples:
-    """Where the samples of pixels [first, stop) lie, in units."""
+    """Return the sample positions of pixels [first, stop), in units."""
     step = UNIT // _SAMPLES
     return np.arange(first * UNIT + step // 2, stop * UNIT, step, dtype=np.int32)
 
@@ -81,21 +81,21 @@ def _cross(x: Samples, y: Samples, r: int) -> Mask:
 
 
 def _triangle(x: Samples, y: Samples, r: int) -> Mask:
-    """Within all three sides. Drawn a little larger and lower, for it fills less of its circle than the others."""
+    """Inside all three sides. Drawn a little larger and lower, because it fills less of its circle than the others."""
     r = r * 9 // 8
     mask: Mask = _within(x, y - r // 8, _SIDES, r * _ONE // 2) == len(_SIDES)
     return mask
 
 
 def _star(x: Samples, y: Samples, r: int) -> Mask:
-    """A pentagram: the points within at least four of its five lines."""
+    """A pentagram: the points inside at least four of its five lines."""
     r = r * 9 // 8
     mask: Mask = _within(x, y, _TIPS, r * 316) >= len(_TIPS) - 1
     return mask
 
 
 def _within(x: Samples, y: Samples, normals: tuple[tuple[int, int], ...], distance: int) -> Samples:
-    """How many of the lines at `distance` a sample lies on the inner side of."""
+    """Count the lines at `distance` that a sample is on the inner side of."""
     count = np.zeros(x.shape, np.int32)
     for nx, ny in normals:
         count += x * nx + y * ny <= distance
@@ -113,7 +113,7 @@ _SHAPES: Final = {
 
 
 def _background(background: Background) -> Samples:
-    """A slow change of a pale colour, and a little grain."""
+    """Draw a pale colour gradient with a little grain."""
     along = np.arange(SIDE, dtype=np.int32)
     across = along[None, :, None] * np.array(background.across, np.int32) // SIDE
     down = along[:, None, None] * np.array(background.down, np.int32) // SIDE
@@ -123,7 +123,7 @@ def _background(background: Background) -> Samples:
 
 
 def _grain(seed: int) -> Samples:
-    """-3 … 3 for each pixel, the same in all channels: a hash of its position."""
+    """Return noise of -3 … 3 per pixel, equal in all channels: a hash of the position."""
     x = np.arange(SIDE * SIDE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

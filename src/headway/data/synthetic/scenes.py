@@ -1,8 +1,8 @@
-"""Drawn scenes: a captioning data set that is made, not downloaded. Needs numpy; about 0.4 ms a picture.
+"""Drawn scenes: a generated captioning data set. Needs numpy; about 0.4 ms per picture.
 
-A scene is a pure function of (split, index). Every number on the way is an integer, so the pixels and the captions are
-the same on every machine. Some combinations of colour and shape, and of count and colour, never occur in `train` and
-`val`; every second scene of `test` has one. A model that captions those has learnt to compose.
+A scene is a pure function of (split, index). All arithmetic is in integers, so pixels and captions are the same on
+every machine. Some combinations of colour and shape, and of count and colour, never occur in `train` and `val`; every
+second scene of `test` has one. A model that captions those has learnt to compose.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from headway.data.synthetic.scene_model import (
 )
 from headway.data.synthetic.scene_pixels import draw
 
-# Choose what a scene shows, from (split, index) alone: counter-based, in integers, 50 µs a scene.
+# Composition of a scene from (split, index) alone: counter-based, in integers, 50 µs per scene.
 
 
-GENERATION: Final = 1  # changes every scene; raise it when the generator changes what it draws
+GENERATION: Final = 1  # changes every scene; increment when the generator draws something else
 SPLITS: Final = ("train", "val", "test")
 
 _RGB: Final = {
@@ -45,7 +45,7 @@ _RGB: Final = {
     "blue": (44, 92, 204),
     "purple": (134, 58, 166),
 }
-_RADII: Final = {"small": (36, 46), "large": (66, 78)}  # units, from and up to
+_RADII: Final = {"small": (36, 46), "large": (66, 78)}  # range in units
 _CELL: Final = SIDE * UNIT // 3
 _TILTS: Final = 5
 
@@ -54,7 +54,7 @@ _WORD: Final = (1 << 64) - 1
 
 
 class CounterRng:
-    """A stream of choices that depends on its key alone (splitmix64): the n-th one needs nothing but n."""
+    """A counter-based random generator (splitmix64) that depends on its key alone: the n-th value needs only n."""
 
     def __init__(self, *key: int) -> None:
         self._state = 0
@@ -75,13 +75,13 @@ class CounterRng:
         return choices[self.below(len(choices))]
 
     def sample(self, choices: Sequence[_T], count: int) -> list[_T]:
-        """`count` different ones, in random order."""
+        """Draw `count` different items, in random order."""
         pool = list(choices)
         return [pool.pop(self.below(len(pool))) for _ in range(count)]
 
 
 def compose(split: str, index: int) -> Scene:
-    """Scene `index` of a split. Odd ones of `test` have a held-out combination, all others have none."""
+    """Compose scene `index` of a split. Odd scenes of `test` have a held-out combination, all others have none."""
     draws = CounterRng(GENERATION, SPLITS.index(split), index)
     wanted = is_held_out(split, index)
     while True:
@@ -121,7 +121,7 @@ def _pair(draws: CounterRng) -> tuple[list[SceneObject], int]:
 
 
 def _two_and_one(draws: CounterRng) -> tuple[list[SceneObject], int]:
-    """Two of a kind in one row with another thing right above or below them, or in one column with it beside them."""
+    """Two of a kind in one row with another thing above or below them, or in one column with it beside them."""
     first, second = draws.sample(range(3), 2)
     along = draws.sample(range(3), 2)
     other = draws.between(min(along), max(along))  # further out, "above" would be as true as "left of"
@@ -132,7 +132,7 @@ def _two_and_one(draws: CounterRng) -> tuple[list[SceneObject], int]:
 
 
 def _unlike(draws: CounterRng, cells: list[tuple[int, int]], *, group: int) -> list[SceneObject]:
-    """The first `group` cells hold one kind of thing, the last another that differs from it in colour and shape."""
+    """Fill the first `group` cells with one kind of thing, the last with one of another colour and shape."""
     shapes, colours = draws.sample(SHAPES, 2), draws.sample(COLOURS, 2)
     sizes = [draws.pick(SIZES), draws.pick(SIZES)]
     kinds = [0] * group + [1]
@@ -147,7 +147,7 @@ def _looks(draws: CounterRng) -> tuple[str, str, str]:
 
 def _thing(draws: CounterRng, shape: str, colour: str, size: str, row: int, column: int) -> SceneObject:
     radius = draws.between(*_RADII[size])
-    room = _CELL // 2 - radius  # it may move within its cell, so that no two of them touch
+    room = _CELL // 2 - radius  # margin inside its cell, so that no two things touch
     x = column * _CELL + _CELL // 2 + draws.between(-room, room)
     y = row * _CELL + _CELL // 2 + draws.between(-room, room)
     rgb = _shifted(draws, _RGB[colour], 14)
@@ -171,7 +171,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-# What may be said of a scene: every valid caption, and the five that are its references. Needs nothing.
+# Captions of a scene: all valid ones, and the five references. Imports nothing.
 
 
 _OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
@@ -184,7 +184,7 @@ _WORDINGS = {
 
 
 def captions(scene: Scene) -> tuple[str, ...]:
-    """Every caption the grammar has for this scene: saying any one of them is right, saying anything else is wrong."""
+    """Return every valid caption of this scene. Any other caption is wrong."""
     if scene.kind == "one":
         return _one_phrase(scene.things[0])
     if scene.kind == "several":
@@ -193,7 +193,7 @@ def captions(scene: Scene) -> tuple[str, ...]:
 
 
 def references(scene: Scene) -> tuple[str, ...]:
-    """Five different ones of them, the same five for the same scene every time."""
+    """Return five different valid captions, always the same for the same scene."""
     draws = CounterRng(GENERATION, 7, SPLITS.index(scene.split), scene.index)
     return tuple(draws.sample(captions(scene), REFERENCES))
 
@@ -224,7 +224,7 @@ def _several_phrase(thing: SceneObject, count: int) -> tuple[str, ...]:
 
 
 def _related(scene: Scene) -> tuple[str, ...]:
-    """Said from either side: what is left of one thing has it to its right."""
+    """Describe the relation from both sides: if A is left of B, then B is right of A."""
     group, other = scene.things[0], scene.things[-1]
     relation = _relation(scene)
     one = f"{_article(other.colour)} {other.colour} {other.shape}"
@@ -246,7 +246,7 @@ def _related(scene: Scene) -> tuple[str, ...]:
 
 
 def _relation(scene: Scene) -> str:
-    """Where the first things are, seen from the last. All of them in another row than it: above or below."""
+    """Return where the group is relative to the last thing: above or below if it is in one other row."""
     group, other = scene.things[: scene.group], scene.things[-1]
     rows = {thing.row for thing in group}
     if len(rows) == 1 and other.row not in rows:
@@ -291,7 +291,7 @@ __all__ = [
 
 
 def write_examples(folder: str | Path, count: int = 8) -> list[Path]:
-    """Write held-out test scenes as PNG files, and `references.json` with what may be said of each."""
+    """Write held-out test scenes as PNG files, and `references.json` with the references of each."""
     from PIL import Image
 
     folder = Path(folder)
@@ -306,7 +306,7 @@ def write_examples(folder: str | Path, count: int = 8) -> list[Path]:
     return paths
 
 
-# `python -m headway.data.scenes FOLDER --count N`: held-out scenes as PNG files, with what may be said of them.
+# `python -m headway.data.synthetic.scenes FOLDER --count N`: write held-out scenes as PNG files, with references.
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Captioning: a picture in, a sentence out."""
+"""Image captioning."""

@@ -1,4 +1,4 @@
-"""From scores to sentences: greedy, sampled, or a beam search over all pictures of a batch at once."""
+"""Caption decoding: greedy, sampling, and beam search over all pictures of a batch, with test-time augmentation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from headway.recipes.captioning.decoders import Decoder, State
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import END, PAD, START, UNKNOWN
 
-# Several views of a picture and one caption: every word is judged by all of them together.
-#
-# Views stand in a dimension after that of the pictures: (n, views, …). Their log-probabilities are averaged, so what
-# one view mistakes for something else is said only where the others do not object.
+# Test-time augmentation
 
 
 class BatchedDecoder(NamedTuple):
-    """The state of each view."""
+    """Decoder states, one per view."""
 
     states: tuple[State, ...]
 
     @property
     def looks(self) -> Tensor | None:
-        """Of the first view, which is the picture as it is."""
+        """Return the attention weights of the first view, the unmodified picture."""
         return self.states[0].looks
 
     def of(self, rows: Tensor) -> BatchedDecoder:
@@ -34,7 +31,11 @@ class BatchedDecoder(NamedTuple):
 
 
 class TTADecoder:
-    """A decoder that is asked as one is that knows of one view alone."""
+    """Wrap a decoder to average log-probabilities over several views (test-time augmentation).
+
+    Views are a dimension after the pictures: (n, views, …). An error of one view prevails only if the other views do
+    not contradict it.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -48,26 +49,26 @@ class TTADecoder:
 
 
 def asked(decoder: Decoder, grid: Tensor) -> Any:
-    """Who to ask about `grid` (pictures, cells, channels), or (pictures, views, cells, channels)."""
+    """Return the decoder for `grid`: (pictures, cells, channels), or with TTA (pictures, views, cells, channels)."""
     return decoder if grid.dim() == 3 else TTADecoder(decoder)
 
 
 def views(cfg: Config, pictures: Tensor) -> Tensor:
-    """Pictures (n, 3, side, side) as they are to be judged; of both sides, (n, 2, 3, side, side)."""
+    """Return pictures (n, 3, side, side), or with `both_sides` each with its mirror image (n, 2, 3, side, side)."""
     return torch.stack([pictures, pictures.flip(-1)], dim=1) if cfg.both_sides else pictures
 
 
-Choose = Callable[[Tensor], Tensor]  # from log-probabilities (rows, words) to a word a row
-_NEVER = (PAD, START, UNKNOWN)  # what no caption says
+Choose = Callable[[Tensor], Tensor]  # log-probabilities (rows, words) -> one word per row
+_NEVER = (PAD, START, UNKNOWN)  # tokens that a caption never contains
 
 
 class DecodedCaptions(NamedTuple):
-    """Captions, one a picture (or, sampled, several: row r is of picture r // samples)."""
+    """Captions, one per picture (or, if sampled, several: row r is of picture r // samples)."""
 
-    words: Tensor  # (rows, max_length), filled up with PAD after END
-    log_probability: Tensor  # (rows,): the sum over the words, END included
-    looks: Tensor | None  # (rows, max_length, cells): where it looked for each word; None if the decoder does not look
-    kept: Tensor | None = None  # (rows, beam, max_length): all that a beam search kept to the end, the best first
+    words: Tensor  # (rows, max_length), padded with PAD after END
+    log_probability: Tensor  # (rows,): sum over the words, including END
+    looks: Tensor | None  # (rows, max_length, cells): attention weights per word; None without attention
+    kept: Tensor | None = None  # (rows, beam, max_length): all final hypotheses of a beam search, best first
     kept_log_probability: Tensor | None = None  # (rows, beam)
 
 
@@ -75,7 +76,7 @@ class DecodedCaptions(NamedTuple):
 def caption(
     model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
 ) -> Tensor:
-    """The words said of each picture, as numbers (pictures, max_length), filled up with PAD after END."""
+    """Return the caption of each picture as token ids (pictures, max_length), padded with PAD after END."""
     return describe(model, pictures, max_length=max_length, beam=beam, length_penalty=length_penalty).words
 
 
@@ -83,9 +84,9 @@ def caption(
 def describe(
     model: Captioner, pictures: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 0.7
 ) -> DecodedCaptions:
-    """The same, with how sure the model is and where it looked.
+    """Return captions with log-probabilities and attention weights.
 
-    Of pictures, or the grids of a frozen encoder; of several views each, where they have a dimension of their own.
+    `pictures` are pixels or the grids of a frozen encoder, optionally with a dimension for several views.
     """
     grid = model.see(pictures)
     if beam == 1:
@@ -103,10 +104,10 @@ def sample(
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> DecodedCaptions:
-    """`samples` captions of each picture, drawn by their probability; a low temperature draws the surest more often."""
+    """Sample `samples` captions per picture by probability. A low temperature favours the likeliest words."""
 
     def drawn(gains: Tensor) -> Tensor:
-        """One random number a row, where torch's own multinomial draws one a word of the vocabulary."""
+        """Sample with one random number per row; torch.multinomial draws one per word of the vocabulary."""
         upto = (gains / temperature).softmax(dim=1).cumsum(dim=1)
         chance = torch.rand(len(upto), 1, generator=generator, device=upto.device) * upto[:, -1:]
         return torch.searchsorted(upto, chance, right=True)[:, 0].clamp(max=upto.shape[1] - 1)
@@ -121,7 +122,7 @@ def _surest(gains: Tensor) -> Tensor:
 def _one_by_one(
     model: Captioner, grid: Tensor, max_length: int, choose: Choose, *, rows_each: int = 1
 ) -> DecodedCaptions:
-    """Word after word, each chosen from the scores of the next."""
+    """Decode word by word, with `choose` picking each word from the log-probabilities."""
     rows, decoder = len(grid) * rows_each, asked(model.decoder, grid)
     state = decoder.start(grid, rows=rows)
     word = torch.full((rows,), START, device=grid.device)
@@ -144,13 +145,13 @@ def _one_by_one(
 
 
 def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_penalty: float) -> DecodedCaptions:
-    """Keep the `beam` best captions of each picture, ended or not, by log-probability / words ^ length_penalty."""
+    """Run a beam search, ranking hypotheses, ended or not, by log-probability / words ^ length_penalty."""
     pictures, device, decoder = len(grid), grid.device, asked(model.decoder, grid)
     state = decoder.start(grid, rows=pictures * beam)
     first_row = torch.arange(pictures, device=device)[:, None] * beam
     said = torch.full((pictures, beam, max_length), PAD, device=device)
     total = torch.full((pictures, beam), float("-inf"), device=device)
-    total[:, 0] = 0  # all captions of a picture begin alike: let one of them branch out
+    total[:, 0] = 0  # all hypotheses start out equal: let only one of them branch
     length = torch.zeros(pictures, beam, device=device)
     word = torch.full((pictures, beam), START, device=device)
     looks: list[Tensor] = []
@@ -158,7 +159,7 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
         scores, state = decoder(word.view(-1, 1), state)
         gains = sayable(scores[:, 0]).log_softmax(dim=1).view(pictures, beam, -1)
         ended = (word == END) | (word == PAD)
-        # No caption that wins can go on with a word that is not among its own best.
+        # The best `beam` hypotheses can only extend by one of their own `beam` best words.
         gains, words = gains.topk(min(beam, gains.shape[2]), dim=2)
         totals = total[:, :, None] + _ended_stay(gains, ended)
         lengths = (length + ~ended)[:, :, None]
@@ -180,12 +181,12 @@ def _beam(model: Captioner, grid: Tensor, max_length: int, beam: int, length_pen
 
 
 def sayable(scores: Tensor) -> Tensor:
-    """Scores (rows, words) with which only what a caption can say is ever said."""
+    """Mask the scores (rows, words) of tokens that a caption must not contain."""
     return scores.index_fill(1, torch.tensor(_NEVER, device=scores.device), float("-inf"))
 
 
 def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
-    """An ended caption has one successor, itself, and it costs nothing. It is filed under the first."""
+    """Give an ended hypothesis one successor, itself, at no cost, in the first slot."""
     stay = torch.full_like(gains, float("-inf"))
     stay[:, :, 0] = 0
     return torch.where(ended[:, :, None], stay, gains)

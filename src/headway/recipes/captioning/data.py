@@ -1,4 +1,7 @@
-"""Pictures with captions: drawn scenes, made in memory at 0.4 ms each, or prepared shards, read in place."""
+"""Captioning data: sources (drawn scenes or prepared shards), batches, and a disk cache of encoder features.
+
+Scenes are drawn in memory at 0.4 ms each; shards are read in place.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +36,21 @@ Numbers = NDArray[np.int64]
 
 
 class Pixels(Protocol):
-    """The pictures of a source, by number."""
+    """The pictures of a source, by row number."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a pixel would."""
+        """Hash that changes if any pixel changes."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
-        """uint8 (rows, 3, side, side)."""
+        """Return uint8 pixels (rows, 3, side, side)."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """One source's split: pictures, what people said of them, and, where a grammar can tell, all that may be said."""
+    """One split of a source: pictures, reference captions and, for generated scenes, all captions that are valid."""
 
     name: str
     pixels: Pixels
@@ -55,7 +58,7 @@ class Pictures:
     ids: Sequence[str] = ()
     weight: float = 1.0
     valid: Sequence[frozenset[str]] | None = None
-    held_out: NDArray[np.bool_] | None = None  # of a kind that training never showed
+    held_out: NDArray[np.bool_] | None = None  # combinations of attributes that are absent from training
 
     def __len__(self) -> int:
         return len(self.references)
@@ -68,20 +71,23 @@ class Pictures:
 
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> list[Pictures]:
-    """One split of each source that the job names for it, or the drawn scenes where it names none."""
+    """Load one split of each source in the job, or the drawn scenes if it names none."""
     sources: tuple[Source, ...] = getattr(data, split) or (Source(source=SCENES),)
     if sum(source.source == SCENES for source in sources) > 1:
         raise BadInput(f"data.{split} names {SCENES} twice", fix="name it once, with a limit if need be")
     found = [_scenes(cfg, s, split) if s.source == SCENES else _prepared(cfg, s, split, cache) for s in sources]
     names = [pictures.name for pictures in found]
     for number, pictures in enumerate(found):
-        if names.count(pictures.name) > 1:  # two folders of one name, or two splits of one folder
+        if names.count(pictures.name) > 1:  # two folders with the same name, or two splits of one folder
             object.__setattr__(pictures, "name", f"{pictures.name}_{number + 1}")
     return found
 
 
 def vocabulary(cfg: Config, train: Sequence[Pictures]) -> Vocabulary:
-    """From the training captions alone: what only val and test say is unknown, as it will be in use."""
+    """Build the vocabulary from the training captions alone.
+
+    Words that only val and test contain are unknown, as they would be in production.
+    """
     said = (text for pictures in train for references in pictures.references for text in references)
     return Vocabulary.of(said, min_count=cfg.min_count, max_words=cfg.max_words)
 
@@ -130,7 +136,7 @@ def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
 
 
 def _kinds(source: Source, split: str) -> tuple[str, ...]:
-    """Which kinds of scenes `where: {kind: …}` asks for."""
+    """Return the scene kinds selected by `where: {kind: …}`."""
     kind = source.where.get("kind")
     if set(source.where) - {"kind"} or (kind is not None and kind not in scenes.KINDS):
         known = ", ".join(scenes.KINDS)
@@ -150,7 +156,7 @@ def _fitted(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 class Stored:
-    """Pictures of prepared shards: the middle square of `side` pixels, read in place."""
+    """Pictures from prepared shards: a centre crop of `side` pixels, read in place."""
 
     def __init__(self, rows: object, side: int) -> None:
         from headway.data.dataset.rows import Rows
@@ -207,29 +213,29 @@ def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> P
     )
 
 
-# Batches for training and evaluation: pure functions of their number, whoever asks, on however many ranks.
+# Batches for training and evaluation: pure functions of their step number, for any number of ranks.
 
 
 _WHICH_CAPTIONS, _WHICH_SIDE = 1, 2  # random streams
-EVALUATED_AT_ONCE: Final = 32  # what a wide beam computes of more at once leaves the cache
+EVALUATED_AT_ONCE: Final = 32  # larger batches with a wide beam no longer fit the CPU cache
 
 
 class Batch(NamedTuple):
-    """Some pictures, as the model takes them."""
+    """Pictures, optionally with captions, as model input."""
 
-    rows: Tensor  # which, numbered through all sources
-    pictures: Tensor  # uint8 (n, 3, side, side), or the grids (n, cells, channels) that a frozen encoder makes of them
+    rows: Tensor  # global row numbers over all sources
+    pictures: Tensor  # uint8 (n, 3, side, side), or grids (n, cells, channels) of a frozen encoder
     captions: Tensor | None = None  # int64 (n, captions each, length), PAD at the end
 
 
 class Views(Protocol):
-    """What the model is given of each picture of a source."""
+    """Model inputs of a source by row: pixels or cached features."""
 
     def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor: ...
 
 
 class Sources:
-    """Several sources as one: rows are numbered through."""
+    """Several sources concatenated, with global row numbers."""
 
     def __init__(self, pictures: Sequence[Pictures], views: Sequence[Views] | None = None) -> None:
         self.pictures = list(pictures)
@@ -260,9 +266,9 @@ class Sources:
 
 
 class TrainingFeed:
-    """Batches of pictures, each with some of its captions, shuffled anew in every epoch. Nothing is remembered.
+    """Training batches of pictures, each with some of its captions, reshuffled every epoch. Stateless.
 
-    Sources are drawn from by weight; an epoch has as many pictures as all of them together.
+    Sources are sampled by weight; an epoch has as many pictures as all sources together.
     """
 
     def __init__(self, cfg: Config, sources: Sources, words: Vocabulary, *, seed: int) -> None:
@@ -280,7 +286,7 @@ class TrainingFeed:
         return self._fingerprint
 
     def __len__(self) -> int:
-        """Whole batches: another order in every epoch leaves out others."""
+        """Number of full batches. Each epoch's order leaves out a different remainder."""
         return len(self._order) // self._batch
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | PaddingBatch:
@@ -290,7 +296,7 @@ class TrainingFeed:
         return made if stop > start else PaddingBatch(made)
 
     def _made(self, epoch: int, positions: Numbers) -> Batch:
-        """Each picture with `captions` of its references, chosen without repeating one before all had their turn."""
+        """Make a batch. Each picture gets `captions` of its references, none repeated before all were used."""
         rows = self._order.at(self.seed, epoch, positions)
         chance = uniforms(self.seed, epoch, positions, self._said.shape[1], stream=_WHICH_CAPTIONS)
         index = torch.from_numpy(rows)
@@ -305,7 +311,7 @@ class TrainingFeed:
 
 
 def _numbered(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -> tuple[Tensor, Tensor]:
-    """All references as numbers (pictures, the most references, length), and how many each picture has."""
+    """Encode all references as token ids (pictures, most references, length), and count the references per picture."""
     every = [said for pictures in sources for said in pictures.references]
     counts = torch.tensor([len(said) for said in every])
     rows = np.zeros((len(every), int(counts.max()), max_length + 2), np.int32)
@@ -317,7 +323,7 @@ def _numbered(sources: Sequence[Pictures], words: Vocabulary, max_length: int) -
 
 
 class EvaluationFeed:
-    """All pictures once, in order; of `both_sides`, as two views each (n, 2, …), the second mirrored."""
+    """All pictures once, in order; with `both_sides` as two views each (n, 2, …), the second mirrored."""
 
     workers = 0
 
@@ -341,27 +347,23 @@ class EvaluationFeed:
         return Batch(torch.from_numpy(rows), seen)
 
 
-# What a frozen encoder sees of every picture, computed once and kept on disk: 125 KB a picture for a 7 by 7 grid.
-#
-# A file is named by all that its contents depend on: the encoder's weights and preprocessing, the pictures, whether
-# they are mirrored too. One process writes it, in pieces that survive a kill; the others of its machine wait, then
-# map it.
+# Cache of a frozen encoder's features on disk
 
 
-_PIECE: Final = 256  # pictures: what a kill can cost
-_AT_ONCE: Final = 8  # small batches stay in the processor's cache
+_PIECE: Final = 256  # pictures per fsync: the most work that a kill can lose
+_AT_ONCE: Final = 8  # small batches stay in the CPU cache
 _KIND: Final = np.float16
 
 
 class Features:
-    """Grids by number, from a memory map."""
+    """Encoder features by row number, from a memory map."""
 
     def __init__(self, path: Path, pictures: int, cells: int, channels: int, *, mirrored: bool) -> None:
         shape = (2 if mirrored else 1, pictures, cells, channels)
         self._grids: NDArray[np.float16] = np.memmap(path, _KIND, "r", shape=shape)
 
     def read(self, rows: Numbers, mirrored: NDArray[np.bool_] | None = None) -> Tensor:
-        """Half precision (rows, cells, channels)."""
+        """Return float16 grids (rows, cells, channels)."""
         sides = np.zeros(len(rows), np.int64) if mirrored is None else mirrored.astype(np.int64)
         return torch.from_numpy(self._grids[sides, rows])
 
@@ -375,9 +377,9 @@ def seen(
     mirrored: bool = False,
     device: torch.device | None = None,
 ) -> Sources:
-    """What a model is given: the pictures, or what its encoder makes of them where that is published and never learns.
+    """Return the model inputs: pictures, or cached encoder features if the encoder is pretrained and stays frozen.
 
-    Without a cache it is the pictures.
+    Without a cache, pictures.
     """
     if cache is None or learns or not isinstance(encoder, PretrainedEncoder):
         return Sources(pictures)
@@ -388,7 +390,12 @@ def seen(
 def features(
     encoder: PretrainedEncoder, pictures: Pictures, cache: Cache, *, mirrored: bool, device: torch.device
 ) -> Features:
-    """Those of all pictures, from the cache or computed now."""
+    """Return the features of all pictures, from the cache or computed now.
+
+    A file's name hashes everything its contents depend on: the encoder's weights and preprocessing, the pictures, and
+    whether mirrored views are included. One process writes it, in pieces that survive a kill; other processes on the
+    machine wait for it, then map it. Cost: 125 KB per picture for a 7 × 7 grid.
+    """
     count, cells, channels = len(pictures), encoder.cells, encoder.channels
     key = (fingerprint(encoder.net), pictures.pixels.fingerprint, count, cells, channels, mirrored)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
@@ -396,7 +403,7 @@ def features(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.f16"
     with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # goes when its holder dies
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released if the holder dies
         if not path.exists():
             _write(path, encoder, pictures, mirrored=mirrored, device=device)
     return Features(path, count, cells, channels, mirrored=mirrored)
@@ -409,7 +416,7 @@ def _folder(cache: Cache) -> Path:
 
 
 def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirrored: bool, device: torch.device) -> None:
-    """Append piece after piece to a file of another name. What an earlier process finished of it is kept."""
+    """Append features piece by piece to a temporary file, and rename it. Keeps pieces of an earlier, killed process."""
     count = len(pictures)
     size = encoder.cells * encoder.channels * np.dtype(_KIND).itemsize
     total = count * (2 if mirrored else 1)
@@ -440,7 +447,7 @@ def _write(path: Path, encoder: PretrainedEncoder, pictures: Pictures, *, mirror
 def _seen(
     encoder: PretrainedEncoder, pictures: Pictures, rows: Numbers, flip: NDArray[np.bool_], device: torch.device
 ) -> NDArray[np.float16]:
-    """Small batches side by side, each on one thread: these layers are too small to be shared between threads.
+    """Compute features of small batches in parallel, one thread each: the layers are too small to parallelize inside.
 
     So the features do not depend on the number of threads either.
     """
@@ -454,7 +461,7 @@ def _seen(
 
     alone = device.type != "cpu"
     threads, at_once = torch.get_num_threads(), _PIECE if alone else _AT_ONCE
-    encoder(pictures.pixels.read(rows[:1]).to(device))  # folds the encoder, once
+    encoder(pictures.pixels.read(rows[:1]).to(device))  # folds batch norm into the encoder, once
     try:
         with ThreadPoolExecutor(1 if alone else threads) as pool:
             return np.concatenate(list(pool.map(see, range(0, len(rows), at_once))))

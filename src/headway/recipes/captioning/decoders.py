@@ -1,7 +1,7 @@
-"""Decoders: from a grid of features to words, and those two that are one LSTM over the words.
+"""Caption decoders: LSTM, glimpse, attention (Show, Attend and Tell) and Transformer.
 
 A decoder predicts the next word for rows of words: row r of `rows` belongs to picture r // (rows // n), so that the
-captions of one picture, in training as in a beam search, share what is computed of its grid.
+captions of one picture, in training as in a beam search, share the computation on its grid.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from headway.recipes.common.layers import Dropout
 
 
 class State(Protocol):
-    """What a decoder carries from word to word."""
+    """Decoder state carried from word to word."""
 
     @property
     def looks(self) -> Tensor | None:
-        """Where it looked for the last word: (rows, cells), each row adding up to 1; None if it does not look."""
+        """Attention weights of the last word (rows, cells), each row summing to 1; None without attention."""
 
     def of(self, rows: Tensor) -> Any:
-        """The state of other rows of the same pictures: what a beam search does when it drops and doubles captions."""
+        """Select rows of the state, for a beam search that drops and duplicates hypotheses."""
 
 
 class DecoderLossInputs(NamedTuple):
-    """What there is to learn from a batch: scores of every word said, in any order, without padding."""
+    """Inputs of a batch's loss: scores of every target word, in any order, without padding."""
 
-    scores: Tensor  # (words said, vocabulary)
-    targets: Tensor  # (words said,)
-    captions: Tensor  # (words said,): whose each is, the captions of all pictures counted through
-    extra: Tensor | None = None  # a sum to be made small besides
+    scores: Tensor  # (target words, vocabulary)
+    targets: Tensor  # (target words,)
+    captions: Tensor  # (target words,): index of each word's caption, over all pictures
+    extra: Tensor | None = None  # a regularization term, summed, to add to the loss
 
 
 class Decoder(nn.Module, ABC):
-    """What all decoders promise."""
+    """Base class of all decoders."""
 
     word_dropout: float
-    own_words: float = 0.0  # how often, while learning, it is given its own guess and not the word that was said
+    own_words: float = 0.0  # scheduled sampling: probability of feeding the model's own prediction in training
 
     @abstractmethod
     def start(self, grid: Tensor, rows: int) -> Any:
-        """The state before the first word of `rows` captions."""
+        """Return the state before the first word of `rows` captions."""
 
     @abstractmethod
     def forward(self, words: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Scores of the word after each of `words` (rows, length), and the state after the last."""
+        """Return the scores of the word after each of `words` (rows, length), and the state after the last."""
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
-        """From captions (pictures, captions each, length), padded at the end."""
+        """Return the loss inputs for captions (pictures, captions each, length), padded at the end."""
         words = captions.flatten(0, 1)
         scores, _ = self(self._forgetful(words[:, :-1]), self.start(grid, rows=len(words)))
         said = words[:, 1:] != PAD
         return DecoderLossInputs(scores[said], words[:, 1:][said], said.nonzero()[:, 0])
 
     def _forgetful(self, words: Tensor) -> Tensor:
-        """While learning, hide some of the words: guessing the next one from them must not be enough."""
+        """Apply word dropout in training, so that the previous words alone do not suffice to predict the next."""
         if not (self.training and self.word_dropout):
             return words
         hide = (torch.rand(words.shape, device=words.device) < self.word_dropout) & (words > UNKNOWN)
@@ -72,7 +72,7 @@ class Decoder(nn.Module, ABC):
 
 
 class DecoderState(NamedTuple):
-    """`view` is of a picture, `hidden` and `cell` are of a row."""
+    """LSTM state: `view` per picture, `hidden` and `cell` per row."""
 
     view: tuple[Tensor, ...]
     hidden: Tensor
@@ -86,7 +86,7 @@ class DecoderState(NamedTuple):
 
 
 class LstmBase(Decoder):
-    """What the two have in common: an LSTM over words."""
+    """Base of the decoders with one LSTM over the words."""
 
     def __init__(self, cfg: Config, words: int, seen: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class LstmBase(Decoder):
 
     @abstractmethod
     def see(self, grid: Tensor) -> tuple[Tensor, ...]:
-        """What of a picture is needed at every word, computed once."""
+        """Compute once, per picture, what every word needs."""
 
     def _read(self, given: Tensor, memory: DecoderState) -> tuple[Tensor, DecoderState]:
         state = (memory.hidden[None].contiguous(), memory.cell[None].contiguous())
@@ -111,11 +111,11 @@ class LstmBase(Decoder):
 
 
 class LstmDecoder(LstmBase):
-    """The whole picture as one vector, beside the word, at every step."""
+    """LSTM decoder with the whole picture as one vector, concatenated to the word at every step."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__(cfg, words, seen=cfg.embedding)
-        self.pooled = cfg.encoder != "cnn"  # a published grid is averaged; the small one is taken as it is
+        self.pooled = cfg.encoder != "cnn"  # a pretrained grid is averaged, that of the small CNN flattened
         self.look = nn.Linear(channels if self.pooled else cells * channels, cfg.embedding)
         self.score = word_scores(cfg, cfg.hidden, self.embedding)
 
@@ -128,7 +128,7 @@ class LstmDecoder(LstmBase):
         return self.score(self.dropout(said)), after
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
-        """Rows are packed: what is shorter than the longest caption costs nothing."""
+        """Pack the rows, so that captions shorter than the longest cost nothing extra."""
         words = captions.flatten(0, 1)
         lengths = (words[:, 1:] != PAD).sum(dim=1).cpu()
         given = self._given(self._forgetful(words[:, :-1]), self.see(grid)[0])
@@ -144,15 +144,15 @@ class LstmDecoder(LstmBase):
 
 
 class GlimpseDecoder(LstmBase):
-    """The LSTM reads the words alone; at each it chooses where to look, and what is seen there adds to the scores.
+    """LSTM over the words alone, with attention on the picture that adds to the scores.
 
-    Language and sight meet in a sum and nowhere else, and language speaks through a few numbers (`syntax`): enough to
-    say that a shape comes next, too few to learn by heart which colour goes with which. Two more places to look at
-    stand for the whole picture and for nowhere. As the LSTM does not wait for what is seen, all words of a batch are
-    computed at once. For scenes where combinations must be named that training never showed.
+    Language and vision scores are only summed, and language passes through a low-rank layer (`syntax`): enough to
+    predict that a shape comes next, too little to memorize which colour goes with which shape. Two extra attention
+    slots stand for the whole picture and for nothing. As the LSTM does not depend on what is seen, all words of a batch
+    are computed at once. Meant for scenes with attribute combinations that training never showed.
     """
 
-    SHARPNESS: Final = 4.0  # of the first looks: attention that starts out even over all cells learns very slowly
+    SHARPNESS: Final = 4.0  # initial attention scale: attention that starts uniform over all cells learns very slowly
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__(cfg, words, seen=0)
@@ -192,7 +192,7 @@ class GlimpseDecoder(LstmBase):
 
 
 def remember_at_first(lstm: nn.LSTM | nn.LSTMCell) -> None:
-    """It starts out remembering: torch's own start forgets half at every word."""
+    """Initialize the forget-gate bias to 1: torch's default forgets half of the cell state at every word."""
     with torch.no_grad():
         for name, bias in lstm.named_parameters():
             if name.startswith("bias_ih"):
@@ -200,9 +200,10 @@ def remember_at_first(lstm: nn.LSTM | nn.LSTMCell) -> None:
 
 
 class WordEmbedding(nn.Embedding):
-    """Words as numbers of size one. `small`: kept as smaller ones, for scores that are made with them too.
+    """Word embedding with unit-variance output.
 
-    Where a word's own embedding is part of what is scored, large ones begin surer by far that it follows itself.
+    `small`: store small weights, suitable for tied output scores, and scale them up in `forward`. With tied weights and
+    large embeddings, an untrained model would be far too sure that a word follows itself.
     """
 
     def __init__(self, words: int, width: int, *, small: bool) -> None:
@@ -216,7 +217,10 @@ class WordEmbedding(nn.Embedding):
 
 
 class TiedScores(nn.Module):
-    """Scores of words by their own embeddings. These are another module's, and not twice in the state."""
+    """Output scores from the word embeddings (weight tying).
+
+    The embedding belongs to another module and is not saved twice.
+    """
 
     def __init__(self, given: int, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -230,30 +234,32 @@ class TiedScores(nn.Module):
 
 
 def word_scores(cfg: Config, given: int, embedding: nn.Embedding) -> nn.Module:
-    """A linear map to the words; through their embeddings where the two are tied."""
+    """Return the output layer: linear, or tied to the embedding if the config says so."""
     return TiedScores(given, embedding) if cfg.tied else nn.Linear(given, embedding.num_embeddings)
 
 
 def _narrow(given: int, between: int, out: int) -> nn.Module:
-    """A linear map of rank `between`; of full rank where that is 0."""
+    """Return a linear map of rank `between`, or of full rank if that is 0."""
     if not between:
         return nn.Linear(given, out)
     return nn.Sequential(nn.Linear(given, between, bias=False), nn.Linear(between, out))
 
 
-# A linear map that is used word after word, and whose weights get their gradient once, for all words together.
-#
-# Autograd makes a small product for each word and adds each to a sum as large as the weights. Here it is one product.
+# Deferred weight gradient
 
 
 Map = Callable[[Tensor], Tensor]
 
 
 def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
-    """x ↦ x weightᵀ + bias. `rows`: how many each call will bring, where it is learnt from; None where it is not."""
+    """Return x ↦ x weightᵀ + bias, for repeated calls, with one weight gradient for all calls together.
+
+    Autograd would make a small product per word and add each to a sum as large as the weights; here it is one product.
+    `rows`: the row count of each call in training; None if no gradient is needed.
+    """
     if rows is None:
         return partial(functional.linear, weight=weight, bias=bias)
-    given: list[Tensor] = []  # detached: a graph that leads back to itself would never be freed
+    given: list[Tensor] = []  # detached: a graph that refers back to itself would never be freed
     biases = iter(_Late.apply(weight, bias, given, rows))  # type: ignore[no-untyped-call]
     transposed = weight.detach().t()
 
@@ -265,7 +271,10 @@ def linear_map(weight: Tensor, bias: Tensor, rows: Sequence[int] | None) -> Map:
 
 
 class _Late(torch.autograd.Function):
-    """The bias for each call. What comes back for it is the gradient of the call's result: all that weights need."""
+    """Returns one bias per call.
+
+    The gradient of that bias is the gradient of the call's result: all the weights need.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor, given: list[Tensor], rows: Sequence[int]) -> tuple[Tensor, ...]:
@@ -278,14 +287,11 @@ class _Late(torch.autograd.Function):
         return gradient.t() @ torch.cat(ctx.given).to(gradient.dtype), gradient.sum(dim=0), None, None
 
 
-# Show, Attend and Tell (Xu et al., 2015): at each word, look at the picture anew, then say the next.
-#
-# Additive attention, a gate over what is seen, a deep output, and the doubly stochastic term. One word waits for the
-# one before it; what can be done for all words at once, the picture's projections and the scores, is done once.
+# Show, Attend and Tell
 
 
 class AttentionState(NamedTuple):
-    """Of a picture: what is looked for and what is found, by cell. Of a row: each layer's numbers."""
+    """Attention keys and values per picture, and the state of each layer per row."""
 
     keys: Tensor  # (pictures, 1, cells, attention)
     values: Tensor  # (pictures, cells, width)
@@ -298,14 +304,19 @@ class AttentionState(NamedTuple):
 
 
 class DecoderWeights(NamedTuple):
-    """What every word goes through: where to look and how much to let in, then layer by layer."""
+    """The linear maps of a decoding step: attention query and gate, then each layer."""
 
-    ask: Map  # from the top layer: what is looked for, and the gate
-    layers: tuple[tuple[Map, ...], ...]  # an LSTM: one, of what comes from below and what it knows; a GRU: one of each
+    ask: Map  # from the top layer: attention query and gate
+    layers: tuple[tuple[Map, ...], ...]  # LSTM: one map of (input, hidden); GRU: one map of each
 
 
 class AttentionDecoder(Decoder):
-    """`layers` LSTM or GRU cells of `hidden` numbers; the picture's features are brought to that width first."""
+    """Show, Attend and Tell (Xu et al., 2015) with `layers` LSTM or GRU cells of size `hidden`.
+
+    Additive attention, a gate over the context, a deep output layer, and doubly stochastic regularization. Picture
+    features are projected to size `hidden`. Words are sequential; the projections of the picture and the scores are
+    computed once for all words.
+    """
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__()
@@ -317,9 +328,7 @@ class AttentionDecoder(Decoder):
         self.energy = nn.Linear(cfg.attention, 1, bias=False)
         self.gate = nn.Linear(width, width)
         states = 2 if cfg.cell == "lstm" else 1
-        self.first = nn.Linear(
-            width, states * cfg.layers * width
-        )  # the states to begin with, from the mean of the grid
+        self.first = nn.Linear(width, states * cfg.layers * width)  # initial states from the mean of the grid
         make = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
         self.cells = nn.ModuleList(
             make(cfg.embedding + width if layer == 0 else width, width) for layer in range(cfg.layers)
@@ -347,11 +356,14 @@ class AttentionDecoder(Decoder):
         return torch.stack(scores, dim=1), state
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
-        """Each picture's captions are sorted by length, so that at a late word only the long ones are computed."""
+        """Compute the loss inputs.
+
+        Each picture's captions are sorted by length, so that late steps process only the long ones.
+        """
         lengths = (captions[:, :, 1:] != PAD).sum(dim=2)
         order = lengths.argsort(dim=1, descending=True, stable=True)
         captions = captions.gather(1, order[:, :, None].expand_as(captions))
-        longest = lengths.gather(1, order).amax(dim=0).tolist()  # of the pictures' longest captions, second longest, …
+        longest = lengths.gather(1, order).amax(dim=0).tolist()  # the longest, second longest, … over all pictures
         given, targets = self._forgetful(captions[:, :, :-1]), captions[:, :, 1:]
         pictures, each, _ = targets.shape
         state = self.start(grid, rows=pictures * each)
@@ -378,14 +390,14 @@ class AttentionDecoder(Decoder):
         return DecoderLossInputs(self._scores(hidden, seen, embedded), targets, whose, extra)
 
     def _word(self, said: Tensor, guess: Tensor | None, going: int, pictures: int) -> Tensor:
-        """What was said, or, as often as the schedule has it, what it guessed itself."""
+        """Return the reference word or, with the scheduled-sampling probability, the model's own prediction."""
         if guess is None:
             return said
         own = torch.rand(said.shape, device=said.device) < self.own_words
         return torch.where(own & (said != PAD), guess[:, :going].reshape(-1), said)
 
     def _first(self, state: AttentionState, pictures: int, going: int) -> AttentionState:
-        """The state of the first `going` captions of each picture."""
+        """Return the state of the first `going` captions of each picture."""
         rows = len(state.layers[0][0])
         if rows == pictures * going:
             return state
@@ -396,7 +408,7 @@ class AttentionDecoder(Decoder):
         return state._replace(layers=layers)
 
     def _maps(self, rows: Sequence[int] | None) -> DecoderWeights:
-        """`rows` at each word, where it is learnt from; None where it is not."""
+        """Build the linear maps. `rows`: the row count of each step in training; None if no gradient is needed."""
         ask = torch.cat([self.query.weight, self.gate.weight]), torch.cat([self.query.bias, self.gate.bias])
         layers: list[tuple[Map, ...]] = []
         for cell in self.cells:
@@ -445,14 +457,14 @@ def _gru(maps: tuple[Map, ...], below: Tensor, before: tuple[Tensor, ...]) -> tu
     return (new + torch.sigmoid(keep + own_keep) * (hidden - new),)
 
 
-# A small Transformer decoder. The captions of a picture are learnt as one row, so that hardly anything is padding.
+# A small Transformer decoder. In training, the captions of a picture form one row, so that little is padding.
 
 
-Pair = tuple[Tensor, Tensor]  # keys and values: (…, heads, places, size)
+Pair = tuple[Tensor, Tensor]  # keys and values: (…, heads, positions, size)
 
 
 class Cache(NamedTuple):
-    """Keys and values so far: `seen` of each picture, `said` of each row, layer by layer."""
+    """Key/value cache per layer: `seen` of each picture, `said` of each row."""
 
     seen: tuple[Pair, ...]
     said: tuple[Pair, ...]
@@ -464,27 +476,27 @@ class Cache(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The words of a batch without padding, and where each lies in one row a picture."""
+    """The words of a batch without padding, and the position of each in one row per picture."""
 
     words: Tensor  # (words,)
     targets: Tensor
-    captions: Tensor  # whose each word is
-    position: Tensor  # of each word in its caption
-    at: Tensor  # of each word in the rows, one behind the other
-    mask: Tensor  # (pictures, length, length): which places of its row each may attend to
+    captions: Tensor  # caption of each word
+    position: Tensor  # position of each word in its caption
+    at: Tensor  # index of each word in the flattened rows
+    mask: Tensor  # (pictures, length, length): attention mask inside each row
 
     def spread(self, x: Tensor) -> Tensor:
-        """(words, width) to (pictures, length, width)."""
+        """Scatter (words, width) to (pictures, length, width)."""
         pictures, length, _ = self.mask.shape
         return x.new_zeros(pictures * length, x.shape[1]).index_copy(0, self.at, x).view(pictures, length, -1)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """The way back."""
+        """Gather (pictures, length, width) back to (words, width)."""
         return x.flatten(0, 1)[self.at]
 
 
 def laid_out(words: Tensor, targets: Tensor) -> Row:
-    """Padding between the captions is squeezed out; what is left of it stands at the end of the rows."""
+    """Pack each picture's captions into one row, with all padding at the end of the row."""
     pictures, each, length = words.shape
     said = (targets != PAD).flatten(1)
     order = (~said).to(torch.int8).argsort(dim=1, stable=True)[:, : int(said.sum(dim=1).max())]
@@ -499,7 +511,7 @@ def laid_out(words: Tensor, targets: Tensor) -> Row:
 
 
 class Layer(nn.Module):
-    """Attention over the words before, attention over the picture, and a feed-forward layer; normalised before each."""
+    """Pre-norm Transformer layer: causal self-attention, cross-attention to the picture, and feed-forward."""
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -519,7 +531,7 @@ class Layer(nn.Module):
         return self._by_head(keys), self._by_head(values)
 
     def forward(self, x: Tensor, seen: Pair, row: Row) -> Tensor:
-        """All words of all pictures at once: x (words, width). Padding is there in the two attentions alone."""
+        """Process all words of all pictures at once: x (words, width). Only the two attentions see padding."""
         asked, keys, values = (self._by_head(part) for part in row.spread(self.words(self.norms[0](x))).chunk(3, dim=2))
         found = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=row.mask[:, None])
         x = x + self.dropout(self.words_out(row.gathered(self._joined(found))))
@@ -529,7 +541,10 @@ class Layer(nn.Module):
         return self._think(x)
 
     def next(self, x: Tensor, seen: Pair, said: Pair | None) -> tuple[Tensor, Pair, Tensor]:
-        """One more word a row: x (rows, 1, width). Also what is said by now, and where it looked (rows, cells)."""
+        """Process one more word per row: x (rows, 1, width).
+
+        Also returns the extended key/value cache and the attention weights (rows, cells).
+        """
         asked, keys, values = (self._by_head(part) for part in self.words(self.norms[0](x)).chunk(3, dim=2))
         if said is not None:
             keys, values = torch.cat([said[0], keys], dim=2), torch.cat([said[1], values], dim=2)
@@ -555,7 +570,7 @@ class Layer(nn.Module):
 
 
 class TransformerDecoder(Decoder):
-    """`layers` layers of width `embedding`, feed-forward `hidden`."""
+    """Transformer of `layers` layers with width `embedding` and feed-forward width `hidden`."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__()
@@ -582,7 +597,10 @@ class TransformerDecoder(Decoder):
         return torch.cat(scores, dim=1), state
 
     def learn(self, grid: Tensor, captions: Tensor) -> DecoderLossInputs:
-        """The captions of each picture lie one behind the other; a word sees those of its own caption before it."""
+        """Compute the loss inputs.
+
+        Captions of a picture are concatenated; a word attends to the earlier ones of its own caption.
+        """
         row = laid_out(self._forgetful(captions[:, :, :-1]), captions[:, :, 1:])
         x, seen = self.dropout(self.embedding(row.words) + self.position[row.position]), self._see(grid)
         for layer in self._stack():

@@ -1,4 +1,4 @@
-"""How good the captions are: what the model says by itself, against everything people said of the same picture."""
+"""Evaluation of captioning models: generated captions scored against all references of the same picture."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 # beam, length penalty
 SEARCHES: Final = ((1, 0.7), (3, 0.7), (3, 1.0), (5, 0.7), (5, 1.0), (8, 0.7), (8, 1.0), (12, 0.7))
-SHOWN: Final = 24  # examples of each group in the report
+SHOWN: Final = 24  # examples per group in the report
 SEEN, HELD_OUT = "seen", "held_out"
 REPORTED: Final = ("bleu_4", "cider", "rouge_l")
 EVERY: Final = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "cider", "rouge_l")
 
 
 class CaptionJudge:
-    """Scores captions of a split again and again: the references are tokenised and counted once."""
+    """Scores captions of a split repeatedly: the references are tokenised and counted once."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
         self._scorer = CaptionScorer(pictures.references)
 
     def scores(self, said: Sequence[str], metrics: Sequence[str] = REPORTED) -> dict[str, float]:
-        """Against all references; where a grammar can tell, also how many are simply right."""
+        """Score against all references; for generated scenes, also compute the share of valid captions."""
         measured = self._scorer.score(said)
         found = {name: measured[name] for name in metrics}
         if self._pictures.valid is not None:
@@ -51,12 +51,12 @@ class CaptionJudge:
         return found
 
     def each(self, said: Sequence[str]) -> list[float]:
-        """How good the caption of each picture is."""
+        """Return the CIDEr of each caption."""
         found: list[float] = np.asarray(self._scorer.measure(said).cider).tolist()
         return found
 
     def samples(self, said: Sequence[str]) -> dict[str, Any]:
-        """What each picture adds to each metric: from these, intervals are drawn and runs compared."""
+        """Return each picture's contribution to each metric, for confidence intervals and comparisons of runs."""
         measured = self._scorer.measure(said)
         found = {
             **{f"bleu_{order}": of_counts(measured.bleu, order) for order in (1, 4)},
@@ -69,14 +69,14 @@ class CaptionJudge:
 
 
 class Validation:
-    """The validation split of all sources, ready to be captioned and scored after every epoch."""
+    """The validation split of all sources, captioned and scored after every epoch."""
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
         self._cfg, self._sources, self._feed = cfg, sources, EvaluationFeed(sources)
         self._judges = [CaptionJudge(pictures) for pictures in sources.pictures]
 
     def scores(self, run: Run, model: Captioner) -> dict[str, float]:
-        """Of what the model says greedily, each rank captioning its share: of each source, and together."""
+        """Score greedy captions per source and overall. Each rank captions its share."""
         share = say(model, self._cfg, len(self._sources), run.evaluating(self._feed), beam=1)
         rows: Tensor = run.total(share.to(run.device))
         said = [model.vocabulary.decode(row) for row in rows.tolist()]
@@ -87,7 +87,7 @@ class Validation:
 
 
 def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Every source's scores under its name, and their mean, in which each counts as much as its weight says."""
+    """Return each source's scores under its name, and their mean, weighted by the sources' weights."""
     if len(each) == 1:
         return dict(each[0])
     weights = [pictures.weight for pictures in sources.pictures]
@@ -102,7 +102,7 @@ def together(sources: Sources, each: Sequence[Mapping[str, float]]) -> dict[str,
 
 
 def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, beam: int) -> Tensor:
-    """What the model says of the pictures in `batches`: a row of words a picture, zero for those of other ranks."""
+    """Caption the pictures in `batches`: one row of token ids per picture, zero for those of other ranks."""
     said = torch.zeros(count, cfg.max_length, dtype=torch.int64)
     learning = model.training
     model.eval()
@@ -114,7 +114,7 @@ def say(model: Captioner, cfg: Config, count: int, batches: Iterable[Batch], *, 
 
 
 def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
-    """The whole split with beam search: of each source, and apart what training showed and did not show."""
+    """Evaluate the whole split with beam search: per source, and separately for seen and held-out combinations."""
     sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
     rows = say(model, cfg, len(sources), _all(feed), beam=cfg.beam)
@@ -144,7 +144,7 @@ def evaluate(model: Captioner, cfg: Config, data: Data, split: str, *, cache: Ca
 
 
 def _best_and_worst(sources: Sources, judges: Sequence[CaptionJudge], said: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """By each picture's own CIDEr, over all sources."""
+    """Select the best and worst captions by their own CIDEr, over all sources."""
     places = [(source, row) for source, part in enumerate(said) for row in range(len(part))]
     good = [value for judge, part in zip(judges, said, strict=True) for value in judge.each(part)]
 
@@ -158,7 +158,7 @@ def _best_and_worst(sources: Sources, judges: Sequence[CaptionJudge], said: Sequ
 
 
 def _baseline(sources: Sources, judges: Sequence[CaptionJudge]) -> Baseline:
-    """Whoever says of every picture what is said most often."""
+    """Score a baseline that gives every picture the most frequent caption."""
     often = Counter(text for pictures in sources.pictures for references in pictures.references for text in references)
     always = min(often, key=lambda text: (-often[text], text))
     each = [judge.scores([always] * len(part), EVERY) for judge, part in zip(judges, sources.pictures, strict=True)]
@@ -168,10 +168,10 @@ def _baseline(sources: Sources, judges: Sequence[CaptionJudge]) -> Baseline:
 def choose_search(
     model: Captioner, cfg: Config, data: Data, *, split: str = "val", cache: Cache | None = None
 ) -> tuple[Config, dict[str, float]]:
-    """The beam and length penalty that score best on `split`, in the settings, and those scores."""
+    """Return the config with the beam and length penalty that score best on `split`, and their scores."""
     sources = _looked_at(model, cfg, load(cfg, data, split, cache=cache), cache)
     feed = EvaluationFeed(sources, both_sides=cfg.both_sides)
-    with torch.inference_mode():  # the pictures are seen once, whatever is tried
+    with torch.inference_mode():  # encode the pictures once for all searches
         seen = [(batch.rows, model.see(batch.pictures).half()) for batch in _all(feed)]
     judges = [CaptionJudge(pictures) for pictures in sources.pictures]
     found: list[tuple[Config, dict[str, float]]] = []
@@ -185,8 +185,8 @@ def choose_search(
 
 
 def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: Cache | None) -> Sources:
-    """With the features that training kept of them, where its encoder was frozen."""
-    from headway.recipes.captioning.data import seen  # a server needs none of it
+    """Return the model inputs, with the cached features from training if its encoder was frozen."""
+    from headway.recipes.captioning.data import seen  # not needed by a server
 
     return seen(model.encoder, pictures, cache, learns=cfg.finetune_from is not None, mirrored=cfg.both_sides)
 
@@ -200,7 +200,7 @@ def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:
 
 
 def _groups(pictures: Pictures) -> dict[str, list[int]]:
-    """Which pictures have only combinations that training showed; none where that is true of all."""
+    """Split rows into held-out and seen attribute combinations; empty if there are no held-out ones."""
     if pictures.held_out is None or not pictures.held_out.any():
         return {}
     return {
@@ -219,7 +219,7 @@ def _only(pictures: Pictures, rows: Sequence[int]) -> Pictures:
 
 
 def right(pictures: Pictures, said: Sequence[str]) -> NDArray[np.bool_]:
-    """Which captions the grammar allows for their picture."""
+    """Return which captions the grammar allows for their picture."""
     assert pictures.valid is not None
     return np.array([text in valid for text, valid in zip(said, pictures.valid, strict=True)])
 

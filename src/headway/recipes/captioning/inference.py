@@ -1,4 +1,4 @@
-"""A trained captioner as a bundle, and a bundle as something that captions picture files."""
+"""Export of a captioner as a bundle, prediction and serving from a bundle, and attention maps."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# Where a captioner looked for each word, as a picture: one row a picture, one tile a word.
+# Attention maps: one row per picture, one tile per word.
 
 
 TILE: Final = 96  # pixels
-_WORD: Final = 16  # pixels below a tile
-_DARKEST: Final = 0.25  # what is left of the light where it did not look at all
+_WORD: Final = 16  # height of the text below a tile, in pixels
+_DARKEST: Final = 0.25  # brightness of cells with zero attention
 
 
 def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
-    """A PNG of `pictures` (uint8 n, 3, side, side): each whole, then darkened but for where the words came from."""
+    """Render attention maps of `pictures` (uint8 n, 3, side, side) as PNG: per word, the picture shaded by them."""
     from PIL import Image, ImageDraw
 
     seen = views(cfg, pictures)
@@ -66,7 +66,7 @@ def attention_sheet(model: Captioner, cfg: Config, pictures: Tensor) -> bytes:
 
 
 def _light(looks: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The cells as a square of brightnesses, the most looked at brightest."""
+    """Return the attention weights as a square brightness map, scaled to the maximum."""
     side = math.isqrt(len(looks))
     assert side * side == len(looks)
     grid = looks.reshape(side, side)
@@ -81,11 +81,11 @@ def _lit(picture: Image, light: NDArray[np.float32]) -> Image:
     return Image.composite(picture, Image.new("RGB", picture.size), mask)
 
 
-_AT_ONCE: Final = 64  # pictures captioned together
+_AT_ONCE: Final = 64  # batch size
 
 
 def bundle(model: Captioner, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
-    """Weights, settings, vocabulary and card. `scores` are the validation's, of these very weights."""
+    """Collect weights, config, vocabulary and model card. `scores` are the validation scores of these weights."""
     name = job.export.name or job.name
     weights = {key: value.detach().clone() for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     return BundleParts(
@@ -117,16 +117,16 @@ class Predictor:
 
     @property
     def side(self) -> int:
-        """Of the square pictures it takes, in pixels."""
+        """Side of the square input pictures, in pixels."""
         return self._cfg.side
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
-        """One answer an input, in order: {"input", "text"}. Every input is read before the first is captioned."""
+        """Caption files: one {"input", "text"} per input, in order. Reads all inputs before captioning the first."""
         texts = self.captions([middle_square(open_picture(path), self.side) for path in inputs])
         return [{"input": path, "text": text} for path, text in zip(inputs, texts, strict=True)]
 
     def captions(self, pictures: Sequence[Tensor]) -> list[str]:
-        """What is said of each picture, given as the encoder takes it."""
+        """Return the caption of each preprocessed picture."""
         said: list[str] = []
         for first in range(0, len(pictures), _AT_ONCE):
             rows = self.described(pictures[first : first + _AT_ONCE]).words
@@ -134,7 +134,7 @@ class Predictor:
         return said
 
     def described(self, pictures: Sequence[Tensor]) -> DecodedCaptions:
-        """The same as numbers, with how sure it is and where it looked."""
+        """Return captions as token ids, with log-probabilities and attention weights."""
         cfg = self._cfg
         together = views(cfg, torch.stack(list(pictures)))
         return describe(
@@ -184,11 +184,11 @@ It knows the words and the kinds of pictures that it was trained on, and describ
 """
 
 
-# Captions for pictures that a server was sent, and where the model looked for each word.
+# Serving: captions for requests, with attention per word on demand.
 
 
 class OnnxEncoder(nn.Module):
-    """An encoder that is not torch's to compute."""
+    """Wrapper for an encoder that runs in ONNX Runtime."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -206,7 +206,10 @@ class CaptionService:
         self._predictor = Predictor(bundle)
 
     def graph(self) -> Graph:
-        """Of the encoder, which is one pass and most of the work where it is a published one. Torch searches words."""
+        """Return the graph of the encoder: one forward pass and, if pretrained, most of the work.
+
+        The word search stays in torch.
+        """
         from headway.recipes.captioning.onnx import look
 
         return look(self._predictor.model, self._predictor.config)
@@ -235,7 +238,7 @@ class CaptionService:
         }
 
     def _alternatives(self, said: DecodedCaptions, row: int) -> list[Answer]:
-        """All that the search kept to the end, the best first, with the probability of each as a whole."""
+        """Return all final hypotheses of the beam search, best first, with their total probability."""
         if said.kept is None or said.kept_log_probability is None:
             return []
         found: dict[str, float] = {}
@@ -246,7 +249,7 @@ class CaptionService:
 
 
 def _grid(cells: Tensor) -> list[list[float]] | None:
-    """Cells as rows of a square; None for a decoder whose memory is no square."""
+    """Return the cells as rows of a square, or None if they do not form one."""
     side = math.isqrt(len(cells))
     if side * side != len(cells):
         return None

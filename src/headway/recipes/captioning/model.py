@@ -1,7 +1,7 @@
-"""The captioner: an encoder that turns a picture into a grid of features, and a decoder that turns the grid into words.
+"""The captioner: an encoder from a picture to a grid of features, and a decoder from the grid to words.
 
-Both are chosen by name. An encoder maps uint8 pictures (n, 3, side, side) to a grid (n, cells, channels). Where the
-encoder is frozen, batches bring such grids instead of pictures.
+Both are chosen by name. An encoder maps uint8 pictures (n, 3, side, side) to a grid (n, cells, channels). If the
+encoder is frozen, batches contain such grids instead of pictures.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from headway.recipes.captioning.decoders import (
 )
 from headway.recipes.captioning.vocabulary import Vocabulary
 
-# The small encoder for drawn scenes, trained from nothing together with the decoder.
+# The small encoder for drawn scenes, trained from scratch together with the decoder.
 
 
 class Cnn(nn.Module):
-    """Form and colour, seen apart: a few convolutions over the grey picture, and colours averaged over small patches.
+    """Separate branches for shape (convolutions over greyscale) and colour (averages over small patches).
 
-    Of both, the strongest answer in each cell of a 4 by 4 grid is kept. A form detector that never meets a colour works
-    on every colour: with one stack for both, most of the combinations that training lacked were named wrongly.
-    Group normalisation looks at one picture at a time: nothing differs between training and use, or between ranks.
+    Both are max-pooled to a 4 × 4 grid. A shape detector that never sees colour works for every colour: with one stack
+    for both, most of the combinations missing from training were named wrongly. Group normalisation uses one picture at
+    a time, so nothing differs between training and inference, or between ranks.
     """
 
     cells = 16
@@ -71,11 +71,11 @@ def _convolution(channels: int, out: int, size: int, *, stride: int = 1) -> tupl
     return convolution, nn.GroupNorm(4 if out % 4 == 0 else 1, out), nn.GELU()
 
 
-# An encoder with published weights, as a captioner uses it: frozen until it is told to learn.
+# A pretrained encoder, frozen until fine-tuning starts.
 
 
 class PretrainedEncoder(nn.Module):
-    """Bytes (n, 3, side, side) to a grid (n, cells, channels)."""
+    """Maps uint8 pictures (n, 3, side, side) to a grid (n, cells, channels)."""
 
     def __init__(self, cfg: Config, *, weights: bool = True) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class PretrainedEncoder(nn.Module):
         self.net.freeze("all")
         self.channels = self.net.channels
         self.cells = (-(-cfg.side // self.net.stride)) ** 2
-        self._fast: list[backbones.Encoder] = []  # in a list: not a part of the state
+        self._fast: list[backbones.Encoder] = []  # in a list to keep it out of the state dict
 
     def forward(self, pictures: Tensor) -> Tensor:
         if self.net.frozen == "all":
@@ -93,7 +93,7 @@ class PretrainedEncoder(nn.Module):
         return self._flat(self.net(self.net.normalised(pictures)))
 
     def learn(self) -> None:
-        """From now on its weights learn; the statistics of its batch normalisation stay as published."""
+        """Start fine-tuning the weights; batch-norm statistics stay as published."""
         self._fast.clear()
         self.net.freeze("norms")
 
@@ -102,7 +102,7 @@ class PretrainedEncoder(nn.Module):
         super()._load_from_state_dict(*given)
 
     def _frozen(self) -> backbones.Encoder:
-        """The same, twice as fast; made when first needed, when its weights are those it will keep."""
+        """Return a copy with folded batch norm, twice as fast. Built on first use, once the weights are final."""
         if not self._fast:
             self._fast.append(folded(self.net))
         return self._fast[0]
@@ -112,7 +112,7 @@ class PretrainedEncoder(nn.Module):
         return grid.flatten(2).transpose(1, 2)
 
 
-# A new one is a class, a name in the config's Literal, and a line here. Sorted.
+# To add a decoder: write a class, add its name to the config's Literal, and add a line here. Sorted.
 DECODERS: Final[dict[str, Callable[[Config, int, int, int], Decoder]]] = {
     "attention": AttentionDecoder,
     "glimpse": GlimpseDecoder,
@@ -122,10 +122,10 @@ DECODERS: Final[dict[str, Callable[[Config, int, int, int], Decoder]]] = {
 
 
 class Captioner(nn.Module):
-    """Encoder, decoder and vocabulary. Its state holds the words too: weights are worth nothing without them."""
+    """Encoder, decoder and vocabulary. The state dict includes the words, without which the weights are useless."""
 
     def __init__(self, cfg: Config, vocabulary: Vocabulary, *, fresh: bool = True) -> None:
-        """`fresh`: with the encoder's published weights. Not where all weights are loaded from elsewhere anyway."""
+        """`fresh`: load the encoder's pretrained weights. Not needed if all weights are loaded from elsewhere."""
         super().__init__()
         self.vocabulary = vocabulary
         self.label_smoothing = cfg.label_smoothing
@@ -133,7 +133,10 @@ class Captioner(nn.Module):
         self.decoder = DECODERS[cfg.decoder](cfg, len(vocabulary), self.encoder.cells, self.encoder.channels)
 
     def see(self, pictures: Tensor) -> Tensor:
-        """Their grid, or that of each of their views; what is a grid already is taken as it is."""
+        """Encode pictures, or each of their views, to grids.
+
+        Floating-point input is already a grid and is returned as such.
+        """
         if pictures.is_floating_point():
             return pictures.float()
         if pictures.dim() == 5:
@@ -143,7 +146,7 @@ class Captioner(nn.Module):
         return grid
 
     def forward(self, pictures: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
-        """The summed loss of `captions` (pictures, captions each, length), and how many words it is the sum of."""
+        """Return the summed loss of `captions` (pictures, captions each, length), and its number of words."""
         lesson = self.decoder.learn(self.see(pictures), captions)
         loss = functional.cross_entropy(
             lesson.scores, lesson.targets, label_smoothing=self.label_smoothing, reduction="sum"
@@ -164,7 +167,7 @@ class Captioner(nn.Module):
 
 
 def rebuild(cfg: Config, state: Mapping[str, Any]) -> Captioner:
-    """The captioner that `state` was taken from, ready to be asked."""
+    """Rebuild the captioner from its state dict, in eval mode."""
     model = Captioner(cfg, Vocabulary(state["_extra_state"]), fresh=False)
     model.load_state_dict(dict(state))
     return model.eval()

@@ -1,7 +1,8 @@
-"""A captioner as two graphs: `see` looks at one picture and gives the first word's scores, `say` gives the next one's.
+"""ONNX export of a captioner as two graphs: `see` (picture to the first word's scores) and `say` (next word's scores).
 
-A search is a loop over a changing set of captions, which no graph holds honestly: it stays with the program, which asks
-`say` once a caption and word, with the state that came out before. One picture and one caption at a time; any search.
+A search loops over a changing set of captions, which does not fit a static graph. So the search stays in the calling
+program, which calls `say` once per caption and word with the state that the last call returned. One picture and one
+caption at a time; any search algorithm.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import START
 
-SAID = "said"  # how many words there are so far, where the state grows with them
+SAID = "said"  # name of the dynamic dimension: number of words so far, if the state grows with them
 
 
 class EncoderGraph(nn.Module):
-    """A picture, to the scores of the first word and the state after it was asked for."""
+    """Maps a picture to the scores of the first word and the state after it."""
 
     def __init__(self, model: Captioner) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """The last word and the state, to the scores of the next word and what of the state has changed."""
+    """Maps the last word and the state to the scores of the next word and the changed parts of the state."""
 
     def __init__(self, model: Captioner, like: Any, changing: list[bool]) -> None:
         super().__init__()
@@ -47,7 +48,10 @@ class DecoderGraph(nn.Module):
 
 
 def graphs(model: Captioner, cfg: Config) -> list[Graph]:
-    """`see` and `say`. What `say` takes as state_N is what `see` or `say` last gave under that name."""
+    """Return the graphs `see` and `say`.
+
+    Input state_N of `say` is output state_N of `see`, or next_state_N of the last `say` if that graph returns it.
+    """
     model.eval()
     picture, word = _picture(cfg, model), torch.tensor([[START + 4]])
     with torch.no_grad():
@@ -83,12 +87,12 @@ def graphs(model: Captioner, cfg: Config) -> list[Graph]:
 
 
 def look(model: Captioner, cfg: Config) -> Graph:
-    """The encoder alone, of any number of pictures: what a server may have computed elsewhere than in torch."""
+    """Return the graph of the encoder alone, with a dynamic batch size, for a server that runs it outside torch."""
     model.eval()
     pictures = _picture(cfg, model).repeat(2, 1, 1, 1)
     pictures[1] = pictures[1].flip(-1)
     with torch.no_grad():
-        model.see(pictures)  # what it makes when first asked, it must not make while it is traced
+        model.see(pictures)  # trigger lazy initialization before tracing
     return Graph(
         name="look",
         module=model.encoder,
@@ -101,7 +105,7 @@ def look(model: Captioner, cfg: Config) -> Graph:
 
 
 def leaves(state: Any) -> list[Tensor]:
-    """The tensors of nested tuples, in order. Where it looked is told to people, and no part of what goes on."""
+    """Return the tensors of nested tuples, in order, without `looks`, which is output only."""
     return list(_walk(state._replace(looks=None)))
 
 
@@ -114,7 +118,7 @@ def _walk(part: Any) -> Iterator[Tensor]:
 
 
 def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same nested tuples around other tensors."""
+    """Rebuild the nested tuples of `like` around other tensors."""
     if isinstance(like, Tensor):
         return next(tensors)
     if not isinstance(like, tuple):
@@ -126,7 +130,7 @@ def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _picture(cfg: Config, model: Captioner) -> Tensor:
-    """A drawn scene: noise would be described with a certainty that hides differences."""
+    """Return a drawn scene as example input: noise would give overconfident output that hides numerical differences."""
     from PIL import Image
 
     from headway.data.synthetic import scenes

@@ -1,4 +1,4 @@
-"""Training a captioner: the loop, from top to bottom."""
+"""Training of a captioner, including self-critical sequence training (SCST)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.recipes.captioning.vocabulary import END, PAD, START
 from headway.training import Run
 
-# Self-critical training: what scores a high CIDEr is said more often (Rennie et al., 2017).
-#
-# Each picture is captioned several times at random. A caption that scores better than the picture's others becomes
-# likelier, one that scores worse less likely: what is rewarded is what is measured, and not the next word of a
-# reference. Captions are drawn word by word without gradients and then learnt from all at once, as references are.
-# The decoder is in eval mode for both: with dropout it would judge other words than it drew. They are drawn at a low
-# temperature: a model that has learnt with smoothed labels says a word that makes no sense in most captions drawn as
-# they come.
+# Self-critical sequence training
 
 
-_END: Final = " <end>"  # a word like others: a caption that breaks off scores less than one that ends
+_END: Final = " <end>"  # counts as a word, so that a truncated caption scores less than one that ends
 
 
 class SelfCriticalLoss:
-    """Scores captions of the training pictures; the references are tokenised and counted once."""
+    """Self-critical sequence training with a CIDEr reward (Rennie et al., 2017).
+
+    Several captions are sampled per picture. A caption that scores better than the picture's others becomes likelier,
+    one that scores worse less likely: this optimizes the metric itself instead of the next word of a reference.
+    Captions are sampled word by word without gradients, then trained on all at once, as references are. The references
+    are tokenised and counted once.
+
+    The decoder is in eval mode for both: with dropout it would score other words than it sampled. The sampling
+    temperature is low: a model trained with label smoothing would otherwise put a nonsensical word into most samples.
+    """
 
     def __init__(self, cfg: Config, sources: Sources) -> None:
         self._samples, self._max_length = cfg.self_critical_samples, cfg.max_length
@@ -48,25 +50,25 @@ class SelfCriticalLoss:
         self._cider = Cider(groups)
 
     def loss(self, model: Captioner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The summed loss of what is said of the batch, how many words that is, and its mean reward."""
+        """Return the summed loss of captions sampled for the batch, their number of words, and the mean reward."""
         model.decoder.eval()
         grid = model.see(batch.pictures)
         words = self._drawn(model, grid.detach())
         rewards = self.rewards(model, words, batch.rows.repeat_interleave(self._samples)).to(grid.device)
         begun = torch.cat([words.new_full((len(words), 1), START), words[:, : int((words != PAD).sum(dim=1).max())]], 1)
         lesson = model.decoder.learn(grid, begun.view(len(grid), self._samples, -1))
-        scores = sayable(lesson.scores) / self._temperature  # what is learnt is what was drawn from
+        scores = sayable(lesson.scores) / self._temperature  # the loss uses the distribution that was sampled from
         gains = scores.log_softmax(dim=1).gather(1, lesson.targets[:, None])[:, 0]
         loss = -(better_than_others(rewards, self._samples)[lesson.captions] * gains).sum()
         return loss, loss.new_tensor(len(gains)), rewards.mean()
 
     def _drawn(self, model: Captioner, grid: Tensor) -> Tensor:
-        """Words of `samples` captions of each picture, as a tensor that can be learnt from."""
+        """Sample `samples` captions per picture. Returns a clone, because inference tensors cannot be trained on."""
         found = sample(model, grid, max_length=self._max_length, samples=self._samples, temperature=self._temperature)
         return found.words.clone()
 
     def rewards(self, model: Captioner, words: Tensor, rows: Tensor) -> Tensor:
-        """CIDEr of each caption against the references of its picture, and its own BLEU-4 where that counts too."""
+        """Return the CIDEr of each caption against its picture's references, plus its weighted BLEU-4 if configured."""
         texts = tokenize_all([model.vocabulary.decode(row) for row in words.tolist()])
         ends = (words == END).any(dim=1).tolist()
         said = [text + _END if ended else text for text, ended in zip(texts, ends, strict=True)]
@@ -78,21 +80,21 @@ class SelfCriticalLoss:
 
 
 def better_than_others(rewards: Tensor, samples: int) -> Tensor:
-    """How much better each caption is than the mean of its picture's others: on average nothing, whatever is said."""
+    """Return each caption's reward minus the mean of its picture's others (leave-one-out baseline): zero on average."""
     of_picture = rewards.view(-1, samples)
     others = (of_picture.sum(dim=1, keepdim=True) - of_picture) / (samples - 1)
     return (of_picture - others).flatten()
 
 
 def train(run: Run, cfg: Config) -> None:
-    """Learn to caption the training pictures, and choose the best weights by what they say of the validation ones."""
+    """Train on the training pictures, and keep the weights with the best validation score."""
     pictures, val = (load(cfg, run.job.data, split, cache=run.job.cache) for split in ("train", "val"))
     words = vocabulary(cfg, pictures)
     model = run.place(Captioner(cfg, words))
     average = run.average(model, cfg.average) if cfg.average else None
     look = partial(seen, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device)
     feed = TrainingFeed(cfg, look(pictures, mirrored=cfg.mirror), words, seed=run.seed)
-    validation = Validation(cfg, look(val, mirrored=cfg.both_sides))  # the features that `headway eval` will ask for
+    validation = Validation(cfg, look(val, mirrored=cfg.both_sides))  # the same features that `headway eval` will use
 
     optimizer = torch.optim.AdamW(
         _groups(cfg, model, cfg.lr), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
@@ -137,7 +139,7 @@ def train(run: Run, cfg: Config) -> None:
 
 
 def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
-    """The encoder's weights learn more slowly than the rest, or not at all."""
+    """Return parameter groups: a pretrained encoder has a lower learning rate, or none."""
     if not isinstance(model.encoder, PretrainedEncoder):
         return [{"params": list(model.parameters()), "lr": lr}]
     groups = [{"params": list(model.decoder.parameters()), "lr": lr}]
@@ -147,7 +149,7 @@ def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
 
 
 def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
-    """What changes from epoch to epoch. A function of the epoch alone, so that a resumed run does the same."""
+    """Set what changes between epochs. Depends on the epoch alone, so that a resumed run does the same."""
     model.train()
     if isinstance(model.encoder, PretrainedEncoder) and cfg.finetune_from is not None and epoch >= cfg.finetune_from:
         model.encoder.learn()
@@ -155,7 +157,7 @@ def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
 
 
 def rise_and_fall(steps: int, warmup: float) -> Callable[[int], float]:
-    """The learning rate as a share of its highest: a straight rise, then half a cosine down to a hundredth."""
+    """Return the learning-rate factor: linear warm-up, then cosine decay to 0.01."""
     rising = max(1, round(steps * warmup))
 
     def factor(step: int) -> float:
@@ -168,7 +170,7 @@ def rise_and_fall(steps: int, warmup: float) -> Callable[[int], float]:
 
 
 class BestScores(dict[str, float]):
-    """The validation scores of the best weights so far, kept in every checkpoint beside the weights."""
+    """Validation scores of the best weights so far, saved in every checkpoint."""
 
     def state_dict(self) -> dict[str, float]:
         return dict(self)

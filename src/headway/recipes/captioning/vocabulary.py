@@ -1,4 +1,4 @@
-"""The vocabulary: words to numbers and back. Made from the training captions alone."""
+"""The vocabulary: words to ids and back, built from the training captions alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAD, START, END, UNKNOWN = range(4)
 
 
 class Vocabulary:
-    """Words in a fixed order; the first four are the special ones."""
+    """Words in a fixed order; the first four are the special tokens."""
 
     def __init__(self, words: Sequence[str]) -> None:
         assert tuple(words[:4]) == SPECIAL
@@ -23,7 +23,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, captions: Iterable[str], *, min_count: int, max_words: int) -> Vocabulary:
-        """The most frequent words of `captions`; equally frequent ones in alphabetical order, so always the same."""
+        """Build from the most frequent words of `captions`.
+
+        Ties are broken alphabetically, so the result is deterministic.
+        """
         counts = Counter(word for caption in captions for word in split_words(caption))
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([*SPECIAL, *(word for word, count in ranked[:max_words] if count >= min_count)])
@@ -32,11 +35,11 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, caption: str, *, max_length: int) -> list[int]:
-        """<start> … <end>, with at most `max_length` words between."""
+        """Return the ids of <start>, at most `max_length` words, <end>."""
         return [START, *(self._ids.get(word, UNKNOWN) for word in split_words(caption)[:max_length]), END]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words up to <end>."""
+        """Join the words up to <end>."""
         said: list[str] = []
         for number in ids:
             if number == END:
@@ -46,7 +49,7 @@ class Vocabulary:
         return " ".join(said)
 
     def files(self) -> dict[str, bytes]:
-        """The vocabulary as files of a bundle, in the three forms that people read."""
+        """Return the vocabulary as files of a bundle, in three common forms."""
         numbered = list(enumerate(self.words))
         return {
             "vocabulary.json": _json(list(self.words)),

@@ -1,1 +1,1 @@
-"""Classification: a picture in, the name of its class out."""
+"""Image classification."""

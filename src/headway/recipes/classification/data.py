@@ -1,6 +1,6 @@
-"""Pictures with classes, and the batches made of them: drawn leaves, prepared shards, or a folder, archive or URL.
+"""Classification data and batches: drawn leaves, prepared shards, or a folder, archive or URL.
 
-What is not prepared yet is downloaded and prepared when the training starts, once a machine.
+Sources that are not prepared yet are downloaded and prepared when the training starts, once per machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from headway.spec.model import Cache, Data, Source
 from headway.storage import open_store
 
 LEAVES: Final = "builtin:leaves"
-_EVALUATED: Final = 64  # pictures at a time
+_EVALUATED: Final = 64  # pictures per evaluation batch
 _MEMORY: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A split: pictures, each of one class."""
+    """A split of pictures, each of one class."""
 
     name: str
     sources: Sequence[WeightedSource]
     classes: tuple[str, ...]
-    side: int  # of the pictures as they are read, in pixels
-    kept: Any = None  # a temporary folder lives as long as this
+    side: int  # side of the pictures as read, in pixels
+    kept: Any = None  # keeps a temporary folder alive
 
     def __len__(self) -> int:
         return sum(len(source.rows) for source in self.sources)
@@ -51,7 +51,7 @@ class Labelled:
         return np.concatenate([source.rows.integers("label") for source in self.sources])
 
     def training(self, cfg: Config, *, seed: int) -> PictureFeed:
-        """Shuffled and augmented, the same on any number of ranks; balanced where it is wished."""
+        """Return training batches: shuffled, augmented, balanced if configured, identical for any number of ranks."""
         return PictureFeed(
             self.sources,
             min(cfg.batch, len(self)),
@@ -81,7 +81,7 @@ def augmentation(cfg: Config) -> Augment:
 
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Labelled:
-    """One split, from the sources that the job names for it, else from those it trains on, else drawn leaves."""
+    """Load one split from the job's sources for it, else from its training sources, else from drawn leaves."""
     sources = named(data, split)
     if any(source.source == LEAVES for source in sources):
         if len(sources) > 1:
@@ -106,7 +106,7 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
 
 
 def check_classes(known: Sequence[str], read: Labelled) -> None:
-    """BadInput unless these are the very classes of `read`, in their order."""
+    """Raise BadInput unless `known` are the classes of `read`, in the same order."""
     if tuple(known) == read.classes:
         return
     odd = sorted(set(known) ^ set(read.classes))[:3]
@@ -117,7 +117,7 @@ def check_classes(known: Sequence[str], read: Labelled) -> None:
 
 
 def named(data: Data, split: str) -> tuple[Source, ...]:
-    """The sources of a split. Where a job names none, those of train, of which this split is read then."""
+    """Return the sources of a split. If a job names none, read this split of the training sources."""
     own: tuple[Source, ...] = getattr(data, split)
     if own:
         return own
@@ -130,16 +130,16 @@ def _least(*limits: int | None) -> int | None:
 
 
 def _side(manifest: Manifest, cfg: Config) -> int:
-    """Pixels of one size are read whole; of JPEGs, the middle square of their shorter side."""
+    """Return the side to read: raw pixels whole, JPEGs as the centre square of their shorter side."""
     column = manifest.column("picture")
     return column.width if column.encoding == "raw" else int(manifest.settings.get("size") or cfg.image_size)
 
 
-# What is not prepared yet
+# Sources that are not prepared yet
 
 
 def _prepared(source: str, cfg: Config, cache: Cache | None) -> str:
-    """The source itself where it is prepared data, else the shards made of it, by whichever process comes first."""
+    """Return the source if it is prepared, else the shards made from it. The first process prepares under a lock."""
     if not source.startswith(("http://", "https://")) and _is_prepared(source):
         return source
     from headway.data.prepare.pipeline import PrepareOptions, prepare
@@ -177,7 +177,7 @@ def _cache_folder(cache: Cache | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headway"
 
 
-# Drawn leaves, and pictures held in memory: both become shards of raw pixels, so that all are read alike
+# Drawn leaves and pictures held in memory. Both become shards of raw pixels, so that one code path reads all.
 
 
 def _drawn(cfg: Config, source: Source, split: str) -> Labelled:
@@ -194,7 +194,7 @@ def _drawn(cfg: Config, source: Source, split: str) -> Labelled:
 
 
 def _in_memory(read: Labelled) -> Labelled:
-    """Decoded once, into files that lie in memory where the system has a place for such."""
+    """Decode all pictures once, into files in /dev/shm if the system has it."""
     feed = read.in_order()
     batches = [feed.batch(0, step, 0, 1) for step in range(len(feed))]
     pixels = np.concatenate([batch["picture"].permute(0, 2, 3, 1).numpy() for batch in batches])
@@ -235,14 +235,14 @@ def _as_shards(
 
 
 def picture_at(read: Labelled, row: int) -> NDArray[np.uint8]:
-    """What a person would look at: height × width × 3."""
+    """Return a picture for display: height × width × 3."""
     feed = PictureFeed(read.sources, 1, training=False, crop=read.side, columns=("picture",))
     pixels: NDArray[np.uint8] = feed.batch(0, row, 0, 1)["picture"][0].permute(1, 2, 0).numpy()
     return pixels
 
 
 def groups_of(classes: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str] | None:
-    """The group of each class, by the first part that its name has; None where that tells nothing apart."""
+    """Map each class to the group of the first pattern in its name; None if all classes share one group."""
     found = {
         name: next((group for part, group in wanted.items() if part in name), wanted.get("*", "")) for name in classes
     }

@@ -1,4 +1,4 @@
-"""How well pictures are told apart: accuracy, top-k, each class, groups of classes, what is taken for what."""
+"""Evaluation of classifiers: accuracy, top-k, per-class and grouped scores, confusion matrices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from headway.training import Run
 
 SHOWN: Final = 24  # examples in the report
-_TOO_WIDE: Final = 60  # classes: a larger matrix is in report.json only as pairs
+_TOO_WIDE: Final = 60  # classes: a larger matrix is only listed as pairs in report.json
 
 
 def validate(run: Run, model: Classifier, cfg: Config, read: Labelled) -> dict[str, float]:
-    """Scores of all pictures, each rank looking at its share. Sums over ranks, never means of means."""
+    """Score all pictures, each rank its share. Sums over ranks, never means of means."""
     share = probabilities(model, len(read), run.evaluating(read.in_order()))
     rows: Tensor = run.total(share.to(run.device))
     return _scores(cfg, read, rows.cpu().numpy()).metrics()
 
 
 def probabilities(model: Classifier, count: int, batches: Iterable[Any]) -> Tensor:
-    """Of each class for each picture in `batches`; zeros for those of other ranks."""
+    """Return class probabilities per picture in `batches`; zeros for those of other ranks."""
     learning = model.training
     model.eval()
     found = torch.zeros(count, len(model.classes))
@@ -47,7 +47,7 @@ def probabilities(model: Classifier, count: int, batches: Iterable[Any]) -> Tens
 
 
 def evaluate(model: Classifier, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
-    """The whole split: metrics, a row for each class, and the matrices."""
+    """Evaluate the whole split: metrics, a row per class, and confusion matrices."""
     read = load(cfg, data, split, cache=cache)
     check_classes(model.classes, read)
     feed = read.in_order()
@@ -76,7 +76,7 @@ def _scores(cfg: Config, read: Labelled, found: NDArray[Any]) -> ClassificationS
 
 
 def _without(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, float]:
-    """Accuracy on the pictures of all other classes."""
+    """Return the accuracy without the pictures of the classes in `cfg.without`."""
     left_out = [read.classes.index(name) for name in cfg.without if name in read.classes]
     if not left_out:
         return {}
@@ -86,7 +86,7 @@ def _without(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, floa
 
 
 def _samples(cfg: Config, read: Labelled, found: NDArray[Any]) -> dict[str, Any]:
-    """What each picture adds to a metric: from these, intervals are drawn and runs compared."""
+    """Return each picture's contribution to each metric, for confidence intervals and comparisons of runs."""
     labels, said = read.labels(), found.argmax(axis=1)
     record = {"accuracy": of_values(said == labels)}
     groups = groups_of(read.classes, cfg.groups)
@@ -121,7 +121,7 @@ def _matrix(name: str, title: str, confusion: dict[str, Any]) -> Table:
 
 
 def _confused(confusion: dict[str, Any]) -> Table:
-    """The pairs that are mistaken for each other most often."""
+    """List the class pairs confused most often."""
     counts, classes = np.array(confusion["counts"]), confusion["classes"]
     np.fill_diagonal(counts, 0)
     order = np.argsort(-counts, axis=None, kind="stable")[:10]
@@ -131,7 +131,7 @@ def _confused(confusion: dict[str, Any]) -> Table:
 
 
 def _baseline(cfg: Config, read: Labelled) -> Baseline:
-    """Whoever knows only which class is commonest."""
+    """Score a baseline that always predicts the most frequent class."""
     counts = np.bincount(read.labels(), minlength=len(read.classes))
     always = int(counts.argmax())
     said = np.zeros((len(read), len(read.classes)))
@@ -141,7 +141,7 @@ def _baseline(cfg: Config, read: Labelled) -> Baseline:
 
 
 def _examples(read: Labelled, found: NDArray[Any]) -> list[Example]:
-    """Evenly over the split, which is often in the order of its classes."""
+    """Pick examples evenly over the split, which is often sorted by class."""
     rows = np.unique(np.linspace(0, len(read) - 1, min(SHOWN, len(read))).astype(int)).tolist()
     return [_example(read, found, row) for row in rows]
 

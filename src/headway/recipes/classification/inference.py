@@ -1,4 +1,4 @@
-"""A trained classifier as a bundle, and a bundle as something that classifies picture files."""
+"""Export of a classifier as a bundle, and prediction and serving from a bundle."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from headway.spec import Job
 from headway.spec.serialize import from_plain, to_plain
 
 CLASSES: Final = "classes.json"
-_AT_ONCE: Final = 64  # pictures classified together
+_AT_ONCE: Final = 64  # batch size
 
 
 def bundle(model: Classifier, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
-    """Weights, settings, names of the classes and card. `scores` are the validation's, of these very weights."""
+    """Collect weights, config, class names and model card. `scores` are the validation scores of these weights."""
     name = job.export.name or job.name
     weights = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     return BundleParts(
@@ -52,16 +52,19 @@ class Predictor:
 
     @property
     def side(self) -> int:
-        """Of the square pictures it takes, in pixels."""
+        """Side of the square input pictures, in pixels."""
         return self.config.image_size
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
-        """One answer an input, in order: {"input", "text", "classes"}. All inputs are read before one is judged."""
+        """Classify files: one {"input", "text", "classes"} per input, in order.
+
+        All are read before the first is classified.
+        """
         found = self.probabilities([middle_square(open_picture(path), self.side) for path in inputs])
         return [{"input": path, **self.answer(row)} for path, row in zip(inputs, found, strict=True)]
 
     def probabilities(self, pictures: Sequence[Tensor]) -> list[Tensor]:
-        """Of each class, for pictures as the model takes them: uint8 (3, side, side)."""
+        """Return class probabilities for preprocessed pictures, uint8 (3, side, side)."""
         found: list[Tensor] = []
         with torch.inference_mode():
             for first in range(0, len(pictures), _AT_ONCE):
@@ -70,7 +73,7 @@ class Predictor:
         return found
 
     def answer(self, row: Tensor) -> dict[str, Any]:
-        """The likeliest class in words, and the likeliest few with their probabilities."""
+        """Return the likeliest class as text, and the top classes with probabilities."""
         chances, numbers = row.topk(min(self.config.top, len(row)))
         names = [self.model.classes[number] for number in numbers.tolist()]
         listed = [{"class": name, "probability": round(p, 4)} for name, p in zip(names, chances.tolist(), strict=True)]
@@ -86,7 +89,7 @@ def _classes(bundle: Bundle) -> list[str]:
 
 
 def _card(name: str, model: Classifier, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
-    from headway.recipes.classification.data import LEAVES  # needs what data needs, and a server has none
+    from headway.recipes.classification.data import LEAVES  # imports data dependencies that a server lacks
 
     weights = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [LEAVES]
@@ -126,10 +129,10 @@ It knows these classes and pictures like those it was trained on; everything els
 """
 
 
-# Classes for the pictures that a server was sent, and which parts of a picture spoke for the class.
+# Serving: classes for requests, with an occlusion saliency map on demand.
 
 
-_CELLS = 8  # a side of the saliency map
+_CELLS = 8  # cells per side of the saliency map
 
 
 class ClassService:
@@ -168,7 +171,7 @@ class ClassService:
         return list(self._run([torch.stack(pictures)])[0])
 
     def _saliency(self, picture: Tensor, number: int, whole: float) -> list[list[float]]:
-        """How much less sure the model is where each part is greyed out: true of any model, and easy to explain."""
+        """Return the drop in confidence when each cell is greyed out (occlusion). Works for any model."""
         side = picture.shape[-1]
         cell = -(-side // _CELLS)
         hidden = []

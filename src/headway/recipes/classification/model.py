@@ -1,4 +1,4 @@
-"""The classifier: a network that turns a picture into features, and one layer that turns features into classes."""
+"""The classifier: an encoder from a picture to features, and a linear layer from features to classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES: Final[dict[str, tuple[int, ...]]] = {
 
 
 class AlexNet(nn.Module):
-    """Five convolutions in AlexNet's manner, each with batch normalisation, and the mean over the picture."""
+    """Five convolutions in the style of AlexNet, each with batch normalisation, then global average pooling."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def _convolution(given: int, out: int, size: int, *, stride: int = 1) -> tuple[n
 
 
 class Classifier(nn.Module):
-    """Its state holds the names of the classes too: numbers are worth nothing without them."""
+    """Encoder and linear head. The state dict includes the class names, without which the weights are useless."""
 
     def __init__(self, cfg: Config, classes: Sequence[str], *, published: bool = True) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class Classifier(nn.Module):
         self.head = nn.Linear(self.encoder.channels, len(classes))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Scores of each class, of bytes (n, 3, height, width) of any size."""
+        """Return class scores for uint8 pictures (n, 3, height, width) of any size."""
         fitted = self.encoder.normalised(resized(pictures, self.side))
         features = self.encoder(fitted).mean(dim=(2, 3))
         scores: Tensor = self.head(self.dropout(features))
         return scores
 
     def parameter_groups(self, lr: float, encoder_share: float) -> Iterator[dict[str, Any]]:
-        """What begins at random learns faster than what was published."""
+        """Yield parameter groups: the new head learns faster than the pretrained encoder."""
         yield {"params": list(self.head.parameters()), "lr": lr}
         learning = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
         if learning:
@@ -96,14 +96,14 @@ class Classifier(nn.Module):
 
 
 def resized(pictures: Tensor, side: int) -> Tensor:
-    """Bytes in, bytes or floats of the same range out."""
+    """Resize uint8 pictures; the result is uint8 or float in the same range."""
     if pictures.shape[-2:] == (side, side):
         return pictures
     return functional.interpolate(pictures.float(), (side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
 def rebuild(cfg: Config, state: Mapping[str, Any]) -> Classifier:
-    """The classifier that `state` was taken from, ready to be asked."""
+    """Rebuild the classifier from its state dict, in eval mode."""
     model = Classifier(cfg, state["_extra_state"], published=False)
     model.load_state_dict(dict(state))
     return model.eval()

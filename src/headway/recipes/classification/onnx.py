@@ -1,4 +1,4 @@
-"""A classifier as one graph: pictures in, the probability of every class out."""
+"""ONNX export of a classifier as one graph: pictures to class probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.recipes.classification.model import Classifier
 
 
 class ProbabilityGraph(nn.Module):
-    """Probabilities, in the order of classes.json."""
+    """Class probabilities, in the order of classes.json."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def graphs(model: Classifier, cfg: Config) -> list[Graph]:
 
 
 def _pictures(cfg: Config, count: int) -> Tensor:
-    """Slow waves of colour: like photographs, and unlike noise, they are not judged with certainty."""
+    """Return smooth colour gradients as example inputs: unlike noise, they give no overconfident output."""
     noise = torch.Generator().manual_seed(count)
     coarse = torch.rand(count, 3, 5, 5, generator=noise) * 255
     size = (cfg.image_size, cfg.image_size)

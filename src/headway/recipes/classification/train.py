@@ -1,4 +1,4 @@
-"""Training a classifier: the loop, from top to bottom."""
+"""Training of a classifier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.artifacts.checkpoint_model import BestScores
+from headway.artifacts.best_scores import BestScores
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, augmentation, check_classes, load
 from headway.recipes.classification.evaluate import validate
@@ -18,7 +18,7 @@ from headway.training.schedules import Schedule
 
 
 def train(run: Run, cfg: Config) -> None:
-    """Learn the classes of the training pictures; the best weights are those most accurate on the validation ones."""
+    """Train on the training pictures, and keep the weights with the best validation accuracy."""
     pictures = load(cfg, run.job.data, "train", cache=run.job.cache)
     val = load(cfg, run.job.data, "val", cache=run.job.cache)
     check_classes(pictures.classes, val)
@@ -47,14 +47,14 @@ def train(run: Run, cfg: Config) -> None:
 
 
 def loss_of(scores: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The summed loss, each picture counted as much as its class is, and the sum of these."""
+    """Return the summed loss, weighted by class, and the sum of the weights."""
     each = functional.cross_entropy(scores, labels, label_smoothing=smoothing, reduction="none")
     weight = counted[labels]
     return (each * weight).sum(), weight.sum()
 
 
 def class_weights(cfg: Config, read: Labelled) -> Tensor:
-    """1 for all, or ∝ 1 / (pictures of the class) ^ balance, 1 on average over the pictures."""
+    """Return class weights: all 1, or ∝ 1 / (pictures of the class) ^ balance with mean 1 over the pictures."""
     count = np.bincount(read.labels(), minlength=len(read.classes))
     if cfg.imbalance != "weights":
         return torch.ones(len(count))
@@ -63,7 +63,7 @@ def class_weights(cfg: Config, read: Labelled) -> Tensor:
 
 
 def schedule_options(cfg: Config, steps_an_epoch: int) -> dict[str, int]:
-    """What the chosen schedule wants to know."""
+    """Return the options of the chosen schedule."""
     steps = steps_an_epoch * cfg.epochs
     if cfg.schedule == "one_cycle":
         return {"steps": steps}

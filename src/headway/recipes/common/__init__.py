@@ -1,1 +1,1 @@
-"""What several recipes share."""
+"""Helpers shared by recipes."""

@@ -1,4 +1,4 @@
-"""Picture files that people hand to a model: opened, checked, turned upright. Damage and bombs are BadInput."""
+"""Load user-supplied picture files: open, validate, apply EXIF orientation. Raises BadInput for damage and bombs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
     from torch import Tensor
 
-MAX_PIXELS: Final = 64_000_000  # a picture that claims more is refused before it is decoded
+MAX_PIXELS: Final = 64_000_000  # pictures that claim more are rejected before decoding
 
 
 def open_picture(path: str) -> Picture:
-    """RGB, upright by its EXIF orientation. BadInput unless it is whole and of sane size."""
+    """Open a picture as upright RGB. Raises BadInput unless it is complete and of sane size."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     from headway.data.prepare.images import DAMAGE, readable
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bombs, where we have our own limit, and of damage that does no harm
+            warnings.simplefilter("ignore")  # for bombs we have our own limit; other warnings are harmless damage
             with Image.open(Path(path), formats=readable()) as file:
                 _refuse_bombs(path, *file.size)
                 return ImageOps.exif_transpose(file).convert("RGB")
@@ -40,14 +40,14 @@ def open_picture(path: str) -> Picture:
 
 
 def middle_square(picture: Picture, side: int) -> Tensor:
-    """The middle of a picture as an encoder takes it: uint8 (3, side, side)."""
+    """Return the centre square as encoder input: uint8 (3, side, side)."""
     from PIL import Image, ImageOps
 
     return _pixels(ImageOps.fit(picture, (side, side), Image.Resampling.BICUBIC))
 
 
 def squashed(picture: Picture, side: int) -> Tensor:
-    """All of a picture, whatever its shape: what is cut off could not be judged."""
+    """Resize the whole picture, ignoring its aspect ratio: a crop would hide parts that must be graded."""
     from PIL import Image
 
     return _pixels(picture.resize((side, side), Image.Resampling.BICUBIC))

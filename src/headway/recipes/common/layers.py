@@ -1,6 +1,6 @@
-"""Dropout that costs a processor little: one random byte a number, where torch draws a whole one.
+"""A dropout layer that is cheap on CPUs: one random byte per element, where torch draws a full random number.
 
-On a CPU, torch's own takes a fifth of a small Transformer's step.
+On a CPU, nn.Dropout takes a fifth of a small Transformer's step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LOWEST = -(2**63)
 
 
 class Dropout(nn.Module):
-    """As nn.Dropout, with the chance rounded to a 256th. Drawn from torch's default generator."""
+    """Like nn.Dropout, with the probability rounded to 1/256. Uses torch's default generator."""
 
     def __init__(self, chance: float = 0.5) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights of a bundle into a model: all of them, of the right shapes, or a clear word about what does not fit."""
+"""Load a bundle's weights into a model, strictly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.errors import BadBundle
 
 
 def fill(model: nn.Module, bundle: Bundle) -> None:
-    """The bundle's weights, and the model ready to answer. BadBundle names the first things that do not fit."""
+    """Load all weights and switch to eval mode. Raises BadBundle naming the first keys or shapes that do not match."""
     with fitting(bundle):
         missing, extra = model.load_state_dict(bundle.weights(), strict=False)
     odd = [name for name in (*missing, *extra) if name != "_extra_state"]
@@ -23,7 +23,7 @@ def fill(model: nn.Module, bundle: Bundle) -> None:
 
 @contextmanager
 def fitting(bundle: Bundle) -> Iterator[None]:
-    """torch's own word for other shapes, translated."""
+    """Convert torch's shape-mismatch error to BadBundle."""
     try:
         yield
     except RuntimeError as error:

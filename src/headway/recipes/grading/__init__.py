@@ -1,1 +1,1 @@
-"""Grading: pictures of a thing in, its grade out. Near misses count less than far ones."""
+"""Ordinal grading from pictures: far misses cost more than near ones."""

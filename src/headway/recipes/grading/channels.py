@@ -1,7 +1,7 @@
-"""Six channels of a picture: contrast-equalised lightness, two of colour, and how steeply lightness changes.
+"""Six input channels from a picture: CLAHE-L, a, b, |Sobel x|, |Sobel y|, |Laplacian|, each scaled to about -1 … 1.
 
-CLAHE-L, a, b, |Sobel x|, |Sobel y|, |Laplacian|, each brought to about -1 … 1. On whole batches, on their own device,
-in operations that ONNX has. CLAHE and slopes are OpenCV's to the last level, Lab is within two levels of 255 of it.
+L, a, b are the Lab colours; CLAHE equalises the contrast of L. Runs on whole batches, on their own device, in
+operations that ONNX has. CLAHE and gradients match OpenCV exactly; Lab is within two levels of 255 of it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.nn import functional
 
 COUNT: Final = 6
-_TILES: Final = 8  # a picture is equalised in 8 × 8 tiles, and between their middles by interpolation
+_TILES: Final = 8  # equalised in 8 × 8 tiles, interpolated between their centres
 _LEVELS: Final = 256
-_LIMIT: Final = 2.0  # a level counts at most so many times the mean level
+_LIMIT: Final = 2.0  # clip limit: a histogram bin holds at most this many times the mean
 _TO_XYZ: Final = (
-    (0.412453 / 0.950456, 0.357580 / 0.950456, 0.180423 / 0.950456),  # divided by the white of D65
+    (0.412453 / 0.950456, 0.357580 / 0.950456, 0.180423 / 0.950456),  # divided by the D65 white point
     (0.212671, 0.715160, 0.072169),
     (0.019334 / 1.088754, 0.119193 / 1.088754, 0.950227 / 1.088754),
 )
 
 
 def six_channels(pictures: Tensor) -> Tensor:
-    """uint8 (n, 3, height, width) to float (n, 6, height, width). Sides must be multiples of 8."""
+    """Convert uint8 (n, 3, height, width) to float (n, 6, height, width). Sides must be multiples of 8."""
     lab = to_lab(pictures)
     light = clahe(lab[:, :1].round())
     slopes = _slopes(light)
@@ -32,11 +32,11 @@ def six_channels(pictures: Tensor) -> Tensor:
 
 
 def to_lab(pictures: Tensor) -> Tensor:
-    """L, a and b as OpenCV has them in 8 bits: 0 … 255, with a and b around 128. Not rounded."""
+    """Convert RGB to Lab as OpenCV scales it to 8 bits: 0 … 255, with a and b centred at 128. Not rounded."""
     rgb = pictures.float() / 255
     linear = torch.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
     red, green, blue = linear[:, :1], linear[:, 1:2], linear[:, 2:]
-    # Sums of planes, not a convolution: with so few channels that takes five times as long.
+    # Sums of planes instead of a convolution, which takes five times as long with so few channels.
     xyz = torch.cat([r * red + g * green + b * blue for r, g, b in _TO_XYZ], dim=1)
     root = torch.where(xyz > 0.008856, xyz.clamp_min(1e-6) ** (1 / 3), 7.787 * xyz + 16 / 116)
     x, y, z = root[:, :1], root[:, 1:2], root[:, 2:]
@@ -44,7 +44,7 @@ def to_lab(pictures: Tensor) -> Tensor:
 
 
 def clahe(light: Tensor) -> Tensor:
-    """Contrast-limited adaptive histogram equalisation of levels 0 … 255, shaped (n, 1, height, width)."""
+    """Apply contrast-limited adaptive histogram equalisation to levels 0 … 255 of shape (n, 1, height, width)."""
     count, _, height, width = light.shape
     assert height % _TILES == 0 == width % _TILES, "the config's check of the picture's side"
     level = light.clamp(0, _LEVELS - 1).long().view(count, height, width)
@@ -59,7 +59,7 @@ def _tile(size: int, device: torch.device) -> Tensor:
 
 
 def _tables(level: Tensor, tile: Tensor, area: int) -> Tensor:
-    """For each tile the new level of every old one: (n, tiles × levels)."""
+    """Return the lookup table of each tile: (n, tiles × levels)."""
     count, tiles = level.shape[0], _TILES**2
     place = (tile[None] * _LEVELS + level).view(count, -1)
     seen = torch.zeros(count, tiles * _LEVELS, device=level.device)
@@ -73,7 +73,7 @@ def _tables(level: Tensor, tile: Tensor, area: int) -> Tensor:
 
 
 def _leftovers(rest: Tensor) -> Tensor:
-    """What cannot be dealt out evenly goes to every n-th level, one each, as OpenCV does it."""
+    """Distribute the remainder of the clipped excess one by one to every n-th bin, as OpenCV does."""
     step = torch.floor(_LEVELS / rest.clamp_min(1)).clamp_min(1)
     number = torch.arange(_LEVELS, device=rest.device, dtype=rest.dtype)
     turn = torch.floor(number / step)
@@ -81,7 +81,7 @@ def _leftovers(rest: Tensor) -> Tensor:
 
 
 def _between(level: Tensor, table: Tensor, height: int, width: int) -> Tensor:
-    """Each pixel's new level: that of the four nearest tiles, by how near they are."""
+    """Interpolate each pixel's new level bilinearly between the four nearest tiles."""
     (top, bottom, down), (left, right, along) = (_neighbours(size, level.device) for size in (height, width))
     down, along = down[:, None], along[None, :]
     flat = level.view(level.shape[0], -1)
@@ -96,7 +96,7 @@ def _between(level: Tensor, table: Tensor, height: int, width: int) -> Tensor:
 
 
 def _neighbours(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row or column, the tiles whose middles lie before and behind it, and how far it is to the second."""
+    """Return, for each row or column, the tiles before and after it and the interpolation weight of the second."""
     place = torch.arange(size, device=device) * (_TILES / size) - 0.5
     before = torch.floor(place)
     share = place - before
@@ -104,7 +104,7 @@ def _neighbours(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 
 
 def _slopes(light: Tensor) -> Tensor:
-    """|Sobel x|, |Sobel y| and |Laplacian|, with the picture's edge mirrored."""
+    """Return |Sobel x|, |Sobel y| and |Laplacian|, with reflected borders."""
     padded = functional.pad(light / 255, (1, 1, 1, 1), mode="reflect")
     up, middle, down = padded[:, :, :-2], padded[:, :, 1:-1], padded[:, :, 2:]
     columns, rows = up + 2 * middle + down, down - up

@@ -1,8 +1,8 @@
-"""Graded things and the batches made of them: drawn cards, or prepared shards of pairs or of single pictures.
+"""Grading data and batches: drawn cards, or prepared shards of front/back pairs or single pictures.
 
-A batch is a dictionary: `row`, `back` (or the only picture) and `front` as uint8 (n, 3, height, width), `label` (the
-grade itself), where the data knows them `targets` (n, 2, 3: back and front; edge damage, off-centre across and down;
-NaN for a thing of which one is not known), and while training `draws`, the numbers of the augmentation.
+A batch is a dictionary: `row`; `back` (or the only picture) and `front` as uint8 (n, 3, height, width); `label` (the
+grade itself); `targets` if the data has them (n, 2, 3: back and front; edge damage, off-centre across and down; NaN if
+unknown); and in training `draws`, the random parameters of the augmentation.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from headway.recipes.grading.config import Config
 from headway.spec.model import Cache, Data, Source
 
 CARDS: Final = "builtin:cards"
-ROOT_OF_FREQUENCY: Final = 0.5  # the sampler's power
-_EVALUATED: Final = 64  # things at a time
+ROOT_OF_FREQUENCY: Final = 0.5  # exponent of the sampler's class balancing
+_EVALUATED: Final = 64  # items per evaluation batch
 
 Batch = dict[str, Any]
 
 
 class Graded(Protocol):
-    """A split."""
+    """A split of graded items."""
 
     name: str
-    grades: tuple[int, ...]  # every one that may occur, from the lowest to the highest
+    grades: tuple[int, ...]  # every possible grade, lowest to highest
 
     def __len__(self) -> int: ...
 
     def labels(self) -> NDArray[np.int64]:
-        """The grade of each thing, in order."""
+        """Return the grade of each item, in order."""
 
     def feed(self, cfg: Config, *, training: bool, seed: int) -> Any:
-        """Its batches: shuffled, augmented and balanced for training; otherwise each once, in order."""
+        """Return batches: shuffled, augmented and balanced for training; otherwise each item once, in order."""
 
     def pictures(self, row: int) -> list[NDArray[np.uint8]]:
-        """What a person would look at: back and front, or the only one."""
+        """Return an item's pictures for display: back and front, or the only one."""
 
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Graded:
-    """One split: from the sources named for it, or those named for training, or the drawn cards where none is named."""
+    """Load one split from the job's sources for it, else from its training sources, else from drawn cards."""
     named: tuple[Source, ...] = getattr(data, split) or data.train or (Source(source=CARDS),)
     drawn = [source for source in named if source.source == CARDS]
     if not drawn:
@@ -79,7 +79,7 @@ def augmentation(cfg: Config) -> Augment:
 
 @dataclass(frozen=True)
 class _Table:
-    """All cards of a split, in memory."""
+    """All cards of a split as tensors in memory."""
 
     back: Tensor
     front: Tensor
@@ -88,7 +88,7 @@ class _Table:
 
 
 class Drawn:
-    """Cards made here, about 4 ms each."""
+    """Generated cards, about 4 ms each."""
 
     grades = cards.GRADES
 
@@ -165,7 +165,7 @@ class CardFeed:
         self.fingerprint = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
-        """Whole batches while training; all things otherwise."""
+        """Number of batches: full ones only in training, otherwise all."""
         return len(self._order) // self._batch if self._training else -(-len(self._order) // self._batch)
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Batch | PaddingBatch:
@@ -190,7 +190,7 @@ class CardFeed:
 
 
 class Prepared:
-    """What `headway data prepare` made of graded pairs, or of a table of graded pictures."""
+    """Shards that `headway data prepare` made from graded pairs, or from a table of graded pictures."""
 
     def __init__(self, cfg: Config, sources: Sequence[Source], split: str, cache: Cache | None) -> None:
         self._sources: list[WeightedSource] = open_sources(sources, split, cache=cache)
@@ -251,7 +251,7 @@ def _pixels(cell: Any, encoding: str) -> NDArray[np.uint8]:
 
 
 class ShardFeed:
-    """A feed of prepared pictures, under the names that graders know."""
+    """Batches from shards, with columns renamed and class indices mapped to grades."""
 
     workers = 0
 
@@ -281,7 +281,7 @@ class ShardFeed:
 
 
 def prepared(batch: Batch, cfg: Config, augment: Augment | None) -> tuple[Tensor, Tensor | None]:
-    """Back and front as the model takes them: augmented alike, and brought to its size."""
+    """Return back and front as model input: identically augmented, and resized."""
     views = [batch["back"], *([batch["front"]] if "front" in batch else [])]
     if augment is not None and "draws" in batch:
         views = [augment.apply(view, batch["draws"]) for view in views]

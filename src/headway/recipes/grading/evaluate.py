@@ -1,4 +1,4 @@
-"""How good the grades are: QWK first, for it weighs a miss by how far it is off."""
+"""Evaluation of graders: QWK first, because it weighs a miss by its distance, then MAE, accuracy and calibration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN: Final = 24  # examples in the report
 
 
 def validate(run: Run, model: Grader, cfg: Config, graded: Graded) -> dict[str, float]:
-    """Scores of all things, each rank grading its share. QWK counts as 0 where it is undefined: that is no skill."""
+    """Score all items, each rank its share. An undefined QWK counts as 0, which means no skill."""
     share = judge(model, cfg, len(graded), run.evaluating(graded.feed(cfg, training=False, seed=0)))
     chances: Tensor = run.total(share.to(run.device)).cpu()
     metrics = scores(model, graded, chances).metrics()
@@ -37,7 +37,7 @@ def validate(run: Run, model: Grader, cfg: Config, graded: Graded) -> dict[str, 
 
 @torch.no_grad()
 def judge(model: Grader, cfg: Config, count: int, batches: Iterable[Batch]) -> Tensor:
-    """The probability of every grade for the things in `batches`; zero for those of other ranks."""
+    """Return grade probabilities per item in `batches`; zeros for those of other ranks."""
     found = torch.zeros(count, len(model.grades))
     learning = model.training
     model.eval()
@@ -63,14 +63,14 @@ def scores(model: Grader, graded: Graded, chances: Tensor) -> OrdinalScores:
 
 
 def _proper(chances: Tensor) -> NDArray[np.float64]:
-    """Rows that sum to one in double precision too."""
+    """Renormalise rows to sum to one in double precision."""
     rows = chances.double().clamp_min(0).numpy()
     proper: NDArray[np.float64] = rows / rows.sum(axis=1, keepdims=True)
     return proper
 
 
 def evaluate(model: Grader, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
-    """The whole split, with a row for each grade, the confusion matrix and the calibration."""
+    """Evaluate the whole split, with a row per grade, the confusion matrix and the calibration."""
     graded = load(cfg, data, split, cache=cache)
     feed = graded.feed(cfg, training=False, seed=0)
     batches = told((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
@@ -107,7 +107,7 @@ def _table(name: str, title: str, records: Sequence[Mapping[str, Any]]) -> Table
 
 
 def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[int]) -> dict[str, Any]:
-    """What each thing adds to each metric: from these, intervals are drawn and runs compared."""
+    """Return each item's contribution to each metric, for confidence intervals and comparisons of runs."""
     off = np.abs(labels - named)
     return {
         "qwk": of_grades(labels - grades[0], named - grades[0], len(grades)),
@@ -118,7 +118,7 @@ def _samples(labels: NDArray[np.int64], named: NDArray[np.int64], grades: list[i
 
 
 def _goodness(model: Grader, graded: Graded, named: NDArray[np.int64], chances: Tensor) -> list[float]:
-    """How far off, and among equals how sure of the truth."""
+    """Rank answers by error; ties by the probability of the true grade."""
     labels = graded.labels()
     place = {int(grade): at for at, grade in enumerate(model.grades)}
     sure = _proper(chances)[np.arange(len(graded)), [place[int(label)] for label in labels]]
@@ -127,7 +127,7 @@ def _goodness(model: Grader, graded: Graded, named: NDArray[np.int64], chances: 
 
 
 def _baseline(model: Grader, graded: Graded) -> Baseline:
-    """Whoever says the middle grade of all: no other single one errs less."""
+    """Score a baseline that always predicts the median grade, which minimises the absolute error."""
     grades = [int(grade) for grade in model.grades]
     middle = int(np.sort(graded.labels())[len(graded) // 2])
     said = np.zeros((len(graded), len(grades)))
@@ -150,7 +150,7 @@ def _example(graded: Graded, named: NDArray[np.int64], chances: Tensor, row: int
 
 
 def _png(views: list[NDArray[np.uint8]]) -> bytes:
-    """Side by side."""
+    """Encode the views side by side as PNG."""
     from PIL import Image
 
     height = min(128, *(view.shape[0] for view in views), 128)

@@ -1,4 +1,4 @@
-"""A trained grader as a bundle, and a bundle as something that grades picture files."""
+"""Export of a grader as a bundle, and prediction and serving from a bundle."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headway.recipes.grading.model import DAMAGE, Grader, rebuild
 from headway.spec import Job
 from headway.spec.serialize import from_plain, to_plain
 
-_AT_ONCE: Final = 32  # things graded together
+_AT_ONCE: Final = 32  # batch size
 SEPARATOR: Final = ","  # front,back
 
 
 def bundle(model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
-    """Weights, settings and card, and the weights once more as torch writes them, under the names of old."""
+    """Collect weights, config and model card, plus the weights in torch's format under their legacy file names."""
     name = job.export.name or job.name
     weights = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     settings = {**to_plain(cfg), "grades": model.grades.tolist()}
@@ -53,7 +53,7 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
-        """One answer an input, in order: the grade, its probabilities, and what was seen of edges and centring."""
+        """Grade files: one answer per input, in order, with the grade, the expected grade and all probabilities."""
         views = [self._read(text) for text in inputs]
         answers: list[dict[str, Any]] = []
         for first in range(0, len(views), _AT_ONCE):
@@ -69,7 +69,7 @@ class Predictor:
         return answers
 
     def told(self, grade: int, row: list[float]) -> dict[str, Any]:
-        """A grade and the probabilities of all of them, for people and programs."""
+        """Return the answer for a grade and its probabilities, with text for people and fields for programs."""
         grades = self.model.grades.tolist()
         expected = sum(each * chance for each, chance in zip(grades, row, strict=True))
         likely = {str(each): round(chance, 4) for each, chance in zip(grades, row, strict=True)}
@@ -90,7 +90,7 @@ class Predictor:
 
 
 def _card(name: str, model: Grader, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
-    from headway.recipes.grading.data import CARDS  # needs what data needs, and a server has none
+    from headway.recipes.grading.data import CARDS  # imports data dependencies that a server lacks
 
     count = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [CARDS]
@@ -132,7 +132,7 @@ from pictures is an opinion, and no substitute for people who look at the thing 
 """
 
 
-# Grades for the pictures that a server was sent: a front and a back, or one picture.
+# Serving: grades for requests with a front and a back, or one picture.
 
 
 class GradeService:
@@ -161,7 +161,7 @@ class GradeService:
         model = self._predictor.model
         back = torch.stack([views[-1] for views in prepared])
         front = torch.stack([views[0] for views in prepared]) if len(self.fields) == 2 else None
-        if self._run is not None and not explain:  # the graph does not say what was seen
+        if self._run is not None and not explain:  # the graph does not output damage scores
             views = [back] if front is None or not bool(model.both) else [back, front]
             chances = self._run(views)[0]
         else:

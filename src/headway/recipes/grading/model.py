@@ -1,4 +1,4 @@
-"""The grader: a deep look at the back, a lighter one at the front, weighed together; or one at the only picture."""
+"""The grader: a deep encoder for the back and a lighter one for the front, fused; or one encoder for one picture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headway.core.errors import BadInput
 from headway.recipes.grading.channels import COUNT, six_channels
 from headway.recipes.grading.config import Config
 
-# CBAM (Woo et al., 2018): what to look at, and where; with a rim, because cards wear from the outside in.
+# CBAM (Woo et al., 2018): channel and spatial attention, plus a rim mask, because cards wear from the outside in.
 
 
 def rim_mask(height: int, width: int, share: float) -> Tensor:
-    """1 on the outermost cells of a grid, 0 inside: `share` of each side, but always one cell, and always an inside."""
+    """Return a mask with 1 on the outer cells of a grid: `share` of each side, but at least one cell, and never all."""
     if height < 3 or width < 3:
         raise BadInput(
             f"a grid of {height} × {width} cells has no inside, so no rim",
@@ -32,7 +32,7 @@ def rim_mask(height: int, width: int, share: float) -> Tensor:
 
 
 class Cbam(nn.Module):
-    """Weighs channels by what they say everywhere, then places by what all channels say there and whether it is rim."""
+    """Channel attention, then spatial attention over channel statistics and the rim mask."""
 
     rim: Tensor
 
@@ -45,7 +45,7 @@ class Cbam(nn.Module):
         self.register_buffer("rim", rim_mask(cells, cells, rim)[None, None], persistent=False)
 
     def forward(self, grid: Tensor) -> Tensor:
-        """The same grid, weighed."""
+        """Return the grid multiplied by channel and spatial attention."""
         said = self.channel(grid.mean(dim=(2, 3))) + self.channel(grid.amax(dim=(2, 3)))
         grid = grid * said.sigmoid()[:, :, None, None]
         rim = self.rim.expand(grid.shape[0], -1, -1, -1)
@@ -54,18 +54,16 @@ class Cbam(nn.Module):
         return weighed
 
     def of_rim(self, grid: Tensor) -> Tensor:
-        """The mean of the rim's cells."""
+        """Return the mean over the rim's cells."""
         return (grid * self.rim).sum(dim=(2, 3)) / self.rim.sum()
 
 
-# From features to the probability of every grade. The ordered heads are rank-consistent whatever their weights are.
-#
-# P(grade > k) never rises with k: in CORAL because its thresholds fall by construction, in CORN because each is the
-# one before times a probability. So the probabilities of single grades, their differences, are never negative.
+# Heads from features to grade probabilities. CORAL and CORN are rank-consistent for any weights: P(grade > k) never
+# rises with k, so the probabilities of single grades, their differences, are never negative.
 
 
 class Softmax(nn.Linear):
-    """A score for each grade, as if they had no order."""
+    """One score per grade, ignoring their order."""
 
     def __init__(self, features: int, grades: int) -> None:
         super().__init__(features, grades)
@@ -74,21 +72,21 @@ class Softmax(nn.Linear):
         return scores.softmax(dim=1)
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy, a number a sample."""
+        """Return the cross entropy per sample."""
         return functional.cross_entropy(scores, labels, reduction="none")
 
 
 class Coral(nn.Module):
-    """One weight vector for all thresholds (Cao et al., 2020), and thresholds that cannot cross."""
+    """CORAL (Cao et al., 2020): one weight vector for all thresholds, which decrease by construction."""
 
     def __init__(self, features: int, grades: int) -> None:
         super().__init__()
         self.weight = nn.Linear(features, 1, bias=False)
         self.first = nn.Parameter(torch.tensor([(grades - 2) / 2.0]))
-        self.gaps = nn.Parameter(torch.full((max(0, grades - 2),), 0.5413))  # softplus of it is 1
+        self.gaps = nn.Parameter(torch.full((max(0, grades - 2),), 0.5413))  # softplus(0.5413) = 1
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of P(grade > k), falling with k."""
+        """Return logits of P(grade > k), decreasing in k."""
         falls = torch.cumsum(functional.softplus(self.gaps), dim=0)
         logits: Tensor = self.weight(features) + torch.cat([self.first, self.first - falls])
         return logits
@@ -97,13 +95,13 @@ class Coral(nn.Module):
         return of_single_grades(scores.sigmoid())
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The thresholds' cross entropies, summed."""
+        """Return the sum of the thresholds' binary cross entropies, per sample."""
         above = (labels[:, None] > torch.arange(scores.shape[1], device=labels.device)).to(scores.dtype)
         return functional.binary_cross_entropy_with_logits(scores, above, reduction="none").sum(dim=1)
 
 
 class Corn(nn.Linear):
-    """Threshold k is asked only of what has passed those below it (Shi et al., 2021)."""
+    """CORN (Shi et al., 2021): P(grade > k) is P(grade > k - 1) times a conditional probability."""
 
     def __init__(self, features: int, grades: int) -> None:
         super().__init__(features, grades - 1)
@@ -112,7 +110,7 @@ class Corn(nn.Linear):
         return of_single_grades(torch.cumprod(scores.sigmoid(), dim=1))
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Threshold k learns from the samples of grade k and above alone."""
+        """Return the loss per sample. Threshold k learns only from samples of grade k and above."""
         number = torch.arange(scores.shape[1], device=labels.device)
         above = (labels[:, None] > number).to(scores.dtype)
         asked = (labels[:, None] >= number).to(scores.dtype)
@@ -121,19 +119,19 @@ class Corn(nn.Linear):
 
 
 def of_single_grades(above: Tensor) -> Tensor:
-    """From P(grade > k) for all k but the last to P(grade = k) for all."""
+    """Convert P(grade > k) for all k but the last to P(grade = k) for all k."""
     one = torch.ones_like(above[:, :1])
     return torch.cat([one, above], dim=1) - torch.cat([above, torch.zeros_like(one)], dim=1)
 
 
 def squared_emd(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Σ_k (CDF_p(k) − CDF_y(k))², a number a sample."""
+    """Return Σ_k (CDF_p(k) − CDF_y(k))² per sample (squared earth mover's distance)."""
     reached = torch.arange(probabilities.shape[1], device=labels.device) >= labels[:, None]
     return (probabilities.cumsum(dim=1) - reached.to(probabilities.dtype)).square().sum(dim=1)
 
 
 def decoded(probabilities: Tensor, how: str) -> Tensor:
-    """The number of the grade that is named, counted from 0."""
+    """Return the index of the predicted grade, from 0."""
     if how == "likeliest":
         return probabilities.argmax(dim=1)
     if how == "median":
@@ -146,20 +144,20 @@ HEADS: Final[dict[str, Callable[[int, int], Any]]] = {"coral": Coral, "corn": Co
 
 
 NARROW: Final = 16  # channels of a small branch's first layer; the published ResNets have 64
-DAMAGE: Final = ("edge", "across", "down")  # what is measured on a side, each 0 … 1
+DAMAGE: Final = ("edge", "across", "down")  # measured per side, each 0 … 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model makes of a batch."""
+    """Output of the model for a batch."""
 
-    scores: Tensor  # as the head gives them
-    back: Tensor  # (n, 3): edge damage and centring, as seen on the back
-    front: Tensor | None  # the same of the front; None where it was not looked at
+    scores: Tensor  # raw scores of the head
+    back: Tensor  # (n, 3): predicted edge damage and centring of the back
+    front: Tensor | None  # the same for the front; None if it is not used
 
 
 class Grader(nn.Module):
-    """Both branches, the heads, and the grades themselves: weights are worth nothing without knowing what they name."""
+    """Both branches, the heads, and the grades, without which the weights are useless."""
 
     grades: Tensor
     both: Tensor
@@ -184,12 +182,15 @@ class Grader(nn.Module):
         self._both = cfg.views == "both"
 
     def look(self, *, both: bool) -> None:
-        """Whether the front is looked at too. Part of the state: a checkpoint is asked as it was trained."""
+        """Enable or disable the front branch.
+
+        Saved in the state dict, so that a checkpoint is used as it was trained.
+        """
         self._both = both and self.front is not None
         self.both.fill_(self._both)
 
     def forward(self, back: Tensor, front: Tensor | None = None) -> Answer:
-        """uint8 pictures (n, 3, side, side): the back, or the only one, and the front."""
+        """Grade uint8 pictures (n, 3, side, side): the back, or the only one, and the front."""
         grid = self.attention(self.back(self._channels(back)))
         seen = torch.cat([grid.mean(dim=(2, 3)), self.attention.of_rim(grid)], dim=1)
         damage = self.back_damage(seen).sigmoid()
@@ -205,7 +206,10 @@ class Grader(nn.Module):
         return Answer(self.head(self.dropout(fused)), damage, self.front_damage(other).sigmoid())
 
     def loss(self, answer: Answer, labels: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        """Sums over the batch: the head's own, `emd`, and where there are `targets` (n, 2, 3), `edge` and `center`."""
+        """Return the terms of the loss, summed over the batch.
+
+        These are the one of the head, `emd`, and with `targets` (n, 2, 3) `edge` and `center`.
+        """
         parts = {
             self.cfg.head: self.head.loss(answer.scores, labels).sum(),
             "emd": self.cfg.alpha_emd * squared_emd(self.head.probabilities(answer.scores), labels).sum(),
@@ -222,7 +226,7 @@ class Grader(nn.Module):
         return found
 
     def named(self, probabilities: Tensor) -> Tensor:
-        """The grades themselves."""
+        """Return the predicted grades."""
         return self.grades[decoded(probabilities, self.cfg.decode)]
 
     def _channels(self, pictures: Tensor) -> Tensor:
@@ -238,7 +242,7 @@ class Grader(nn.Module):
 
 
 def _errors(found: Tensor, true: Tensor) -> Tensor:
-    """Squared; where the truth is not known (NaN), none."""
+    """Return squared errors, 0 where the target is unknown (NaN)."""
     known = ~true.isnan()
     return functional.mse_loss(found, torch.where(known, true, 0.0), reduction="none") * known
 
@@ -251,7 +255,7 @@ def _branch(cfg: Config, name: str, weights: str | None) -> Encoder:
 
 
 def rebuild(cfg: Config, state: Mapping[str, Any]) -> Grader:
-    """The model as a checkpoint holds it."""
+    """Rebuild the model from its state dict."""
     model = Grader(cfg, [int(grade) for grade in state["grades"]])
     model.load_state_dict(dict(state))
     return model

@@ -1,4 +1,4 @@
-"""A grader as one graph: pictures in, the probability of every grade out. The six channels are made inside."""
+"""ONNX export of a grader as one graph: pictures to grade probabilities. It includes the six-channel preprocessing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.recipes.grading.model import Grader
 
 
 class ProbabilityGraph(nn.Module):
-    """What a program that uses the graph wants to know: probabilities, and the grade itself."""
+    """Grade probabilities and the predicted grade."""
 
     def __init__(self, model: Grader) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class ProbabilityGraph(nn.Module):
 
 
 def graphs(model: Grader, cfg: Config) -> list[Graph]:
-    """One graph. A grader that has learnt from the back alone does not ask for the front."""
+    """Return one graph. A grader trained on the back alone has no input for the front."""
     names = ("back", "front") if bool(model.both) else ("back",) if cfg.views == "both" else ("picture",)
     return [
         Graph(
@@ -41,7 +41,7 @@ def graphs(model: Grader, cfg: Config) -> list[Graph]:
 
 
 def _pictures(cfg: Config, count: int) -> Tensor:
-    """Drawn cards: noise would be graded with a certainty that hides differences."""
+    """Return drawn cards as example inputs: noise would give overconfident output that hides numerical differences."""
     from PIL import Image
 
     views = [cards.draw(cards.compose("test", number))[0] for number in range(count)]

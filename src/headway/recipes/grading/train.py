@@ -1,4 +1,4 @@
-"""Training a grader: the loop, from top to bottom."""
+"""Training of a grader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from headway.artifacts.checkpoint_model import BestScores
+from headway.artifacts.best_scores import BestScores
 from headway.backbones import Freeze
 from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config
@@ -20,11 +20,11 @@ from headway.spec.model import Phase
 from headway.training import Run
 from headway.training.schedules import Schedule
 
-SAMPLERS: Final = {"balanced": True, "uniform": False}  # what a phase may call them: `use_sampler` for its epochs
+SAMPLERS: Final = {"balanced": True, "uniform": False}  # a phase's `sampler` -> `use_sampler` for its epochs
 
 
 def train(run: Run, cfg: Config) -> None:
-    """Learn to grade, first by the back alone, then by both; the best weights are those of the highest QWK."""
+    """Train on the back alone, then on both sides, and keep the weights with the highest validation QWK."""
     cache = run.job.cache
     graded, val = (load(cfg, run.job.data, split, cache=cache) for split in ("train", "val"))
     phases, augment = run.job.phases or curriculum(cfg), augmentation(cfg)
@@ -56,13 +56,13 @@ def train(run: Run, cfg: Config) -> None:
 
 
 def channels_last(model: Grader) -> Grader:
-    """Convolutions take a third less time with their weights laid out so."""
+    """Use channels-last weights: convolutions take a third less time."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     return model
 
 
 def curriculum(cfg: Config) -> tuple[Phase, ...]:
-    """Two phases as data, for jobs that name none of their own."""
+    """Return the default two phases, for jobs that define none."""
     alone = ("attention.*", "back.*", "back_damage.*", "head.*")
     first = alone if cfg.views == "both" else tuple(name for name in alone if name != "back.*")
     phases = [("phase1", cfg.phase1_epochs, cfg.lr_phase1, first), ("phase2", cfg.phase2_epochs, cfg.lr_phase2, ("*",))]
@@ -73,7 +73,7 @@ def curriculum(cfg: Config) -> tuple[Phase, ...]:
 
 
 def sampled(cfg: Config, phase: Phase) -> Config:
-    """The settings with the phase's own way to draw rows, where it has one."""
+    """Return the config with the phase's sampler, if it has one."""
     if phase.sampler is None:
         return cfg
     if phase.sampler not in SAMPLERS:
@@ -85,7 +85,7 @@ def sampled(cfg: Config, phase: Phase) -> Config:
 
 
 def focus(model: Grader) -> None:
-    """What does not learn in this phase holds still altogether; the front is looked at only where it learns."""
+    """Freeze encoders without trainable parameters entirely, and use the front only if it trains."""
     for encoder in (model.back, model.front):
         if encoder is not None:
             encoder.frozen = _hold([parameter.requires_grad for parameter in encoder.parameters()])
@@ -94,5 +94,8 @@ def focus(model: Grader) -> None:
 
 
 def _hold(learns: Sequence[bool]) -> Freeze:
-    """Where only some layers learn, batch normalisation keeps the statistics that the others were trained with."""
+    """Choose the freeze mode.
+
+    If only some layers train, batch norm keeps the statistics the others were trained with.
+    """
     return "nothing" if all(learns) else "norms" if any(learns) else "all"

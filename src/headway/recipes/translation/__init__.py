@@ -1,1 +1,1 @@
-"""Translation: a sentence in, the same in another language out."""
+"""Text translation."""

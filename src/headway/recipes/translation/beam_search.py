@@ -1,6 +1,6 @@
-"""From a sentence to its translation: a beam search over all sentences of a batch at once; a beam of one is greedy.
+"""Beam search over all sentences of a batch; a beam of one is greedy.
 
-Sentences that have ended leave the batch, so that a long one does not make the others wait.
+Finished sentences leave the batch, so that a long one does not hold up the others.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from headway.core.progress import tell
 from headway.data.tokenizers import END, PAD, START, UNKNOWN
 from headway.recipes.translation.model import DecoderCache, Translator
 
-_NEVER = (PAD, START, UNKNOWN)  # what no translation says
-_MORE = 10  # tokens that a short sentence may grow by
-_ROOM = 3000  # tokens read at once, times the beam
+_NEVER = (PAD, START, UNKNOWN)  # tokens that a translation never contains
+_MORE = 10  # extra tokens allowed for a short sentence
+_ROOM = 3000  # source tokens per batch, times the beam
 
 
 class _Beams(NamedTuple):
-    """The candidates of each sentence that is still being translated, best first."""
+    """The candidates of each unfinished sentence, best first."""
 
-    sentence: Tensor  # (n) which one of the batch
+    sentence: Tensor  # (n) index in the batch
     said: Tensor  # (n, beam, tokens so far)
     total: Tensor  # (n, beam) log-probability
-    length: Tensor  # (n, beam) tokens, <end> included
+    length: Tensor  # (n, beam) tokens, including <end>
     ended: Tensor  # (n, beam)
 
 
@@ -34,9 +34,9 @@ class _Beams(NamedTuple):
 def translate(
     model: Translator, source: Tensor, *, max_length: int, beam: int = 1, length_penalty: float = 1.0
 ) -> list[list[int]]:
-    """The tokens of the best translation of each sentence (rows of `source`, ended by <end>, padded).
+    """Return the tokens of the best translation of each sentence (rows of `source`, ended by <end>, padded).
 
-    None is longer than `max_length`, nor than twice its sentence and a little.
+    None is longer than `max_length`, nor than twice its sentence plus 10 tokens.
     """
     memory = model.read(source)
     beams = _start(len(source), beam, source.device)
@@ -56,7 +56,7 @@ def translate(
 
 def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
     total = torch.full((sentences, beam), float("-inf"), device=device)
-    total[:, 0] = 0  # all candidates of a sentence begin alike: let one of them branch out
+    total[:, 0] = 0  # all candidates start out equal: let only one of them branch
     return _Beams(
         sentence=torch.arange(sentences, device=device),
         said=torch.empty(sentences, beam, 0, dtype=torch.int64, device=device),
@@ -67,7 +67,7 @@ def _start(sentences: int, beam: int, device: torch.device) -> _Beams:
 
 
 def _extended(model: Translator, beams: _Beams, memory: DecoderCache, penalty: float) -> tuple[_Beams, DecoderCache]:
-    """Every candidate by one token, and the best of what comes out, by log-probability / tokens ^ penalty."""
+    """Extend every candidate by one token and keep the best, by log-probability / tokens ^ penalty."""
     count, beam, spoken = beams.said.shape
     last = beams.said[:, :, -1] if spoken else torch.full((count, beam), START, device=beams.said.device)
     scores, memory = model.write(last.flatten(), memory)
@@ -88,7 +88,7 @@ def _extended(model: Translator, beams: _Beams, memory: DecoderCache, penalty: f
 
 
 def _ended_stay(gains: Tensor, ended: Tensor) -> Tensor:
-    """An ended candidate has one successor, itself, and it costs nothing. It is filed under END."""
+    """Give an ended candidate one successor, itself, at no cost, in the slot of END."""
     gains.masked_fill_(ended[:, :, None], float("-inf"))
     gains[:, :, END] = torch.where(ended, 0.0, gains[:, :, END])
     return gains
@@ -103,7 +103,7 @@ def _going_on(beams: _Beams, memory: DecoderCache, kept: Tensor) -> tuple[_Beams
 def translate_all(
     model: Translator, texts: Sequence[str], *, max_length: int, beam: int = 1, length_penalty: float = 1.0
 ) -> list[str]:
-    """Each text's translation. Texts of like length are translated together."""
+    """Translate texts, batched by similar length."""
     tokens = [[*model.tokenizer.encode(text)[:max_length], END] for text in texts]
     answers = [""] * len(texts)
     device = model.source.weight.device
@@ -121,7 +121,7 @@ def translate_all(
 
 
 def batches_by_length(lengths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Rows in groups whose padded size stays below `room`, the longest first."""
+    """Yield groups of rows whose padded size stays below `room`, longest first."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     while order:
         size = max(1, room // max(1, lengths[order[0]]))

@@ -1,4 +1,4 @@
-"""Pairs of sentences, and the batches made of them. Made-up ones are turned into shards too: all are read alike."""
+"""Translation data and batches. Generated phrases also become shards, so that one code path reads all."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Pairs:
-    """A split: sentences with their translations, and the subwords that both are written in."""
+    """A split of sentence pairs with their shared subword tokenizer."""
 
     name: str
     sources: Sequence[WeightedSource]
     tokenizer: BpeTokenizer
-    held_out: NDArray[np.bool_] | None = None  # pairs with combinations that training never showed
-    kept: Any = None  # the temporary folder of made-up ones lives as long as this
+    held_out: NDArray[np.bool_] | None = None  # pairs with combinations that are absent from training
+    kept: Any = None  # keeps the temporary folder of generated phrases alive
 
     def __len__(self) -> int:
         return sum(len(source.rows) for source in self.sources)
 
     def feed(self, cfg: Config, *, seed: int) -> SentenceFeed:
-        """For training: another order in every epoch, the same on any number of ranks."""
+        """Return training batches: reshuffled every epoch, identical for any number of ranks."""
         return SentenceFeed(self.sources, cfg.tokens, training=True, max_length=cfg.max_length, seed=seed)
 
     def texts(self, side: str) -> list[str]:
-        """All sentences of one side, `source` or `target`, in order."""
+        """Return all sentences of one side, `source` or `target`, in order."""
         places = ConcatDataset(self.sources).places(np.arange(len(self)))
         return [shard.cells(side)[row] for shard, row in places]
 
 
 def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Pairs:
-    """One split, from the sources that the job names for it, else from those it trains on, else made up."""
+    """Load one split from the job's sources for it, else from its training sources, else from generated phrases."""
     sources = named(data, split)
     if all(source.source == PHRASES for source in sources):
         if len(sources) > 1:
@@ -77,7 +77,7 @@ def load(cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> 
 
 
 def check_alike(train: Pairs, other: Pairs) -> None:
-    """BadInput unless the numbers of both mean the same subwords: scores would be nonsense."""
+    """Raise BadInput unless both have the same tokenizer: scores would be meaningless."""
     if train.tokenizer.to_json() != other.tokenizer.to_json():
         raise BadInput(
             f"{train.name} and {other.name} were prepared with different subwords",
@@ -86,7 +86,7 @@ def check_alike(train: Pairs, other: Pairs) -> None:
 
 
 def named(data: Data, split: str) -> tuple[Source, ...]:
-    """The sources of a split. Where a job names none, those of train, of which this split is read then."""
+    """Return the sources of a split. If a job names none, read this split of the training sources."""
     own: tuple[Source, ...] = getattr(data, split)
     if own:
         return own
@@ -95,7 +95,7 @@ def named(data: Data, split: str) -> tuple[Source, ...]:
 
 
 def _shared_tokenizer(sources: Sequence[WeightedSource]) -> BpeTokenizer:
-    """Numbers mean the same in all sources, or they cannot be read together."""
+    """Return the tokenizer of all sources. Raises BadInput if they differ, as token ids would not be comparable."""
     texts = {source.rows.url: _tokenizer_of(source.rows.url) for source in sources}
     (first, text), *others = texts.items()
     for url, other in others:
@@ -117,7 +117,7 @@ def _tokenizer_of(url: str) -> bytes:
 
 
 def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
-    """The subwords are learnt from the training sentences alone, on every machine the same."""
+    """Generate phrases. The tokenizer is trained on the training sentences alone, identically on every machine."""
     wanted = source.split or split
     if wanted not in phrases.SPLITS or source.where:
         known = ", ".join(phrases.SPLITS)
@@ -137,7 +137,7 @@ def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
 
 
 def _write(folder: Path, split: str, made: Sequence[phrases.Pair], tokenizer: BpeTokenizer) -> None:
-    """As `headway data prepare` would have left them."""
+    """Write a data set as `headway data prepare` would."""
     values = {
         "id": [f"{split}/{number}" for number in range(len(made))],
         "source": [pair.source for pair in made],

@@ -1,4 +1,4 @@
-"""How good translations are: sacrebleu's BLEU and chrF of what the model writes by itself, with its signature."""
+"""Evaluation of translators: sacrebleu's BLEU and chrF, with signatures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from headway.training import Run
 
 SHOWN: Final = 24  # examples of each group in the report
-LONGEST: Final = 1000  # tokens of a sentence in an evaluation: none is left out for its length
+LONGEST: Final = 1000  # maximum tokens per sentence in an evaluation: so long that none is skipped
 REPORTED: Final = ("bleu", "chrf", "length_ratio")
 
 
 def validate(run: Run, model: Translator, cfg: Config, pairs: Pairs) -> dict[str, float]:
-    """Loss and scores of greedy translations of all sentences, each rank translating its share."""
+    """Return loss and scores of greedy translations, each rank translating its share."""
     learning = model.training
     model.eval()
     feed = SentenceFeed(pairs.sources, max(4096, LONGEST + 2), training=False, max_length=LONGEST)
@@ -50,7 +50,7 @@ def validate(run: Run, model: Translator, cfg: Config, pairs: Pairs) -> dict[str
 
 
 def scores(pairs: Pairs, said: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, float]:
-    """Of all sentences, or of some; where a grammar can tell, also how many are simply right."""
+    """Score all or some sentences; for generated phrases, also compute the share of exact matches."""
     wanted = pairs.texts("target")
     chosen = range(len(said)) if rows is None else rows
     mine, theirs = [said[row] for row in chosen], [wanted[row] for row in chosen]
@@ -62,7 +62,7 @@ def scores(pairs: Pairs, said: Sequence[str], rows: Sequence[int] | None = None)
 
 
 def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: Cache | None = None) -> Evaluation:
-    """The whole split with beam search; apart, what has combinations that training showed and did not show."""
+    """Evaluate the whole split with beam search, and separately seen and held-out combinations."""
     pairs = load(cfg, data, split, cache=cache)
     given, wanted = pairs.texts("source"), pairs.texts("target")
     said = translate_all(model, given, max_length=cfg.max_length, beam=cfg.beam, length_penalty=cfg.length_penalty)
@@ -97,7 +97,7 @@ def evaluate(model: Translator, cfg: Config, data: Data, split: str, *, cache: C
 
 
 def _goodness(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
-    """Of each sentence, the share of words and runs of up to four that it has in common with what was wanted."""
+    """Return, per sentence, the share of n-grams up to length four in common with the reference."""
     counts = translation_counts(said, wanted)
     whole = np.maximum(counts.guesses.sum(axis=1), np.maximum(4 * counts.reference_length - 6, 1))
     found: list[float] = (counts.correct.sum(axis=1) / whole).tolist()
@@ -105,7 +105,7 @@ def _goodness(said: Sequence[str], wanted: Sequence[str]) -> list[float]:
 
 
 def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:
-    """Which sentences have only combinations that training showed; none where that is true of all."""
+    """Split rows into held-out and seen combinations; empty unless there are both."""
     if pairs.held_out is None or not pairs.held_out.any() or pairs.held_out.all():
         return {}
     return {
@@ -115,7 +115,7 @@ def _groups(pairs: Pairs) -> dict[str, Sequence[int]]:
 
 
 def _samples(pairs: Pairs, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
-    """What each sentence adds to a metric: from these, intervals are drawn and runs compared."""
+    """Return each sentence's contribution to each metric, for confidence intervals and comparisons of runs."""
     counts = translation_counts(said, wanted)
     found = BleuCounts(counts.correct, counts.guesses, counts.length, counts.reference_length)
     record: dict[str, Any] = {"bleu": of_counts(found, scale=100.0)}
@@ -125,7 +125,7 @@ def _samples(pairs: Pairs, said: Sequence[str], wanted: Sequence[str]) -> dict[s
 
 
 def _signatures(said: Sequence[str], wanted: Sequence[str]) -> Table:
-    """How it was counted: what makes scores comparable to other people's."""
+    """List sacrebleu's signatures, which make scores comparable with published ones."""
     measured = score(said, wanted)
     rows = [
         ("bleu", measured["bleu"], measured["signature"]),
@@ -135,7 +135,7 @@ def _signatures(said: Sequence[str], wanted: Sequence[str]) -> Table:
 
 
 def _by_length(given: Sequence[str], said: Sequence[str], wanted: Sequence[str]) -> Table:
-    """BLEU of shorter and longer sentences: a model that loses the thread shows it here."""
+    """Return BLEU by sentence length, which shows whether quality drops for long sentences."""
     rows: list[tuple[str | float | None, ...]] = []
     for low, high in ((1, 8), (9, 12), (13, 18), (19, 30), (31, LONGEST)):
         chosen = [row for row, text in enumerate(given) if low <= len(text.split()) <= high]

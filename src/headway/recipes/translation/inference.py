@@ -1,4 +1,4 @@
-"""A trained translator as a bundle, and a bundle as something that translates."""
+"""Export of a translator as a bundle, and prediction and serving from a bundle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENIZER: Final = "tokenizer.json"
 
 
 def bundle(model: Translator, cfg: Config, job: Job, scores: Mapping[str, float]) -> BundleParts:
-    """Weights, settings, subwords and card. `scores` are the validation's, of these very weights."""
+    """Collect weights, config, tokenizer and model card. `scores` are the validation scores of these weights."""
     name = job.export.name or job.name
     weights = {key: value.detach().clone() for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     return BundleParts(
@@ -46,7 +46,7 @@ class Predictor:
         fill(self.model, bundle)
 
     def __call__(self, inputs: Sequence[str]) -> list[dict[str, Any]]:
-        """One answer a text, in order: {"input", "text"}. An empty text is its own translation."""
+        """Translate texts: one {"input", "text"} per text, in order. An empty text translates to an empty text."""
         for text in inputs:
             self.check(text)
         asked = [text for text in inputs if text.strip()]
@@ -58,7 +58,7 @@ class Predictor:
         return [{"input": text, "text": next(answers) if text.strip() else ""} for text in inputs]
 
     def check(self, text: str) -> None:
-        """BadInput for a text that is longer than any it has learnt from."""
+        """Raise BadInput for a text longer than any the model was trained on."""
         tokens = len(self.model.tokenizer.encode(text))
         if tokens > self.config.max_length:
             raise BadInput(
@@ -69,7 +69,7 @@ class Predictor:
 
 
 def _card(name: str, model: Translator, cfg: Config, job: Job, scores: Mapping[str, float]) -> str:
-    from headway.recipes.translation.data import PHRASES  # needs what data needs, and a server has none
+    from headway.recipes.translation.data import PHRASES  # imports data dependencies that a server lacks
 
     weights = sum(parameter.numel() for parameter in model.parameters())
     named = [source.source for source in job.data.train] or [PHRASES]
@@ -111,10 +111,10 @@ It translates one sentence of up to {cfg.max_length} subwords at a time, in the 
 """
 
 
-# Translations for the sentences that a server was sent, and which words each of their words was taken from.
+# Serving: translations for requests, with word-level attention on demand.
 
 
-_MOST = 120  # subwords of a sentence or its translation: a larger table explains nothing
+_MOST = 120  # subwords per sentence or translation: a larger table explains nothing
 
 
 class TranslationService:
@@ -139,7 +139,7 @@ class TranslationService:
         return answers
 
     def _attention(self, text: str, said: str) -> Answer:
-        """A row for each word that was said, a column for each that was given: how much the one looked at the other."""
+        """Return the attention of each target word (rows) to each source word (columns)."""
         model = self._predictor.model
         given, made = model.tokenizer.encode(text), model.tokenizer.encode(said)
         if not given or not made or max(len(given), len(made)) > _MOST:
@@ -147,7 +147,7 @@ class TranslationService:
         looks = model.looks(torch.tensor([[*given, END]]), torch.tensor([[START, *made]]))[0]
         source, columns = _words(model.tokenizer, given)
         target, rows = _words(model.tokenizer, made)
-        # Row t is of the token after the t-th; the sentence's end, which is no word, is left out.
+        # Row t belongs to the token after the t-th; the end of the sentence, which is not a word, is left out.
         table = [
             [float(looks[first:last, left:right].sum(dim=1).mean()) for left, right in columns] for first, last in rows
         ]
@@ -155,10 +155,10 @@ class TranslationService:
 
 
 def _words(tokenizer: BpeTokenizer, tokens: Sequence[int]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Subwords put together: the words, and from which to which token each of them goes."""
+    """Merge subwords: return the words and the token range of each."""
     words, spans, begun = [], [], 0
     for end in range(1, len(tokens) + 1):
-        # A token begins a word where it brings a space with it; the text up to here shows whether the next one does.
+        # A token starts a word if it decodes with a leading space; decoding up to here shows whether the next one does.
         whole = tokenizer.decode(tokens[begun:end])
         following = tokenizer.decode(tokens[begun : end + 1])[len(whole) :] if end < len(tokens) else " "
         if following.startswith(" "):

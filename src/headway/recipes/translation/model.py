@@ -1,8 +1,8 @@
-"""The translator: a Transformer that reads a sentence and writes another one, token by token.
+"""The translator: an encoder-decoder Transformer.
 
-Training computes all tokens of a batch at once. Writing goes token by token, and remembers the keys and values of what
-was written (`Memory`), so that each costs the same. Rows of a search share the sentence they translate: row r belongs
-to sentence r // (rows // sentences), and its keys and values are held once.
+Training computes all tokens of a batch at once. Decoding goes token by token with a key/value cache (`DecoderCache`),
+so that each token costs the same. Rows of a search share the sentence they translate: row r belongs to sentence r //
+(rows // sentences), whose keys and values are stored once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from headway.core.errors import BadInput
 from headway.data.tokenizers import PAD, BpeTokenizer, load_tokenizer
 from headway.recipes.translation.config import Config
 
-# The label-smoothed loss of a large vocabulary, without ever holding all scores at once.
-#
-# Scores, loss and gradient are computed chunk by chunk while they are in the processor's cache: on two cores a step
-# is a third faster than with `torch.nn.functional.cross_entropy`, which passes over the whole table several times.
+# Label-smoothed cross entropy
 
 
-_CHUNK = 256  # tokens: with 8,000 subwords 8 MB of scores
+_CHUNK = 256  # tokens: 8 MB of scores with 8,000 subwords
 
 
 def smoothed_loss(hidden: Tensor, table: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
-    """Σ −log p as torch counts it: a share of `smoothing` is spread evenly over all rows of `table`."""
+    """Return Σ −log p as torch defines it: `smoothing` is spread evenly over all rows of `table`.
+
+    Computes scores, loss and gradient in chunks that fit the CPU cache and never holds all scores: on two cores a step
+    is a third faster than with `torch.nn.functional.cross_entropy`, which passes over the whole table several times.
+    """
     learning = torch.is_grad_enabled() and (hidden.requires_grad or table.requires_grad)
     loss: Tensor = _SmoothedLoss.apply(hidden, table, wanted, smoothing, learning)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _SmoothedLoss(torch.autograd.Function):
-    """The gradient is known as soon as the loss is: both are made in one pass."""
+    """Computes the gradient together with the loss, in one pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, wanted: Tensor, smoothing: float, learning: bool) -> Tensor:
@@ -65,22 +66,22 @@ class _SmoothedLoss(torch.autograd.Function):
 
 
 class Heads(NamedTuple):
-    """Keys and values, (rows, heads, tokens, width of a head) each."""
+    """Keys and values, each (rows, heads, tokens, width per head)."""
 
     keys: Tensor
     values: Tensor
 
 
 class DecoderCache(NamedTuple):
-    """What writing goes on from: of each layer, the heads of the sentence and of what each row has written so far."""
+    """Key/value cache: per layer, the heads of the source sentences and of the tokens written so far."""
 
     read: tuple[Heads, ...]
-    visible: Tensor | None  # which tokens of the sentences are none but padding; None where all are real
+    visible: Tensor | None  # mask of real source tokens; None if nothing is padding
     written: tuple[Heads, ...]
     length: int
 
     def of(self, rows: Tensor, sentences: Tensor | None = None) -> DecoderCache:
-        """Of other rows, and other sentences where they are given: what a search does that drops and doubles."""
+        """Select rows, and sentences if given, for a search that drops and duplicates candidates."""
         written = tuple(Heads(keys[rows], values[rows]) for keys, values in self.written)
         if sentences is None:
             return self._replace(written=written)
@@ -90,7 +91,7 @@ class DecoderCache(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Several heads, fused (`scaled_dot_product_attention`)."""
+    """Multi-head attention (fused, `scaled_dot_product_attention`)."""
 
     def __init__(self, cfg: Config, *, across: bool) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def within(self, x: Tensor, *, visible: Tensor | None, causal: bool, before: Heads | None) -> tuple[Tensor, Heads]:
-        """Attends to the same tokens, and to those `before`; returns the heads of both too."""
+        """Self-attention to the same tokens and those `before`; also returns the heads of both."""
         queries, keys, values = (self._by_head(part) for part in self.all(x).chunk(3, dim=2))
         if self.rotary:
             start = 0 if before is None else before.keys.shape[2]
@@ -117,18 +118,18 @@ class Attention(nn.Module):
         return self._attended(queries, heads, visible, causal=causal and before is None), heads
 
     def read(self, sentences: Tensor) -> Heads:
-        """Of the sentences, once."""
+        """Compute keys and values of the sentences, once."""
         keys, values = (self._by_head(part) for part in self.look(sentences).chunk(2, dim=2))
         return Heads(keys, values)
 
     def across(self, x: Tensor, heads: Heads, visible: Tensor | None) -> Tensor:
-        """Attends to the sentences: rows of one sentence stand side by side."""
+        """Cross-attention to the sentences; rows of one sentence are adjacent."""
         rows, length, width = x.shape
         asked = self._by_head(self.ask(x).view(heads.keys.shape[0], -1, width))
         return self._attended(asked, heads, visible, causal=False).view(rows, length, width)
 
     def looks(self, x: Tensor, heads: Heads) -> Tensor:
-        """How much each token attends to each of its sentence's (rows, length, tokens): the mean of the heads."""
+        """Return cross-attention weights (rows, length, tokens), averaged over heads."""
         asked = self._by_head(self.ask(x))
         found = asked @ heads.keys.transpose(2, 3) / math.sqrt(asked.shape[3])
         return found.softmax(dim=3).mean(dim=1)
@@ -150,7 +151,7 @@ class Attention(nn.Module):
 
 
 class Residual(nn.Module):
-    """What a layer adds is normalised before it (pre) or after it (post)."""
+    """Residual connection with layer norm before (pre) or after (post) the sublayer."""
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -196,20 +197,20 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, read: Heads, visible: Tensor | None, before: Heads | None = None
     ) -> tuple[Tensor, Heads]:
-        """The same tokens further understood, and their own heads after those `before`."""
+        """Return the layer's output, and its keys and values appended to those `before`."""
         answer, heads = self.attention.within(self.first.given(x), visible=None, causal=True, before=before)
         x = self.first.added(x, answer)
         x = self.second.added(x, self.reading.across(self.second.given(x), read, visible))
         return self.third.added(x, self.forward_layer(self.third.given(x))), heads
 
     def looks(self, x: Tensor, read: Heads) -> Tensor:
-        """Where each token looks in its sentence: (rows, length, tokens)."""
+        """Return cross-attention weights (rows, length, tokens)."""
         answer, _ = self.attention.within(self.first.given(x), visible=None, causal=True, before=None)
         return self.reading.looks(self.second.given(self.first.added(x, answer)), read)
 
 
 class Translator(nn.Module):
-    """Encoder, decoder and tokenizer. Its state holds the tokenizer too: weights are worth nothing without it."""
+    """Encoder, decoder and tokenizer. The state dict includes the tokenizer, without which the weights are useless."""
 
     def __init__(self, cfg: Config, tokenizer: BpeTokenizer) -> None:
         super().__init__()
@@ -246,11 +247,11 @@ class Translator(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """What each subword looks like to the decoder's answer."""
+        """Output embedding: scores are products of decoder outputs with its rows."""
         return (self.source if self.own_scores is None else self.own_scores).weight
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The summed loss of `target` (rows, length), and how many tokens it is the sum of."""
+        """Return the summed loss of `target` (rows, length), and the number of tokens it sums over."""
         read, visible = self._read(source)
         wanted = target[:, 1:]
         real = wanted != PAD
@@ -258,7 +259,7 @@ class Translator(nn.Module):
         return smoothed_loss(understood, self.table, wanted[real], self.label_smoothing), real.sum()
 
     def understood(self, written: Tensor, read: Sequence[Heads], visible: Tensor | None) -> Tensor:
-        """What the decoder makes of all tokens `written` (rows, length): scores are its products with `table`."""
+        """Return decoder outputs for all tokens `written` (rows, length): scores are their products with `table`."""
         x = self._embedded(self._target, written, 0)
         for layer, heads in zip(self.decoder, read, strict=True):
             x, _ = layer(x, heads, visible)
@@ -267,7 +268,7 @@ class Translator(nn.Module):
 
     @torch.inference_mode()
     def looks(self, source: Tensor, written: Tensor) -> Tensor:
-        """Where each token of a translation looked in its sentence, as the mean of all layers. Without padding."""
+        """Return each target token's attention to its sentence, averaged over layers. Expects no padding."""
         read, _ = self._read(source)
         x = self._embedded(self._target, written, 0)
         found = []
@@ -277,7 +278,7 @@ class Translator(nn.Module):
         return torch.stack(found).mean(dim=0)
 
     def heads_of(self, source: Tensor, visible: Tensor | None) -> tuple[Heads, ...]:
-        """The sentences read: what each layer of the decoder attends to."""
+        """Encode the sentences and return the keys and values that each decoder layer attends to."""
         x = self._embedded(self.source, source, 0)
         for layer in self.encoder:
             x = layer(x, visible)
@@ -285,12 +286,12 @@ class Translator(nn.Module):
         return tuple(layer.reading.read(sentences) for layer in self.decoder)  # type: ignore[operator,union-attr]
 
     def read(self, source: Tensor) -> DecoderCache:
-        """The sentences (rows, length), read; nothing is written yet."""
+        """Encode the sentences (rows, length) and return an empty decoder cache."""
         read, visible = self._read(source)
         return DecoderCache(read, visible, (), 0)
 
     def write(self, words: Tensor, memory: DecoderCache) -> tuple[Tensor, DecoderCache]:
-        """Scores of the token after `words`, one a row, and the memory with them."""
+        """Return the scores of the token after `words`, one per row, and the extended cache."""
         x = self._embedded(self._target, words[:, None], memory.length)
         written = []
         before: Sequence[Heads | None] = memory.written or [None] * len(memory.read)
@@ -301,7 +302,7 @@ class Translator(nn.Module):
         return scores, memory._replace(written=tuple(written), length=memory.length + 1)
 
     def _read(self, source: Tensor) -> tuple[tuple[Heads, ...], Tensor | None]:
-        """A mask only where something is padding: without one, attention is faster."""
+        """Encode the sentences. Creates a mask only if there is padding: attention is faster without one."""
         real = source != PAD
         visible = None if bool(real.all()) else real[:, None, None]
         return self.heads_of(source, visible), visible
@@ -325,7 +326,7 @@ class Translator(nn.Module):
 
 
 def rebuild(cfg: Config, state: Mapping[str, Any]) -> Translator:
-    """The translator that `state` was taken from, ready to be asked."""
+    """Rebuild the translator from its state dict, in eval mode."""
     model = Translator(cfg, tokenizer_from(state["_extra_state"]))
     model.load_state_dict(dict(state))
     return model.eval()
@@ -339,7 +340,7 @@ def tokenizer_from(text: str | bytes, where: str = "tokenizer.json") -> BpeToken
 
 
 def _angles(start: int, length: int, width: int, device: torch.device) -> Tensor:
-    """Sine and cosine of each place at each frequency: (length, 2, width / 2)."""
+    """Return sine and cosine of each position at each frequency: (length, 2, width / 2)."""
     places = torch.arange(start, start + length, device=device, dtype=torch.float32)
     rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000.0) / width))
     turns = places[:, None] * rates
@@ -347,7 +348,7 @@ def _angles(start: int, length: int, width: int, device: torch.device) -> Tensor
 
 
 def _turned(heads: Tensor, table: Tensor) -> Tensor:
-    """Rotary places: each pair of numbers turned by its place's angle."""
+    """Apply rotary position embedding: rotate each pair of numbers by its position's angle."""
     sin, cos = table.to(heads.dtype).unbind(1)
     left, right = heads.chunk(2, dim=3)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=3)

@@ -1,7 +1,7 @@
-"""A translator as two graphs: one reads the sentences once, one scores the token after what is written so far.
+"""ONNX export of a translator as two graphs: the encoder, run once per sentence, and the decoder, run once per token.
 
-A program that uses them begins with <start> (1), appends the token it chooses, and ends with <end> (2). Sentences are
-subwords of tokenizer.json, each ended by <end> and filled up with <pad> (0).
+The calling program starts with <start> (1), appends the token it chooses, and stops at <end> (2). Sentences are
+subwords of tokenizer.json, each ended by <end> and padded with <pad> (0).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.recipes.translation.model import Heads, Translator
 
 
 class EncoderGraph(nn.Module):
-    """Keys and values of the sentences, (layers, sentences, heads, tokens, width of a head) each."""
+    """Keys and values of the sentences, each (layers, sentences, heads, tokens, width per head)."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def _visible(source: Tensor) -> Tensor:
 
 
 def graphs(model: Translator, cfg: Config) -> list[Graph]:
-    """`reads` once a sentence, then `writes` once a token."""
+    """Return the graphs `reads` (once per sentence) and `writes` (once per token)."""
     reads, writes = EncoderGraph(model.eval()), DecoderGraph(model)
     first, second = _example(len(model.tokenizer), 2, 7, 4), _example(len(model.tokenizer), 3, 9, 5)
     length = {0: BATCH, 1: "length"}
@@ -81,7 +81,7 @@ def _asked(reads: EncoderGraph, source: Tensor, written: Tensor) -> dict[str, Te
 
 
 def _example(size: int, count: int, length: int, written: int) -> tuple[Tensor, Tensor]:
-    """Sentences of different lengths: the padding is to be seen."""
+    """Return sentences of different lengths, so that the trace includes padding."""
     source = torch.arange(count * length).view(count, length) % (size - 4) + 4
     source[:, -1] = END
     source[0, -2:] = torch.tensor([END, PAD])

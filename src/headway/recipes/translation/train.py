@@ -1,4 +1,4 @@
-"""Training a translator: the loop, from top to bottom."""
+"""Training of a translator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headway.artifacts.checkpoint_model import BestScores
+from headway.artifacts.best_scores import BestScores
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import check_alike, load
 from headway.recipes.translation.evaluate import validate
@@ -18,7 +18,7 @@ from headway.training.schedules import Schedule
 
 
 def train(run: Run, cfg: Config) -> None:
-    """Learn to translate the training pairs, and choose the best weights by the BLEU of the validation ones."""
+    """Train on the training pairs, and keep the weights with the best validation BLEU."""
     pairs = load(cfg, run.job.data, "train", cache=run.job.cache)
     val = load(cfg, run.job.data, "val", cache=run.job.cache)
     check_alike(pairs, val)
@@ -56,7 +56,7 @@ def train(run: Run, cfg: Config) -> None:
 
 
 def schedule_options(cfg: Config, steps_an_epoch: int) -> dict[str, int]:
-    """What the chosen schedule wants to know."""
+    """Return the options of the chosen schedule."""
     if cfg.schedule == "noam":
         return {"width": cfg.shape.width, "warmup": cfg.warmup}
     if cfg.schedule == "inverse_sqrt":

@@ -1,1 +1,1 @@
-"""A bundle behind HTTP somewhere else: its container image, and what Cloud Run and Vertex AI are asked for."""
+"""Deploy a bundle as an HTTP service: its container image, and the requests for Cloud Run and Vertex AI."""

@@ -1,4 +1,4 @@
-"""Cloud Run's and Vertex AI's HTTP interfaces, as far as deploying goes. Each thing is made once, or not at all."""
+"""Deploy to Cloud Run and Vertex AI over their HTTP APIs. A failed deployment removes what it created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
 from headway.targets.vertex.client import OVERRIDES, ApiError, Client, NotFound
 
 LOOK_S = 3.0
-READY_S = 1800.0  # a first machine with a GPU and a large image takes its time
+READY_S = 1800.0  # a first machine with a GPU and a large image is slow
 _ROLE = (
     "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/run.admin"
 )
@@ -22,7 +22,7 @@ _ROLE = (
 
 @dataclass(slots=True)
 class Cloud(Client):
-    """One project's Cloud Run and Vertex AI."""
+    """API client for Cloud Run and Vertex AI in one project."""
 
     def run_url(self, region: str, path: str) -> str:
         override = os.environ.get(f"{OVERRIDES}RUN")
@@ -35,14 +35,14 @@ class Cloud(Client):
         return f"{host}/{path}"
 
     def ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Once: what an answer that is lost was about may have been made."""
+        """Send a request once, without retries: if the answer is lost, the resource may have been created."""
         return self._told(url, lambda: self._asked(method, url, body, None))
 
     def look(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         return self._told(url, lambda: self._patiently("GET", url, None, query))
 
     def _told(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The shared words for refusals speak of Vertex AI: Cloud Run's are mended here."""
+        """Reword errors of Cloud Run, since the shared messages name Vertex AI."""
         try:
             return asked()
         except ApiError as error:
@@ -54,11 +54,14 @@ class Cloud(Client):
             raise type(error)(what, status=error.status, said=error.said, fix=fix) from None
 
 
-# ── Cloud Run ────────────────────────────────────────────────────────────────
+# Cloud Run
 
 
 def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Callable[[str], None]) -> str:
-    """Create the service, or replace the one of ours by that name, and wait until it answers. Its address."""
+    """Create the service, or replace an existing one that Headway created, and wait until it is ready.
+
+    Return its URL.
+    """
     create, *rest = requests
     home = cloud.run_url(d.region, create.url)
     one = f"{home}/{d.name}"
@@ -73,7 +76,7 @@ def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Call
         url = _ready(cloud, one)
         for request in rest:
             cloud.ask(request.method, cloud.run_url(d.region, request.url), request.body)
-    except BaseException:  # Ctrl-C too. All or nothing: what never answered is not left there
+    except BaseException:  # Ctrl-C too: remove a service that never became ready
         if before is None:
             _give_back(lambda: cloud.ask("DELETE", one), d, tell)
         raise
@@ -81,7 +84,10 @@ def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Call
 
 
 def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str], None]) -> None:
-    """After a failure, whose error goes up: if the removal fails too, that is said beside it and does not hide it."""
+    """Remove what was created, after a failure that the caller raises.
+
+    If the removal fails too, report it without hiding the first error.
+    """
     try:
         remove()
     except HeadwayError as error:
@@ -89,7 +95,7 @@ def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str]
 
 
 def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
-    """The service by that name; None where there is none. One that somebody else made is left alone."""
+    """Return the service of that name, or None. Raises BadInput if Headway did not create it."""
     try:
         found = cloud.look(one)
     except NotFound:
@@ -116,7 +122,7 @@ def _ready(cloud: Cloud, one: str) -> str:
 
 
 def remove_service(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
-    """What was removed, and what a second look still finds."""
+    """Delete the service; return what was removed, and what is still listed after a minute."""
     one = cloud.run_url(d.region, f"apis/serving.knative.dev/v1/namespaces/{d.project}/services/{d.name}")
     if _ours(cloud, one, d.name) is None:
         return [], []
@@ -129,11 +135,14 @@ def remove_service(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
     return [], [f"service {d.name}"]
 
 
-# ── Vertex AI ────────────────────────────────────────────────────────────────
+# Vertex AI
 
 
 def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> str:
-    """Upload, deploy to the endpoint of that name, and let go of the model before it. The endpoint's address."""
+    """Upload the model, deploy it to the endpoint of that name, and undeploy the previous one.
+
+    Return the endpoint's URL.
+    """
     upload, create, _ = vertex.requests(d)
     before = _names(cloud, d)
     try:
@@ -149,7 +158,7 @@ def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> st
         _done(
             cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name))
         )
-    except BaseException:  # Ctrl-C too. All or nothing: an endpoint with half a model costs as much as a whole one
+    except BaseException:  # Ctrl-C too: an endpoint is billed even if the deployment failed
         _give_back(lambda: _drop(cloud, d, [each for each in _names(cloud, d) if each not in before]), d, tell)
         raise
     _let_go(cloud, d, place, keep=name)
@@ -157,7 +166,7 @@ def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> st
 
 
 def _let_go(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> None:
-    """Undeploy every model but one: each holds machines."""
+    """Undeploy every model except `keep`, as each holds machines."""
     found = cloud.look(cloud.vertex_url(d.region, f"v1/{endpoint}"))
     for each in found.get("deployedModels", []):
         if keep is None or not same_model(each["model"], keep):
@@ -166,7 +175,7 @@ def _let_go(cloud: Cloud, d: Deployment, endpoint: str, *, keep: str | None) -> 
 
 
 def same_model(one: str, other: str) -> bool:
-    """Google writes the project as its number, and versions after an @: the number at the end is the model."""
+    """Compare the model ids at the end of two names: Google may write the project as its number, and adds @VERSION."""
     return one.rpartition("/")[2].partition("@")[0] == other.rpartition("/")[2].partition("@")[0]
 
 
@@ -178,14 +187,17 @@ def _drop(cloud: Cloud, d: Deployment, names: Iterable[str]) -> None:
 
 
 def remove_endpoint(cloud: Cloud, d: Deployment) -> tuple[list[str], list[str]]:
-    """All of that name: endpoints with what is deployed to them, then models. What was removed, and what is left."""
+    """Delete all endpoints of that name with their deployed models, then the models.
+
+    Return what was removed, and what is left.
+    """
     there = _names(cloud, d)
     _drop(cloud, d, there)
     return there, _names(cloud, d)
 
 
 def _names(cloud: Cloud, d: Deployment) -> list[str]:
-    """All that carries the label, in the order in which it can be removed: a model that is deployed cannot."""
+    """List everything with the label, in order of removal: a deployed model cannot be deleted."""
     return [str(each["name"]) for kind in ("endpoints", "models") for each in _listed(cloud, d, kind)]
 
 
@@ -200,7 +212,7 @@ def _listed(cloud: Cloud, d: Deployment, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _done(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str, Any]:
-    """The end of something that takes long: what it made, or its error as ours."""
+    """Wait for a long-running operation; return its response. Raises TargetError for its error."""
     end = time.monotonic() + READY_S
     while not operation.get("done"):
         if time.monotonic() > end:

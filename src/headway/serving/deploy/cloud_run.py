@@ -1,4 +1,4 @@
-"""Cloud Run: the service as `gcloud run services replace` takes it, and what it costs. Pure."""
+"""The Cloud Run service as `gcloud run services replace` accepts it, and its price. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from headway.core.errors import Problem
 from headway.serving.deploy.image import BUNDLE, PORT
 from headway.serving.deploy.model import LABEL, Bill, Deployment, Request
 
-# USD a second, Google's list prices as known in 2026-11: billed while a request is answered.
+# USD per second: Google's list prices as of 2026-11, billed while a request is being answered.
 CPU_S, GIB_S, IDLE_CPU_S, MILLION_REQUESTS = 0.000024, 0.0000025, 0.0000025, 0.40
-# With a GPU the whole life of an instance is billed, at other prices.
+# With a GPU, the whole lifetime of an instance is billed, at other prices.
 GPU_CPU_S, GPU_GIB_S, L4_S = 0.000018, 0.000002, 0.0001867
-DEARER = 1.4  # regions of the second tier
+DEARER = 1.4  # factor for tier 2 regions
 TIER_1 = {
     *("asia-east1", "asia-northeast1", "asia-northeast2", "asia-south1", "europe-north1", "europe-southwest1"),
     *("europe-west1", "europe-west4", "europe-west8", "europe-west9", "me-west1"),
     *("us-central1", "us-east1", "us-east4", "us-east5", "us-south1", "us-west1"),
 }
-_MEMORY = {1: (1, 4), 2: (1, 8), 4: (2, 16), 6: (4, 24), 8: (4, 32)}  # CPUs: the least and the most GiB
-CONCURRENCY = 64  # requests at once in an instance: what its queue and batches are made for
+_MEMORY = {1: (1, 4), 2: (1, 8), 4: (2, 16), 6: (4, 24), 8: (4, 32)}  # CPUs: minimum and maximum GiB
+CONCURRENCY = 64  # requests at once per instance, matched to its queue and batches
 
 
 def problems(d: Deployment) -> Iterator[Problem]:
@@ -39,7 +39,7 @@ def problems(d: Deployment) -> Iterator[Problem]:
 
 
 def service(d: Deployment) -> dict[str, Any]:
-    """A Service of Knative's, as Cloud Run understands it."""
+    """Return the Knative Service manifest for Cloud Run."""
     annotations = {
         "autoscaling.knative.dev/minScale": str(d.least),
         "autoscaling.knative.dev/maxScale": str(d.most),
@@ -80,7 +80,7 @@ def _container(d: Deployment) -> dict[str, Any]:
         env.append({"name": "AIP_STORAGE_URI", "value": d.model})
     if d.token:
         env.append({"name": "HEADWAY_TOKEN", "valueFrom": {"secretKeyRef": {"name": d.token, "key": "latest"}}})
-        args = [*([] if d.model else [BUNDLE]), "--token", "env:HEADWAY_TOKEN"]  # in place of the image's own
+        args = [*([] if d.model else [BUNDLE]), "--token", "env:HEADWAY_TOKEN"]  # replaces the image's own arguments
     gpu = {"nvidia.com/gpu": "1"} if d.accelerator else {}
     return {
         "image": d.image,
@@ -105,7 +105,7 @@ def requests(d: Deployment) -> list[Request]:
 
 
 def script(d: Deployment) -> str:
-    """The same by hand, in the folder of what was rendered."""
+    """Return a script that does the same by hand, to run in the folder of the rendered files."""
     where = f"--project {d.project} --region {d.region}"
     lines = [f"gcloud run services replace service.yaml {where}"]
     if d.public:

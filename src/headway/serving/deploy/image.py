@@ -1,4 +1,4 @@
-"""The container that serves a bundle: a readable Dockerfile, the folder it is built from, and a name by content."""
+"""The container image that serves a bundle: its Dockerfile, build context and content-based name."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 BUNDLE = "/headway/bundle"
 PORT = 8080
-# torch's default build brings gigabytes of CUDA, which a machine without a GPU only has to download.
+# torch's default build includes gigabytes of CUDA, which are useless on a machine without a GPU.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingImage(Blueprint):
-    """`code_sha256` is the bundle's; without a bundle it serves the one that $AIP_STORAGE_URI names."""
+    """Image of a model server.
+
+    `code_sha256` is the bundle's hash; without a bundle it serves the one at $AIP_STORAGE_URI.
+    """
 
     recipe: str
     holds_bundle: bool
@@ -77,9 +80,9 @@ class ServingImage(Blueprint):
 def serving_image(
     record: Record, *, bundled: bool = True, gpu: bool = False, repository: str | None = None, base: str | None = None
 ) -> ServingImage:
-    """What would be built to serve this bundle by this Headway and this Python. Asks no daemon.
+    """Return the image that serves this bundle with this version of Headway and Python. Needs no container daemon.
 
-    Raises BadBundle for a recipe that this Headway does not have: its server could not answer.
+    Raises BadBundle for a recipe that this Headway does not have, since its server could not answer.
     """
     from headway._version import __version__
     from headway.packaging.code import own_wheel
@@ -105,7 +108,7 @@ def serving_image(
 
 
 def write(image: ServingImage, bundle: Bundle, folder: Path) -> None:
-    """Fill a folder so that `docker build` in it makes the image."""
+    """Write the build context of `docker build` into a folder."""
     from headway.bundle.format import RECORD, to_json
     from headway.packaging.code import wheel_path
 
@@ -120,14 +123,14 @@ def write(image: ServingImage, bundle: Bundle, folder: Path) -> None:
     inside = folder / "bundle"
     inside.mkdir(exist_ok=True)
     for name in bundle.record.files:
-        (inside / name).write_bytes(bundle.read(name))  # checked once more, on its way
+        (inside / name).write_bytes(bundle.read(name))  # its checksum is verified again here
     (inside / RECORD).write_bytes(to_json(_plain_names(bundle.record).as_json()))
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _plain_names(record: Record) -> Record:
-    """In a folder files lie under their own names, whatever the store called them."""
+    """Drop the store's names: in the image each file has its own name."""
     from dataclasses import replace
 
     return replace(record, files={name: replace(entry, at=None) for name, entry in record.files.items()}, replaces=())
@@ -135,14 +138,14 @@ def _plain_names(record: Record) -> Record:
 
 @contextmanager
 def context(image: ServingImage, bundle: Bundle) -> Iterator[Path]:
-    """A temporary folder to build from, gone afterwards."""
+    """Write the build context into a temporary folder, removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="headway-server-") as folder:
         write(image, bundle, Path(folder))
         yield Path(folder)
 
 
 def build(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> str:
-    """Make it, unless it is there. Returns its name."""
+    """Build the image unless it exists; return its name."""
     if not present(engine, command, image.name):
         with context(image, bundle) as folder:
             engine([*build_command(command, image)[:-1], str(folder)], within_s=None)
@@ -150,7 +153,7 @@ def build(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> 
 
 
 def push(engine: Engine, command: str, image: ServingImage, bundle: Bundle) -> str:
-    """Build it, send it to its repository, and return the digest by which it is deployed."""
+    """Build the image, push it to its repository, and return the digest to deploy."""
     name = build(engine, command, image, bundle)
     engine([command, "push", name], within_s=None)
     return digest_of(engine, command, image)

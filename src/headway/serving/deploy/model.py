@@ -1,4 +1,4 @@
-"""What is deployed and where, as one value; and what a place would be asked for, as plain requests. Pure."""
+"""A deployment, the requests that create it, and its price, as plain values. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 from headway.core.errors import BadInput
 from headway.packaging.reference import GOOGLE_PROJECT
 
-LABEL = "headway-deployment"  # on everything that is made: `--down` finds it again without a database
-IMAGE = "{IMAGE}"  # stands where the pushed image's digest will be
+LABEL = "headway-deployment"  # on everything created, so that `--down` finds it without a database
+IMAGE = "{IMAGE}"  # placeholder for the pushed image's digest
 Place = Literal["cloud-run", "vertex"]
 _REGION = re.compile(r"[a-z]+(?:-[a-z]+)+\d+")
 _ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+")
@@ -19,7 +19,7 @@ _ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """One bundle in one place. `model` is where it is fetched from at the start; None: it is in the image."""
+    """One bundle on one platform. `model` is the URL it is fetched from at start; None if the image contains it."""
 
     to: Place
     name: str
@@ -35,7 +35,7 @@ class Deployment:
     least: int = 0
     most: int = 3
     public: bool = False
-    token: str | None = None  # the name of an entry in Secret Manager
+    token: str | None = None  # name of a secret in Secret Manager
     account: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Deployment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One call. `file` is its name where it is written down; `body` what is sent, with {NAMES} of what comes before."""
+    """One API call. `file` is its name when rendered to disk; `body` may hold {NAMES} of results of earlier calls."""
 
     file: str
     method: str
@@ -63,10 +63,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
-    """What it costs, in words for people and in numbers for programs."""
+    """The price, as text and as numbers."""
 
-    idle_usd_per_hour: float  # while nobody asks
-    busy_usd_per_hour: float  # while every instance works
+    idle_usd_per_hour: float  # without requests
+    busy_usd_per_hour: float  # with all instances busy
     told: str
     missing: str = ""
     besides: tuple[str, ...] = field(default=())
@@ -79,11 +79,11 @@ class Bill:
 
 
 def service_name(text: str) -> str:
-    """A bundle's name as Cloud Run, labels and image repositories take it."""
+    """Convert a bundle's name to one that is valid for Cloud Run, labels and image repositories."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return (plain if plain[:1].isalpha() else f"m-{plain}")[:40].rstrip("-") or "model"
 
 
 def take_down(d: Deployment) -> str:
-    """What to type to end it, and what it costs."""
+    """Return the command that removes the deployment and ends its cost."""
     return f"headway deploy --down --to {d.to} --project {d.project} --region {d.region} --name {d.name}"

@@ -1,4 +1,4 @@
-"""Vertex AI: a model, an endpoint and the one deployed to the other, as its API takes them; and the price. Pure."""
+"""Requests that create a model and an endpoint on Vertex AI and deploy one to the other, and the price. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.targets.vertex.machines import ACCELERATORS, MACHINES
 
 MODEL, ENDPOINT = "{MODEL}", "{ENDPOINT}"
 PREDICT, HEALTH = "/predict", "/health"
-# A label's key has no dash in Vertex AI's filters.
+# Vertex AI's filters do not accept a dash in a label's key.
 KEY = LABEL.replace("-", "_")
 
 
@@ -69,7 +69,7 @@ def deployed(d: Deployment, model_name: str = MODEL) -> dict[str, Any]:
             "dedicatedResources": resources,
             **({"serviceAccount": d.account} if d.account else {}),
         },
-        "trafficSplit": {"0": 100},  # "0" is the one that is being deployed: all requests go to it
+        "trafficSplit": {"0": 100},  # "0" is the model being deployed: it gets all traffic
     }
 
 
@@ -83,7 +83,7 @@ def requests(d: Deployment) -> list[Request]:
 
 
 def script(d: Deployment) -> str:
-    """The same by hand: gcloud makes these very requests."""
+    """Return a script that does the same by hand: gcloud makes the same requests."""
     where = f"--project {d.project} --region {d.region}"
     artifact = f" --artifact-uri {d.model}" if d.model else ""
     gpu = (
@@ -107,7 +107,7 @@ def script(d: Deployment) -> str:
 
 
 def bill(d: Deployment) -> Bill:
-    """From Compute Engine's dated table, with Vertex AI's fee on top."""
+    """Compute the price from Compute Engine's dated price table plus Vertex AI's fee."""
     table = load()
     body = table.price(MACHINE, d.machine, d.region)
     if body is None:

@@ -1,1 +1,1 @@
-"""Containers on this machine: one a node, through docker's or podman's own command."""
+"""The docker target: one container per node on this machine, through the docker or podman command."""

@@ -1,4 +1,4 @@
-"""What would stop a job in containers here, each with what to type. Starts nothing; asks the daemon one question."""
+"""Check a job for the docker target, with a fix per problem. Starts nothing; sends one request to the daemon."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _nodes(job: Job, options: Options) -> Iterator[Problem]:
 
 
 def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
-    """Whether it is there, reachable, ours to use, on this machine, and able to do what the job wants."""
+    """Check that the daemon exists, is reachable, permits access, is on this machine and can do what the job needs."""
     remote = os.environ.get("DOCKER_HOST", "")
     if remote and not remote.startswith("unix:"):
         what = f"DOCKER_HOST={remote} is another machine, which has neither this one's folders nor its memory"
@@ -83,7 +83,7 @@ def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
 def _info(options: Options, engine: Engine) -> dict[str, Any]:
     argv = [options.command, "info", "--format", "{{json .}}"]
     known: dict[str, Any] = json.loads(engine(argv))
-    if known.get("ServerErrors"):  # older clients say so and still exit with 0
+    if known.get("ServerErrors"):  # older clients report errors here and still exit with 0
         raise refusal(argv, "\n".join(map(str, known["ServerErrors"])))
     return known
 

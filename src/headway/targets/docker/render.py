@@ -1,4 +1,4 @@
-"""The exact calls that make a run's network and containers. Pure: print them, diff them, review them."""
+"""Render the exact commands that create a run's network and containers. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from headway.rundir.submission import Owner
 
 
-# Which folders of this machine a container sees, as the words of `docker create`. Pure.
-#
-# Everything keeps its path, so that the same plan means the same files inside and outside.
+# Mounts, as arguments of `docker create`. All paths are the same inside and outside, so that the plan names the same
+# files.
 
 
 KIND = "docker"
 SECRETS = "/headway/secrets"
-WHEEL = "/headway/wheel"  # Headway itself, for an image that was not built by it
-WORK = "/run/headway"  # the supervisor's own folder, in memory: secrets given as files are written there
+WHEEL = "/headway/wheel"  # Headway's wheel, for an image that Headway did not build
+WORK = "/run/headway"  # the supervisor's work folder, a tmpfs: secrets given as files are written there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,19 +49,21 @@ class Volume:
 
 
 def mounts(plan: Plan, node: int) -> list[str]:
-    """All `--mount` words of one node's container."""
+    """Return all `--mount` arguments of one node's container."""
     chosen: dict[str, Volume] = {}
     for volume in (*_data(plan), *_written(plan), *_node(plan, node), *_secrets(plan, node), *_code(plan)):
         known = chosen.get(volume.at)
-        if known is None or known.read_only:  # what is written to may also be read
+        if known is None or known.read_only:  # a writable mount replaces a read-only one
             chosen[volume.at] = volume
     words = [word for at in sorted(chosen) for word in chosen[at].words()]
     return [*words, *(word for mount in plan.job.get("mounts", ()) for word in _asked(mount))]
 
 
 def folders(plan: Plan) -> list[str]:
-    """Folders that nobody may have made yet. Docker refuses to mount what is not there, and makes as root what is
-    mounted upon."""
+    """Return the folders to create before the containers.
+
+    Docker refuses to mount a missing folder, and creates missing mount points as root.
+    """
     place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
     own = [f"{place}/spool", *(f"{place}/node-{node}/spool" for node in range(plan.nodes))]
     if plan.job.get("image", {}).get("uri"):
@@ -83,7 +84,7 @@ def _written(plan: Plan) -> Iterator[Volume]:
     cache = plan.job.get("cache", {}).get("dir")
     if run is not None:
         yield Volume(source=str(run), at=str(run))
-    if export is not None:  # its parent: a bundle is made beside it and moved there
+    if export is not None:  # its parent: a bundle is created next to its final path and then moved
         yield Volume(source=str(export.parent), at=str(export.parent))
     if cache:
         yield Volume(source=str(Path(cache).expanduser()), at=str(Path(cache).expanduser()))
@@ -108,7 +109,7 @@ def _secrets(plan: Plan, node: int) -> Iterator[Volume]:
 
 
 def _code(plan: Plan) -> Iterator[Volume]:
-    """A ready image has neither our code nor ourselves in it, as far as we know: both are brought."""
+    """Mount the code and Headway into a ready image, which may contain neither."""
     if plan.job.get("image", {}).get("uri"):
         place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
         yield Volume(source=f"{place}/code", at=CODE)
@@ -117,7 +118,7 @@ def _code(plan: Plan) -> Iterator[Volume]:
 
 
 def _asked(mount: dict[str, Any]) -> list[str]:
-    """One entry of the job's `mounts`."""
+    """Return the arguments for one entry of the job's `mounts`."""
     if mount.get("path"):
         return Volume(source=mount["path"], at=mount["at"], read_only=bool(mount.get("read_only"))).words()
     server, _, export = str(mount["nfs"]).partition(":")
@@ -133,16 +134,16 @@ def _local(url: object) -> Path | None:
 
 
 def _csv(fields: list[str]) -> str:
-    """`--mount` reads comma-separated values: a comma or a quote in a path is quoted as they are there."""
+    """Format the fields of `--mount` as CSV, so that a comma or a quote in a path is escaped."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
 
 
 URL_LABEL, NODE_LABEL = "headway.url", "headway.node"
-EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
+EXPIRES = "{EXPIRES}"  # placeholder for the time of expiry (Unix seconds), filled in at launch
 NVIDIA = Path("/dev/nvidiactl")
-# What was laid ready in memory is taken over as the supervisor would.
+# Reads the injected secrets from memory as the supervisor would.
 _VERB = (
     "import os, sys; from headway.supervisor.rank_env import take_over; take_over(os.environ); "
     "from headway.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -151,12 +152,12 @@ WORK_BYTES = 64 << 20  # the plan, and secrets given as files
 
 
 def requests(plan: Plan, options: Options) -> list[Request]:
-    """Image, network, one container a node, and their start, in this order."""
+    """Return the commands that create image, network and one container per node, and start them, in this order."""
     return [*_image(plan, options), *gang(plan, options)]
 
 
 def gang(plan: Plan, options: Options) -> list[Request]:
-    """What is made for one run alone, and removed with it."""
+    """Return the commands for resources that belong to one run and are removed with it."""
     starts = {"argv": [options.command, "start", *(container_name(plan, node) for node in range(plan.nodes))]}
     return [
         *_network(plan, options),
@@ -166,7 +167,7 @@ def gang(plan: Plan, options: Options) -> list[Request]:
 
 
 def filled(argv: Sequence[str], run: str, owner: Owner, expires: str = "") -> list[str]:
-    """A call with what is known at launch: the run's name, whose it is, and until when it may last."""
+    """Fill in what is known only at launch: the run's name, its owner and its time of expiry."""
     own = {
         f"{OWNER_LABEL}={OWNER}": f"{OWNER_LABEL}={owner.id}",
         f"{OWNER_NAME_LABEL}={OWNER_NAME}": f"{OWNER_NAME_LABEL}={owner.name}",
@@ -180,7 +181,7 @@ def container_name(plan: Plan, node: int) -> str:
 
 
 def verb(plan: Plan, options: Options, words: Sequence[str]) -> list[str]:
-    """One of Headway's own verbs, in a container like that of the run's first node, which is removed when it ends."""
+    """Return the command that runs one Headway verb in a temporary container like that of the run's first node."""
     asked = {str(name): str(value) for name, value in plan.job.get("env", {}).items()}
     path = ":".join(filter(None, (WHEEL, asked.pop("PYTHONPATH", ""))))
     env = [word for name, value in {**asked, "PYTHONPATH": path}.items() for word in ("--env", f"{name}={value}")]
@@ -188,7 +189,7 @@ def verb(plan: Plan, options: Options, words: Sequence[str]) -> list[str]:
 
 
 def lifetime_s(plan: Plan) -> float | None:
-    """After this a run may be removed whatever happens; None: it has no limit."""
+    """Return the time after which a run may be removed whatever its state, or None for no limit."""
     limits = plan.limits
     if limits.budget_s is None:
         return None
@@ -196,13 +197,13 @@ def lifetime_s(plan: Plan) -> float | None:
 
 
 def _stem(plan: Plan) -> str:
-    """Two folders may each hold a run of one name."""
+    """Return the name prefix, with a hash of the outputs: two folders may each hold a run of the same name."""
     outputs = hashlib.sha256(str(plan.job["outputs"]).encode()).hexdigest()[:8]
     return f"headway-{RUN}-{outputs}"
 
 
 def _image(plan: Plan, options: Options) -> list[Request]:
-    """None where the job names a ready image, or this very one has been pushed."""
+    """Return the requests that build the image; none if the job names a ready image or this one has been pushed."""
     image = of_plan(plan, platform=options.platform)
     if build.reference(plan, image) != image.name:
         return []
@@ -214,7 +215,10 @@ def _image(plan: Plan, options: Options) -> list[Request]:
 
 
 def _network(plan: Plan, options: Options) -> list[Request]:
-    """A private one for several nodes, on which they find each other by name; Docker has room for about thirty."""
+    """Return the request for a private network, on which several nodes find each other by name.
+
+    Docker has room for about thirty networks.
+    """
     if plan.nodes == 1 or options.network:
         return []
     return [
@@ -233,7 +237,7 @@ def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
 
 
 def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -> list[str]:
-    """Everything about a container but its name and what its interpreter does."""
+    """Return all of a container's arguments but its name and its command."""
     url = run_url(str(plan.job["outputs"]), RUN)
     return [
         *_labels(plan),
@@ -260,11 +264,11 @@ def _labels(plan: Plan) -> list[str]:
 
 
 def _who(options: Options) -> list[str]:
-    """The host's user, so that all that is written belongs to them, with no power beyond that."""
+    """Run as the host's user, so that this user owns all files written, and without any further privileges."""
     uid, gid = (0, 0) if options.user == "root" else (os.getuid(), os.getgid())
-    # Root is given back the one thing it is used to: to read what belongs to others.
+    # Root keeps one capability that it relies on: to access files of other users.
     powers = ["--cap-drop", "ALL", *(["--cap-add", "DAC_OVERRIDE"] if uid == 0 else [])]
-    # Without a label of SELinux: else the user's folders would have to be relabelled before they could be mounted.
+    # Disable SELinux labels; otherwise the user's folders would have to be relabelled before mounting.
     safety = ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
     keep = ["--userns", "keep-id"] if uid and Path(options.command).name == "podman" else []
     return [*keep, "--user", f"{uid}:{gid}", *powers, *safety]
@@ -272,9 +276,9 @@ def _who(options: Options) -> list[str]:
 
 def _limits(plan: Plan, options: Options, node: int) -> list[str]:
     resources = plan.job.get("resources", {})
-    # `docker stop`, whoever types it, then waits for a checkpoint.
+    # Any `docker stop`, including the user's own, then waits for a checkpoint.
     words = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
-    if resources.get("memory"):  # no swap: a run that does not fit is ended, not slowed down for days
+    if resources.get("memory"):  # no swap: a run that does not fit is killed instead of slowed down for days
         words += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
     if resources.get("cpus"):
         words += ["--cpus", str(resources["cpus"])]
@@ -285,7 +289,7 @@ def _limits(plan: Plan, options: Options, node: int) -> list[str]:
 
 
 def _gpus(options: Options, devices: list[str]) -> list[str]:
-    """Each node its own devices."""
+    """Give each node its own devices."""
     if Path(options.command).name == "podman":
         return [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
     return ["--gpus", f'"device={",".join(devices)}"']
@@ -312,15 +316,15 @@ def _environment(plan: Plan, url: str, node: int) -> list[str]:
     if plan.nodes > 1:
         own |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
     if plan.job.get("image", {}).get("uri"):
-        own |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # which images of ours say themselves
-    # By name alone: this shell's value where it has one. None of these is secret.
+        own |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # images built by Headway set these themselves
+    # Name only: docker takes the value from this shell, if set. None of these is secret.
     plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
     words = [*(f"{name}={value}" for name, value in own.items()), *plain]
     return [word for pair in words for word in ("--env", pair)]
 
 
 def _references(plan: Plan) -> dict[str, str]:
-    """Where the values that are laid ready in memory come from. Never the values."""
+    """Return where the values injected through memory come from, never the values."""
     clouds = secrets.used_by(plan.job).values()
     found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
     found |= {

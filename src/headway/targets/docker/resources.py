@@ -1,4 +1,7 @@
-"""Ending a run's containers: ask, wait, force, look again. The receipt is what the second look found."""
+"""Find a run's containers and networks by their labels, and remove them.
+
+The receipt reports what a second listing shows.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s
 from headway.storage import same_place
 from headway.targets.docker.render import NODE_LABEL, URL_LABEL
 
-# What of ours is on the daemon: containers and networks, found by their labels alone.
+# Listing
 
 
-_LOOKS = 5  # something may vanish between being listed and being looked at
+_LOOKS = 5  # a resource may vanish between listing and inspecting it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DockerResource:
-    """A container or a network that carries our label."""
+    """A container or network with Headway's label."""
 
     kind: str
     id: str
@@ -33,12 +36,12 @@ class DockerResource:
     run: str
     url: str
     expires: str = ""
-    owner: str = ""  # empty: made by a Headway that did not say
+    owner: str = ""  # empty: made by an older Headway, which set no owner
     owner_name: str = ""
     node: int = 0
     state: str = ""  # created, running, paused, restarting, removing, exited or dead; empty for a network
     exit_code: int = 0
-    trouble: str = ""  # what the daemon says of its end
+    trouble: str = ""  # the daemon's explanation of its exit
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} ({self.id[:12]})"
@@ -49,7 +52,7 @@ class DockerResource:
 
 
 def containers(engine: Engine, command: str, url: str | None = None) -> list[DockerResource]:
-    """Those of one run, or of all, by node."""
+    """List the containers of one run, or of all runs, sorted by node."""
     found = [_container(item) for item in _listed(engine, [command, "container"], ["ls", "--all", "--no-trunc"])]
     return sorted(_of(found, url), key=lambda thing: (thing.url, thing.node))
 
@@ -83,7 +86,7 @@ def _container(item: Mapping[str, Any]) -> DockerResource:
         kind="container",
         id=item["Id"],
         name=str(item["Name"]).lstrip("/"),
-        state=str(state["Status"]).replace("stopped", "exited").replace("configured", "created"),  # podman's words
+        state=str(state["Status"]).replace("stopped", "exited").replace("configured", "created"),  # podman's names
         exit_code=int(state.get("ExitCode") or 0),
         trouble=trouble,
         node=int(labels.get(NODE_LABEL) or 0),
@@ -92,7 +95,7 @@ def _container(item: Mapping[str, Any]) -> DockerResource:
 
 
 def _network(item: Mapping[str, Any]) -> DockerResource:
-    plain = {key.lower(): value for key, value in item.items()}  # podman writes its keys small
+    plain = {key.lower(): value for key, value in item.items()}  # podman writes its keys in lower case
     return DockerResource(kind="network", id=plain["id"], name=plain["name"], **_labels(plain.get("labels") or {}))
 
 
@@ -107,14 +110,14 @@ def _labels(labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 LOOK_S = 0.1
-DETACH_S = 10.0  # a network lets go of a removed container a moment later
+DETACH_S = 10.0  # docker detaches a removed container from its network a moment later
 
 
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
-    """Stop what runs, remove everything, and look again."""
+    """Stop the containers, remove everything and list again for the receipt."""
     before = _things(engine, command, handle.url)
     ended = status.ended_or_never_started(handle)
-    if ended:  # on its way out: nobody waits for a checkpoint
+    if ended:  # it is exiting by itself: there is no checkpoint to wait for
         _await_the_end(engine, command, handle.url, LEAVING_S)
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
     remove(engine, command, handle.url)
@@ -131,7 +134,7 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
 
 
 def remove(engine: Engine, command: str, url: str) -> None:
-    """By force, containers before networks. What is gone already is success."""
+    """Force-remove containers, then networks. A resource already gone counts as removed."""
     for thing in containers(engine, command, url):
         _unless_gone(engine, [command, "rm", "--force", "--volumes", thing.id])
     limit = time.monotonic() + DETACH_S
@@ -142,17 +145,17 @@ def remove(engine: Engine, command: str, url: str) -> None:
                 break
             except EngineError:
                 if time.monotonic() > limit:
-                    break  # a second look finds it, and the receipt says so
+                    break  # the second listing shows it, and the receipt reports it
                 time.sleep(LOOK_S)
 
 
 def free_the_lease(handle: Handle) -> None:
-    """Its holder was process 1 of a container that is gone: nobody need wait for the lease to go stale."""
+    """Release the lease if its holder was process 1 of a removed container, so that nobody waits for it to go stale."""
     status.free_the_lease(handle, gone=lambda record: _was_ours(record, handle))
 
 
 def _was_ours(record: lease.Record, handle: Handle) -> bool:
-    """A container's host name is its id, cut short."""
+    """Return whether a container of this run held the lease: a container's host name is its shortened id."""
     this_kernel, _, namespace = processes.here().partition("/")
     kernel, _, other = record.boot.partition("/")
     ids = [str(each)[:12] for each in handle.details.get("containers", ())]
@@ -162,7 +165,7 @@ def _was_ours(record: lease.Record, handle: Handle) -> bool:
 def _stop(engine: Engine, command: str, url: str, within_s: float) -> None:
     live = [thing for thing in containers(engine, command, url) if thing.live]
     for thing in live:
-        if thing.state == "paused":  # it could not heed a signal
+        if thing.state == "paused":  # a paused container cannot handle a signal
             _unless_gone(engine, [command, "unpause", thing.id])
     if not live:
         return

@@ -1,4 +1,7 @@
-"""The cloud credentials of whoever launches, for containers that use a cloud. Named here; values go to memory only."""
+"""Cloud credentials and secrets for containers: where the client finds them, and how they are injected.
+
+Values are written to memory only.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ class Cloud:
     schemes: tuple[str, ...]
     secret: tuple[str, ...] = ()  # variables that hold a secret
     plain: tuple[str, ...] = ()  # variables that do not
-    at: str = ""  # the folder of its credential files, inside
-    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name inside -> (variable, default path)
+    at: str = ""  # the folder of its credential files in the container
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name in container -> (variable, default path)
 
 
 CLOUDS = {
@@ -79,7 +82,7 @@ CLOUDS = {
 
 
 def used_by(job: Mapping[str, Any]) -> dict[str, Cloud]:
-    """The clouds that a job's folders, data and secrets lie in."""
+    """Return the clouds that hold the job's folders, data and secrets."""
     data = job.get("data", {})
     urls = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
     urls += [str(job["outputs"]), str(job.get("export", {}).get("to") or ""), str(job.get("init_from") or "")]
@@ -89,7 +92,7 @@ def used_by(job: Mapping[str, Any]) -> dict[str, Cloud]:
 
 
 def held(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
-    """What this shell and user have of it: secret variables, and files by their name inside."""
+    """Read the user's credentials for one cloud: secret variables, and files by their name in the container."""
     variables = {name: env[name] for name in cloud.secret if env.get(name)}
     files = {}
     for name, (variable, default) in cloud.files.items():
@@ -99,27 +102,30 @@ def held(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str
     return variables, files
 
 
-# Secrets on their way into containers: files in this machine's memory, in a folder of ours, gone with the run.
+# Injecting secrets: files in a private folder in this machine's memory, removed with the run
 
 
 ROOT = Path("/dev/shm")
-BROUGHT = ("env", "file")  # kinds of reference that mean something on this machine only
+BROUGHT = ("env", "file")  # kinds of reference that only this machine can resolve
 
 
 def folder_of(url: str) -> Path:
-    """Where a run's secrets lie. By the run's URL, so that it is found again without any record."""
+    """Return the folder of a run's secrets. It depends on the run's URL only, so that it is found without a record."""
     outputs, _, run = url.rpartition("/")
     return ROOT / f"headway-{os.getuid()}" / f"{hashlib.sha256(outputs.encode()).hexdigest()[:8]}-{run}"
 
 
 def brought(plan: Plan) -> dict[str, str]:
-    """The job's secrets that the client must bring: variable and reference. A cloud's are fetched in the container."""
+    """Return the job's secrets that the client must inject, as variable and reference.
+
+    Secrets in a cloud are fetched in the container.
+    """
     listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
     return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
 
 
 def lay_ready(plan: Plan, url: str, resolve: Callable[[str], str]) -> None:
-    """Write them: a folder for each node, which its supervisor empties, and one for each cloud that has files."""
+    """Write the secrets: one folder per node, which its supervisor empties, and one per cloud with credential files."""
     values = {name: resolve(reference) for name, reference in brought(plan).items()}
     files: dict[str, Mapping[str, bytes]] = {}
     for name, cloud in used_by(plan.job).items():
@@ -142,7 +148,7 @@ def _make(folder: Path) -> Path:
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     found = folder.parent.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        # Everybody may write into /dev/shm: somebody else may have made it first, to read along.
+        # /dev/shm is writable by all users: another one may have created the folder first, to read the secrets.
         raise TargetError(f"{folder.parent} is not ours alone", fix=f"ls -ld {folder.parent}, and remove it")
     folder.mkdir(mode=0o700)
     return folder

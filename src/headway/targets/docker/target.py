@@ -1,4 +1,4 @@
-"""Docker target: one container a node, on this machine, with the supervisor as its process 1. Nothing is billed."""
+"""The docker target: one container per node on this machine, with the supervisor as process 1. Nothing is billed."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between questions to the daemon while a log is followed
+LOOK_S = 1.0  # between polls of the daemon while a log is followed
 
 
 @dataclass(frozen=True, slots=True)
 class DockerTarget:
     options: Options = DEFAULTS
-    engine: Engine = run_command  # the one seam to a daemon
+    engine: Engine = run_command  # the only access to the daemon
 
     def check(self, job: Job) -> list[Problem]:
         return [*checks.problems(job, self.options, self.engine), *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """List what does not prevent the job from running here but belongs in its plan."""
         return list(_notes(job, ranks))
 
     def cpus(self, job: Job, ranks: int) -> int:
-        """What one node has: its share of this machine, unless the job says how many."""
+        """Return the CPUs of one node: what the job asks for, or an equal share of this machine."""
         return job.resources.cpus or max(1, len(os.sched_getaffinity(0)) // job.resources.nodes)
 
     def render(self, plan: Plan) -> list[Request]:
-        """Every call that `submit` makes, in order. Values of secrets are never in it, only where they come from."""
+        """Render every command that `submit` runs, in order. Secrets appear as references only, never as values."""
         return render.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        """Build or bring the image, then make and start all containers. What fails leaves only the image."""
+        """Build or pull the image, then create and start all containers. A failure leaves only the image behind."""
         outputs = str(plan.job["outputs"])
         url, place = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
         with spawn.exclusively(place):
@@ -82,9 +82,9 @@ class DockerTarget:
             self._bring_image(plan, outputs)
             try:
                 self._lay_ready(plan, run, place)
-                docker_resources.remove(self.engine, self.options.command, url)  # what a killed client may have left
+                docker_resources.remove(self.engine, self.options.command, url)  # left by a killed client
                 made = self._start(plan, run, url)
-            except BaseException:  # Ctrl-C too: half a gang cannot train
+            except BaseException:  # Ctrl-C too: an incomplete set of nodes cannot train
                 docker_resources.remove(self.engine, self.options.command, url)
                 secrets.clear(url)
                 raise
@@ -104,7 +104,10 @@ class DockerTarget:
         return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
-        """`docker stop` with the plan's grace period, then removal, and a second look. What is gone is success."""
+        """Run `docker stop` with the plan's grace period, remove everything and list again.
+
+        Resources already gone count as removed.
+        """
         elsewhere = _elsewhere(handle)
         if elsewhere:
             raise TargetError(
@@ -126,13 +129,13 @@ class DockerTarget:
         return [Handle(target=KIND, run=runs[key].run, url=key[0], details=_label(runs[key])) for key in sorted(runs)]
 
     def verb(self, plan: Plan, run: str, words: Sequence[str], *, within_s: float) -> str:
-        """What one of Headway's own verbs prints where this run ran: the same image, mounts and secrets."""
+        """Run one of Headway's verbs with the run's image, mounts and secrets, and return its output."""
         url = run_url(str(plan.job["outputs"]), run)
         try:
             self._lay_ready(plan, run, place_of(url, KIND))
             argv = render.filled(render.verb(plan, self.options, words), run, owner())
             return self.engine(argv, within_s=within_s)
-        finally:  # also what was not done in time
+        finally:  # also after a timeout
             docker_resources.remove(self.engine, self.options.command, url)
             secrets.clear(url)
 
@@ -148,7 +151,7 @@ class DockerTarget:
             build.pull(self.engine, self.options.command, wanted, image.platform)
 
     def _lay_ready(self, plan: Plan, run: str, place: Path) -> None:
-        """All that is mounted and not there yet, as this user."""
+        """Create everything that is mounted and missing, as this user."""
         with spawn.translated(place):
             for folder in render.folders(plan):
                 Path(spawn.named(folder, run)).mkdir(parents=True, exist_ok=True)
@@ -159,7 +162,7 @@ class DockerTarget:
             secrets.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
-        # The label counts each start anew: it is given what is left of the budget.
+        # The label counts from each start, so it gets the remaining budget.
         limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
         us = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
@@ -174,13 +177,13 @@ class DockerTarget:
         if _elsewhere(handle):
             return watch.status()
         found = evidence(folder_of(handle))
-        if found.end is not None:  # needs no daemon, and asks none
+        if found.end is not None:  # needs no daemon
             return found.end
         starting, things = spawn.starting(place_of(handle.url, KIND)), self._containers(handle.url)
         if starting or any(thing.live for thing in things):
             state = State.RUNNING if found.started else State.PENDING
             return Status(state=state, reason=_reason(things) or "is being started")
-        # Read again: a supervisor that is gone has written all it will ever write.
+        # Read again: a supervisor that is gone has written everything by now.
         found = evidence(folder_of(handle))
         return found.end or Status(state=State.LOST, reason=self._why_lost(found, things))
 
@@ -194,12 +197,15 @@ class DockerTarget:
     def _last_line(self, thing: DockerResource) -> str:
         try:
             said = self.engine([self.options.command, "logs", "--tail", "5", thing.id])
-        except EngineError:  # a log driver that cannot be read: a nicety is missing, not the answer
+        except EngineError:  # an unreadable log driver costs only this detail
             return ""
         return next((line.strip()[:300] for line in reversed(said.splitlines()) if line.strip()), "")
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        """Whether the run has ended. The daemon and the folder are asked now and then."""
+        """Return a function that tells whether the run has ended.
+
+        It polls the daemon and the folder at most every LOOK_S seconds.
+        """
         watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
 
         def over() -> bool:
@@ -230,7 +236,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
 
 
 def _elsewhere(handle: Handle) -> str:
-    """The other machine that runs this, where the folder is shared between machines; empty for this one."""
+    """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
     host = str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 

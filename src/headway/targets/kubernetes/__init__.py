@@ -1,1 +1,1 @@
-"""Kubernetes as a target: a PyTorchJob, a TrainJob, or a StatefulSet on a cluster without any operator."""
+"""Kubernetes target: runs a job as a PyTorchJob, a TrainJob or, on a cluster without an operator, a StatefulSet."""

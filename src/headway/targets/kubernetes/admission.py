@@ -1,4 +1,4 @@
-"""What a cluster refuses, held before it is asked: names, labels, the rules of Kubeflow's webhooks and CRDs. Pure."""
+"""Client-side admission checks: names, labels, and the rules of Kubeflow's webhooks and CRDs. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.core.plan import RUN
 from headway.targets.kubernetes.engines import trainjob
 
 Object = Mapping[str, Any]
-LONGEST_SET = 52  # a label of its pods is its name, a dash and ten letters
+LONGEST_SET = 52  # its pods carry a label of its name, a dash and a ten-character hash
 LONGEST_LABEL = 63
 _DNS_1035 = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
@@ -20,7 +20,7 @@ _OPERATORS_OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MAST
 
 
 def problems(body: Object) -> list[str]:
-    """What is wrong with one object, in words; empty where a cluster would take it."""
+    """Describe why a cluster would reject one object; empty if it would accept it."""
     found = [*_metadata(body["metadata"])]
     kind = body["kind"]
     if kind == "PyTorchJob":
@@ -35,7 +35,7 @@ def problems(body: Object) -> list[str]:
 
 
 def pods(body: Object) -> Iterator[tuple[str, Object]]:
-    """Every pod template of an object that has one."""
+    """Yield the pod templates of an object, each with its role."""
     spec = body.get("spec", {})
     if body["kind"] in ("StatefulSet", "Job"):
         yield "template", spec["template"]["spec"]
@@ -55,12 +55,12 @@ def label_problem(key: str, value: str) -> str | None:
 
 
 def is_name(text: str) -> bool:
-    """A DNS label: what namespaces are called."""
+    """Return whether the text is a DNS label, as namespaces' names must be."""
     return len(text) <= 63 and re.fullmatch(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", text) is not None
 
 
 def is_subdomain(text: str) -> bool:
-    """What most other objects are called."""
+    """Return whether the text is a DNS subdomain, as most other objects' names must be."""
     return len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text) is not None
 
 
@@ -75,7 +75,7 @@ def _metadata(metadata: Object) -> Iterator[str]:
 
 
 def _pytorch_job(body: Object) -> Iterator[str]:
-    """The webhook's: a master, at most one; a container called pytorch with an image in each role."""
+    """Check the webhook's rules: at most one Master, and in each role a container named pytorch with an image."""
     replicas = body["spec"].get("pytorchReplicaSpecs") or {}
     if not replicas:
         yield "a PyTorchJob needs replicas"

@@ -1,4 +1,4 @@
-"""What would stop a job in a cluster, and what a reader of its plan should know. Asks nobody: no credentials needed."""
+"""Problems that would stop a job in a cluster, and notes for its plan. Makes no request: needs no credentials."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _image(job: Job) -> Iterator[Problem]:
 
 
 def _places(job: Job) -> Iterator[Problem]:
-    """Whatever pods read and write must be reachable from pods."""
+    """Check that pods can reach every place that the job reads or writes."""
     wanted = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
     plain = dump(job)
     for key, place in wanted.items():

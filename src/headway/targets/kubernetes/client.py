@@ -1,6 +1,7 @@
-"""The cluster's API over plain HTTPS: the one seam to it. What it refuses comes out as our errors, with what to type.
+"""Client of the Kubernetes API over plain HTTPS, the only access to a cluster, and helpers per kind of object.
 
-Standard library only: the same few calls serve the client, `doctor`, and the reaper inside a pod.
+Refused requests raise ApiError, with a command that helps. Standard library only, so that the same few calls serve
+the client, `doctor`, and the reaper inside a pod.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from headway.targets.kubernetes.kubeconfig import Access, Credential
 
 Object = dict[str, Any]
 ANSWER_S = 30.0
-TRIES = 4  # of what changes nothing, or nothing more when it is done again
+TRIES = 4  # of idempotent requests; others are sent once
 MERGE = "application/merge-patch+json"
 _BUSY = (429, 500, 502, 503, 504)
 
 
 class ApiError(TargetError):
-    """The cluster said no. `code` is HTTP's, `said` its own word."""
+    """A request that the cluster refused. `code` is the HTTP status, `said` the cluster's message."""
 
     def __init__(self, what: str, *, code: int = 0, said: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -37,38 +38,38 @@ class ApiError(TargetError):
 
 
 class NotFound(ApiError):
-    """There is no such object, or no such kind of object."""
+    """No such object, or no such kind of object."""
 
 
 class AlreadyExists(ApiError):
-    """An object of that name is there already."""
+    """An object of that name exists already."""
 
 
 class Forbidden(ApiError):
-    """We may not do that."""
+    """The credentials lack the permission."""
 
 
 class Unreachable(ApiError):
-    """No cluster answers."""
+    """No cluster answers. `code` is 0, or -1 if its certificate does not verify."""
 
 
 class Api(Protocol):
-    """One request, its answer as JSON. Raises a Refusal."""
+    """Sends one request and returns its JSON response. Raises ApiError."""
 
     def __call__(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> Object: ...
 
     def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
-        """A text that is read as it comes, line by line."""
+        """Stream a text response line by line."""
 
 
 @dataclass
 class Client:
-    """The real one. Opened lazily, so that having a target costs nothing; not for several threads at once."""
+    """HTTPS implementation of `Api`. Connects on the first request; not thread-safe."""
 
     context: str | None = None
-    fix: str = ""  # what to type where no cluster is known
+    fix: str = ""  # the command to suggest if no cluster is configured
     access: Access | None = None
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
     _credential: Credential | None = field(default=None, repr=False)
@@ -88,7 +89,7 @@ class Client:
         raise AssertionError("the last try returns or raises")
 
     def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
-        connection = self._connect()  # of its own: it stays open while others ask
+        connection = self._connect()  # its own, because it stays open during other requests
         try:
             response = self._send(connection, "GET", _with(path, query), None)
             if response.status >= 300:
@@ -105,7 +106,7 @@ class Client:
         try:
             status, content = self._exchange(method, _with(path, query), body)
         except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError) as error:
-            # A server may have closed an idle connection: that is seen only now, and nothing has happened yet.
+            # The server may have closed an idle connection. That shows only now, before it has processed anything.
             self.close()
             if not reused:
                 raise self._unreachable(error) from None
@@ -117,7 +118,7 @@ class Client:
         except OSError as error:
             self.close()
             raise self._unreachable(error) from None
-        if status == 401 and self._credential is not None:  # a token that ended early: once more with a fresh one
+        if status == 401 and self._credential is not None:  # the token expired early: retry with a new one
             self._credential = None
             self.close()
             status, content = self._exchange(method, _with(path, query), body)
@@ -149,7 +150,7 @@ class Client:
         connection.request(method, prefix + path, body=data, headers=headers)
         return connection.getresponse()
 
-    date = ""  # the server's own clock, at its last answer
+    date = ""  # the Date header of the last response: the server's clock
 
     def close(self) -> None:
         if self._connection is not None:
@@ -223,7 +224,7 @@ class Client:
 
 
 class _Named(http.client.HTTPSConnection):
-    """Checks the certificate against a name of the kubeconfig's where it has one, as an address has none."""
+    """An HTTPS connection that verifies the certificate against the kubeconfig's `tls-server-name` if it has one."""
 
     def __init__(self, *args: Any, name: str | None, context: ssl.SSLContext, **more: Any) -> None:
         super().__init__(*args, context=context, **more)
@@ -238,7 +239,7 @@ class _Named(http.client.HTTPSConnection):
 
 
 def refusal(code: int, content: bytes, asked: str, where: str) -> ApiError:
-    """What a cluster answered when it did not do what was asked."""
+    """Turn an HTTP error response into the ApiError for it."""
     try:
         status = json.loads(content)
         said = str(status.get("message") or status.get("reason") or "")
@@ -269,7 +270,7 @@ def _with(path: str, query: Mapping[str, str] | None) -> str:
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """The library takes files only: one that nobody else can read, for a moment."""
+    """Load a client certificate through a short-lived private file, because `ssl` accepts only files."""
     with tempfile.NamedTemporaryFile() as file:  # made with mode 0600
         file.write(certificate.rstrip() + b"\n" + key)
         file.flush()
@@ -289,11 +290,11 @@ def _proxy_login(user: str | None, password: str | None) -> dict[str, str]:
     return {"Proxy-Authorization": f"Basic {word}"}
 
 
-# Where each kind of object lives in the API, and the verbs on them. What is not there is a Gone, nothing else.
+# REST paths and operations, by kind of object
 
 
 PAGE = 500
-# In this order a run is taken down: what trains first, what the others depend on last.
+# In teardown order: workloads first, the objects that others depend on last.
 PLACES: dict[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
@@ -323,13 +324,13 @@ def create(api: Api, body: Object) -> Object:
 
 
 def change(api: Api, body: Object) -> Object:
-    """A merge patch of one object, which it names itself."""
+    """Send a merge patch to the object that the patch names."""
     metadata = body["metadata"]
     return api("PATCH", path(body["kind"], metadata["namespace"], metadata["name"]), body=body)
 
 
 def scale(api: Api, kind: str, namespace: str, name: str, replicas: int) -> None:
-    """Its number alone: a right to that is no right to what its pods are."""
+    """Set the number of replicas through the `scale` subresource, whose permission does not extend to the pods."""
     api("PATCH", f"{path(kind, namespace, name)}/scale", body={"spec": {"replicas": replicas}})
 
 
@@ -343,7 +344,7 @@ def read(api: Api, kind: str, namespace: str, name: str) -> Object | None:
 def delete(
     api: Api, kind: str, namespace: str, name: str, *, policy: str = "Background", grace_s: int | None = None
 ) -> None:
-    """What is gone already is success."""
+    """Delete an object. Succeeds if it does not exist."""
     options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
@@ -354,7 +355,7 @@ def delete(
 
 
 def listed(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> list[Object]:
-    """All objects of a kind with these labels. A kind that the cluster does not have has none."""
+    """List all objects of a kind with these labels; none if the cluster does not know the kind."""
     found: list[Object] = []
     query = {"labelSelector": selector, "limit": str(PAGE)}
     while True:
@@ -370,7 +371,7 @@ def listed(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> li
 
 
 def everything(api: Api, namespace: str, selector: str, *, needed: Iterable[str]) -> list[Object]:
-    """Objects of every kind we ever make. Being forbidden to look at a kind that is not `needed` is no hindrance."""
+    """List objects of every kind that Headway creates, skipping forbidden kinds unless they are `needed`."""
     found: list[Object] = []
     for kind in PLACES:
         try:
@@ -390,5 +391,5 @@ def annotation(item: Object, name: str) -> str:
 
 
 def shown(item: Object) -> str:
-    """How a receipt names it: as one would type it after `kubectl get`."""
+    """Return the object's name as typed after `kubectl get`, which is also how a receipt names it."""
     return f"{item['kind'].lower()}/{item['metadata']['name']}"

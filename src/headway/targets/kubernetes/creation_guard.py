@@ -1,7 +1,8 @@
-"""The fuse: a Job without pods that owns a run while its objects are being made. Pure.
+"""The creation guard ("fuse"): a Job without pods that owns a run's objects while they are being created. Pure.
 
-What starts the run is made at rest and belongs to the fuse. The last request takes it from the fuse and starts it, in
-one stroke. A client that dies before leaves a fuse that burns down and takes all along; nothing has run by then.
+The object that starts the run is created suspended and owned by the guard. The last request, one PATCH, removes the
+owner reference and starts it. If the client dies earlier, the guard expires (ttlSecondsAfterFinished) and Kubernetes
+deletes everything with it; nothing has run by then.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 FUSE, START = "fuse.json", "start.patch.json"
 NAME = f"{RUN}-fuse"
-BURNS_S = 600  # far longer than any client needs (HEADWAY_FUSE_S in the job's `env`)
+BURNS_S = 600  # far longer than any client needs; HEADWAY_FUSE_S in the job's `env` overrides it
 
 
 def laid(plan: Plan, options: Options, first: Request, others: list[Request], start: Object) -> list[Request]:
-    """All requests of a start: the fuse, what will start the run, what that needs, and the stroke that starts it."""
+    """Return all requests of a start: the guard, the starting object, its dependencies, and the starting patch."""
     resting = {**first.body, "metadata": {**first.body["metadata"], "ownerReferences": [_owner()]}}
     return [
         Request(name=FUSE, body=_job(plan, options)),
@@ -36,7 +37,7 @@ def laid(plan: Plan, options: Options, first: Request, others: list[Request], st
 
 
 def _stroke(body: Mapping[str, Any], start: Object) -> Object:
-    """A merge patch: whoever owned it owns it no more, and it goes."""
+    """Return the merge patch that removes the owner references and starts the run."""
     named = {key: body["metadata"][key] for key in ("name", "namespace")}
     own = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
     return {**own, "metadata": {**named, "ownerReferences": None}, "spec": start}
@@ -47,7 +48,7 @@ def _owner() -> Object:
 
 
 def _job(plan: Plan, options: Options) -> Object:
-    """Complete as soon as it is seen, since it asks for no completions; its time to live is the fuse."""
+    """Return the guard: a Job that completes at once, with 0 completions, so that its TTL starts immediately."""
     part = metadata(plan, options, NAME, part="fuse")
     never: Object = {
         "automountServiceAccountToken": False,

@@ -1,4 +1,7 @@
-"""What is ready in a cluster for a job, and the exact command for what is missing. Changes nothing, spends nothing."""
+"""Check what a job needs in a cluster, with the exact command for what is missing, and list billable GPU nodes.
+
+Read-only, at no cost.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ DRIVER = (
 _OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1"
 INSTALL_PYTORCHJOB = f'kubectl apply --server-side -k "{_OPERATOR}"'
 _MADE = ("create", "get", "list", "delete")
-_STARTED = {"statefulset": "Job", "pytorchjob": "PyTorchJob", "trainjob": "TrainJob"}  # what is made at rest
+_STARTED = {"statefulset": "Job", "pytorchjob": "PyTorchJob", "trainjob": "TrainJob"}  # patched to start a run
 
 
 def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
-    """The cluster first: without it nothing else can be asked."""
+    """Yield all findings; stop early if the cluster does not answer or lacks the namespace."""
     try:
         version = api("GET", "/version")
     except ApiError as error:
@@ -55,24 +58,24 @@ def _namespace(api: Api, options: Options) -> bool:
     except NotFound:
         return False
     except Forbidden:
-        pass  # many may work in a namespace and not look at it
+        pass  # users of a namespace often may not read the namespace object
     return True
 
 
 def _permissions(api: Api, options: Options) -> Iterator[Finding]:
-    """Everything `run`, `status`, `logs` and `down` will ask for."""
+    """Check every permission that `run`, `status`, `logs` and `down` need."""
     wanted = [(kind, verb) for kind in client.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
     wanted += [("Pod", verb) for verb in ("get", "list", "delete")]
     wanted.append((_STARTED[options.engine], "patch"))
     lacking = [f"{verb} {client.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
     lacking += [f"get {what}" for what in ("pods/log",) if not _may(api, options, "Pod", "get", subresource="log")]
-    # Nobody may give the reaper a right that is not theirs.
+    # RBAC lets users grant the reaper only permissions that they have themselves.
     if options.engine == "statefulset" and not _may(api, options, "StatefulSet", "patch", subresource="scale"):
         lacking.append("patch statefulsets/scale")
     if not lacking:
         yield Finding("ok", f"all permissions are there in namespace {options.namespace}")
         return
-    # Roles may be made by those alone who administer a namespace.
+    # Creating the reaper's Role needs the cluster role `admin`; `edit` does not allow it.
     role = "admin" if options.engine == "statefulset" else "edit"
     binding = f"kubectl -n {options.namespace} create rolebinding headway-users --clusterrole={role}"
     fix = f'{binding} --user="$(gcloud config get account)"'
@@ -99,7 +102,7 @@ def _may(api: Api, options: Options, kind: str, verb: str, subresource: str = ""
 
 
 def _operator(api: Api, options: Options) -> Iterator[Finding]:
-    """The engine's kind of object, and whoever acts on it."""
+    """Check the engine's CRD and its operator."""
     if options.engine == "statefulset":
         yield Finding("ok", "engine statefulset needs no operator")
     elif options.engine == "pytorchjob":
@@ -129,7 +132,7 @@ def _trainer(api: Api, options: Options) -> Iterator[Finding]:
 
 
 def _running(api: Api, name: str, what: str, fix: str) -> Finding:
-    """The operator itself: its version is its image's."""
+    """Check that the operator runs; its version is its image's tag."""
     try:
         answer = api("GET", "/apis/apps/v1/deployments")
     except (Forbidden, NotFound):
@@ -152,11 +155,11 @@ def _crd(api: Api, name: str) -> Object | None:
     except NotFound:
         return None
     except Forbidden:
-        return {}  # we may not look: a launch finds out
+        return {}  # may not read CRDs: a launch will tell
 
 
 def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
-    """Whether any node could ever run it."""
+    """Check whether any node could run the job."""
     try:
         items = api("GET", "/api/v1/nodes").get("items") or []
     except Forbidden:
@@ -215,7 +218,7 @@ def _resize(options: Options, job: Job) -> str:
 
 
 def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
-    """The pods' account, and what binds it to Google's."""
+    """Check the pods' service account and its binding to a Google service account."""
     name = options.service_account
     if name is None:
         return
@@ -244,7 +247,7 @@ def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
 
 
 def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
-    """What the job and the target's entry refer to."""
+    """Check the secrets, claims and priority class that the job and the target's options refer to."""
     for name, secret in job.secrets.items():
         reference = parse(secret.ref)
         if reference.kind == "k8s":
@@ -265,7 +268,7 @@ def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         except NotFound:
             yield Finding("bad", f"there is no priority class {options.priority}", "kubectl get priorityclasses")
         except Forbidden:
-            pass  # a launch finds out
+            pass  # a launch will tell
 
 
 def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:
@@ -281,14 +284,17 @@ def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> I
         yield Finding("ok", f"secret {variable} is there ({name}/{key})")
 
 
-# GPU nodes that are there now and cost money, whether or not anybody trains: by pool, and how to shrink it.
+# Billable GPU node pools
 
 
 POOL, ZONE = "cloud.google.com/gke-nodepool", "topology.kubernetes.io/zone"
 
 
 def billable_resources(api: Api, options: Options) -> list[str]:
-    """One line for each pool of Google's that has GPU nodes. Nothing where the nodes may not be seen."""
+    """Return one line per GKE node pool with GPU nodes, idle or not: cost, and the command that shrinks it.
+
+    Empty if listing nodes is forbidden.
+    """
     if options.platform != "gke":
         return []
     try:
@@ -314,7 +320,7 @@ def _line(pool: str, nodes: list[dict[str, Any]], options: Options) -> str:
 
 
 def _price(node: dict[str, Any]) -> float | None:
-    """Dollars an hour of one node, by its labels."""
+    """Return the dollars per hour of one node, by its labels; None if the price table lacks it."""
     labels = node["metadata"].get("labels") or {}
     kinds = {label: kind for kind, label in pod.ACCELERATORS.items()}
     kind = kinds.get(str(labels.get(pod.ACCELERATOR)))

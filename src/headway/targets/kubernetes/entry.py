@@ -1,7 +1,7 @@
-"""A pod's first process: fetch the planned code and the planned Headway, then become what the pod is for.
+"""Process 1 of a pod: fetch the planned code and the planned Headway, then exec the given module.
 
 `python -m headway.targets.kubernetes.entry --from OUTPUTS/code --code SHA --wheel NAME --wheel-sha256 SHA -- MODULE …`
-The image needs any Headway at all; what runs is the planned one. A container that is started again finds both there.
+The image needs Headway in any version; the module runs from the planned one. A restarted container finds both on disk.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pathlib import Path
 
 from headway.core.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
 
-PATIENCE_S = 300.0  # for a store that is out of reach when a pod starts
+PATIENCE_S = 300.0  # retry limit for an unreachable store when a pod starts
 CODE, WHEEL, SECRETS = "/headway/code", "/headway/wheel", "HEADWAY_SECRETS_DIR"
-MARK = ".headway-sha256"  # laid last: what has it is whole
+MARK = ".headway-sha256"  # written last: a folder that has it is complete
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    signal.signal(signal.SIGTERM, _leave)  # process 1 would otherwise not heed it
+    signal.signal(signal.SIGTERM, _leave)  # without a handler, process 1 ignores it
     args = _arguments(arguments)
     inherited = dict(os.environ)
-    use_secrets(os.environ)  # a bucket's keys may be among them; what follows reads them again by itself
+    use_secrets(os.environ)  # may include a bucket's keys; the exec'd module reads them again by itself
     try:
         _bring(Path(args.code_dir), args.code, lambda: _code(args))
         _bring(Path(args.wheel_dir), args.wheel_sha256, lambda: _wheel(args))
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr, flush=True)  # noqa: T201  there is no log to write it to yet
         return WORKER_AGAIN if isinstance(error, Transient) else BAD_INPUT
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # it waits until what follows can heed it
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # stays pending until the exec'd module unblocks it
     return os.execve(sys.executable, [sys.executable, "-m", *args.words], inherited)
 
 
 def use_secrets(env: MutableMapping[str, str]) -> None:
-    """Put what the cluster has laid ready into this process's environment, one file a variable."""
+    """Load the mounted secrets into the environment: one file per variable."""
     folder = env.get(SECRETS)
     for path in sorted(Path(folder).iterdir()) if folder and Path(folder).is_dir() else ():
         if path.is_file() and not path.name.startswith("."):
@@ -65,7 +65,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
-    """Do the work unless it was done, as patiently as it takes."""
+    """Run `work` unless the folder is already complete; retry transient errors with back-off for PATIENCE_S."""
     mark = folder / MARK
     if mark.is_file() and mark.read_text() == sha256:
         return

@@ -1,4 +1,4 @@
-"""How to reach a cluster and as whom: a context of the kubeconfig, or the account of the pod we run in."""
+"""Cluster address and credentials, from a kubeconfig context or from the service account of the current pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLUGIN_S = 120.0  # a credential plugin may open a browser
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """One cluster, and the plain facts of how to speak to it. The token's value is never printed."""
+    """Address and credentials of one cluster. Its repr never contains the token."""
 
     server: str
     context: str = ""
@@ -40,7 +40,7 @@ class Access:
 
 
 def load(context: str | None = None, *, fix: str = "") -> Access:
-    """The named context, or the current one; inside a pod without a kubeconfig, the pod's own account."""
+    """Load the named context or the current one; in a pod without a kubeconfig, the pod's service account."""
     merged = _merged(_paths())
     if not merged["contexts"] and not os.environ.get("KUBECONFIG") and "KUBERNETES_SERVICE_HOST" in os.environ:
         return in_pod()
@@ -72,7 +72,7 @@ def load(context: str | None = None, *, fix: str = "") -> Access:
 
 
 def in_pod() -> Access:
-    """The service account whose token the cluster has laid into this pod."""
+    """Return the access of the service account whose token is mounted in this pod."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     try:
@@ -84,7 +84,7 @@ def in_pod() -> Access:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a plugin gave."""
+    """A credential returned by an exec plugin."""
 
     token: str | None
     certificate: bytes | None
@@ -96,7 +96,7 @@ class Credential:
 
 
 def ask_plugin(plugin: Mapping[str, Any], server: str) -> Credential:
-    """Run the program that a kubeconfig names, such as gke-gcloud-auth-plugin, and take what it prints."""
+    """Run the exec credential plugin that a kubeconfig names, such as gke-gcloud-auth-plugin."""
     command, api = str(plugin["command"]), str(plugin.get("apiVersion", "client.authentication.k8s.io/v1"))
     told = {"apiVersion": api, "kind": "ExecCredential", "spec": {"interactive": False}}
     if plugin.get("provideClusterInfo"):
@@ -125,11 +125,11 @@ def _credential(command: str, printed: str) -> Credential:
     try:
         status = json.loads(printed)["status"]
         moment = status.get("expirationTimestamp")
-        # Go prints nanoseconds where it has them, which Python 3.10 does not read.
+        # Go may print nanoseconds, which Python 3.10 cannot parse.
         plain = re.sub(r"\.\d+", "", str(moment)).replace("Z", "+00:00")
         expires = datetime.fromisoformat(plain) if moment else None
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Without a word of what it printed: it may be half a token.
+        # Do not show what it printed: that may contain part of a token.
         raise TargetError(f"what {command} printed is no credential") from None
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=timezone.utc)
@@ -150,7 +150,7 @@ def _paths() -> list[Path]:
 
 
 def _merged(paths: list[Path]) -> dict[str, Any]:
-    """Several files as one: what is named first holds, as kubectl has it."""
+    """Merge several kubeconfig files as kubectl does: the first definition of a name wins."""
     import yaml
 
     merged: dict[str, Any] = {"contexts": {}, "clusters": {}, "users": {}, "current-context": ""}
@@ -175,7 +175,7 @@ def _merged(paths: list[Path]) -> dict[str, Any]:
 
 
 def _bytes(entry: Mapping[str, Any], key: str) -> bytes | None:
-    """Inline in base64, or in a file."""
+    """Read a certificate or key, inline in base64 or from a file."""
     if entry.get(f"{key}-data"):
         return base64.b64decode(entry[f"{key}-data"])
     if not entry.get(key):

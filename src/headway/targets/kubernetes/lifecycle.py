@@ -1,4 +1,7 @@
-"""Making a run's objects in a cluster: all of them or none, and what starts it last. Secrets become values here."""
+"""Create and delete a run's objects in a cluster.
+
+Submit creates all objects or none and starts the workload last; it is where references to secrets are resolved.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,20 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Ending a run in a cluster: delete what trains, wait, force, delete the rest, look again. The receipt is that look.
+# Teardown
 
 
 LOOK_S = 0.5
-FORCE_S = 60.0  # for what was deleted by force to be gone from the listing
-SETTLE_S = 60.0  # for the cluster's garbage collector
+FORCE_S = 60.0  # wait for force-deleted pods to leave the listing
+SETTLE_S = 60.0  # wait for the cluster's garbage collector
 _TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
 
 
 def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
-    """Everything of this run, found by label. What is gone already is success."""
+    """Delete all objects of this run, found by label: the workload, its pods after the grace period, then the rest.
+
+    Idempotent: objects that are already gone count as removed. The receipt comes from a listing made at the end.
+    """
     before = _everything(api, options, handle)
     ended = ended_or_never_started(handle)
     patience = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
@@ -56,7 +62,7 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
 
 
 def remove(api: Api, options: Options, run: str, url: str) -> None:
-    """By force: pods that have had their time are not asked again. Names are free again when this returns."""
+    """Delete all objects of a run, its pods without a grace period, and wait until their names are free again."""
     chosen, needed = selector(run, url), client.KINDS_OF[options.engine]
     there = client.everything(api, options.namespace, chosen, needed=needed)
     for item in there:
@@ -85,7 +91,10 @@ def _await(done: Callable[[], bool], within_s: float) -> None:
 
 
 def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) -> dict[str, Any]:
-    """Make everything; the details by which it is found again."""
+    """Create all objects and start the run; return the details by which the handle finds it again.
+
+    Raises RunBusy if another client is starting it. Any failure removes everything that was created.
+    """
     url = folder.url
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
     used_s = spent_s(folder)
@@ -105,11 +114,11 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     _require_free(api, options, run, url)
     made: list[Object] = []
     try:
-        remove(api, options, run, url)  # what an earlier attempt or a killed client may have left
+        remove(api, options, run, url)  # leftovers of an earlier attempt or a killed client
         for body in bodies:
             made.append(_make(api, body, made, secrets))
         _start(api, stroke)
-    except BaseException as error:  # Ctrl-C too: half a gang cannot train, but can be billed
+    except BaseException as error:  # Ctrl-C too: a partial process group cannot train, but is billed
         remove(api, options, run, url)
         if isinstance(error, AlreadyExists):
             raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
@@ -123,13 +132,13 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
 
 
 def installed_trainer(api: Api, options: Options) -> Trainer | None:
-    """The release whose TrainJob the cluster has. One that the job names must be that one."""
+    """Return the installed Kubeflow Trainer release; raise BadInput if the job names another one."""
     try:
         crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{trainjob.CRD}")
     except NotFound:
         raise BadInput("this cluster has no TrainJob", fix=INSTALL_TRAINER) from None
     except Forbidden:
-        return options.trainer  # we may not look: the job's word, or the newest
+        return options.trainer  # may not read the CRD: trust the job; None means the newest
     versions = crd.get("spec", {}).get("versions") or []
     schema: Object = next(
         (each.get("schema", {}).get("openAPIV3Schema", {}) for each in versions if each.get("served")), {}
@@ -151,7 +160,7 @@ INSTALL_TRAINER = (
 
 
 def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]) -> Object:
-    uids = [str(each["metadata"]["uid"]) for each in made[:2]]  # of the fuse, and of what starts the run
+    uids = [str(each["metadata"]["uid"]) for each in made[:2]]  # of the creation guard and the starting object
     body = kubernetes_options.filled(
         body, dict(zip((kubernetes_options.FUSE_UID, kubernetes_options.OWNER_UID), uids, strict=False))
     )
@@ -161,9 +170,10 @@ def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]
 
 
 def _start(api: Api, stroke: Object) -> None:
-    """The one request from which on the run is there, whatever becomes of us.
+    """Send the patch that detaches the run from its creation guard and starts it.
 
-    The fuse is left to burn down: a garbage collector that has read its dependent just before would take that along.
+    From then on the run no longer depends on this client. The guard is left to expire, not deleted: a garbage
+    collector that has just read the old ownerReferences would delete the run together with it.
     """
     try:
         client.change(api, stroke)
@@ -173,14 +183,14 @@ def _start(api: Api, stroke: Object) -> None:
 
 
 def _hold_rules(bodies: list[Object], run: str) -> None:
-    """What the cluster, or an operator's webhook, would refuse after half of it was made."""
+    """Raise BadInput for what the cluster or an operator's webhook would reject after half of it was created."""
     wrong = [what for body in bodies for what in admission.problems(body)]
     if wrong:
         raise BadInput(f"{run}: {wrong[0]}", fix="another --name" if "name" in wrong[0] else "")
 
 
 def _require_free(api: Api, options: Options, run: str, url: str) -> None:
-    """Nothing of that name runs here: neither this run, nor another folder's run of the same name."""
+    """Raise if the name is in use: RunBusy for this run itself, BadInput for a namesake from another folder."""
     kind = manifests.WORKLOAD[options.engine]
     try:
         there = client.read(api, kind, options.namespace, run)
@@ -198,7 +208,7 @@ def _require_free(api: Api, options: Options, run: str, url: str) -> None:
 
 
 def _over(item: Object) -> bool:
-    """Whether an operator says that its job has ended."""
+    """Return whether the operator's conditions say that its job has ended."""
     ends = ("Succeeded", "Failed", "Complete")
     conditions = (item.get("status") or {}).get("conditions") or ()
     return any(each.get("type") in ends and each.get("status") == "True" for each in conditions)

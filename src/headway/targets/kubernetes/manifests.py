@@ -1,4 +1,4 @@
-"""All objects of a run, in the order in which they are made. Pure: print them, diff them, review them."""
+"""Manifests of all objects of a run, in the order of their creation. Pure: they can be printed, diffed, reviewed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _OWNERS = {"statefulset": statefulset.OWNER, "pytorchjob": pytorchjob.OWNER, "tr
 
 
 def requests(plan: Plan, options: Options, *, release: Trainer | None = None, spent_s: float = 0.0) -> list[Request]:
-    """`release` is the installed TrainJob's; a run that goes on has `spent_s` of its budget behind it."""
+    """Build all requests of a start.
+
+    `release` is that of the installed Kubeflow Trainer; `spent_s` is the part of the budget used before a resume.
+    """
     if options.engine == "statefulset":
         found = statefulset.requests(plan, options, spent_s)
     elif options.engine == "pytorchjob":
@@ -32,12 +35,12 @@ def requests(plan: Plan, options: Options, *, release: Trainer | None = None, sp
 
 
 def reference_mark(reference: str) -> str:
-    """Stands where a secret's value will be: in a plan there is only where it lies."""
+    """Return the placeholder for a secret's value: a plan contains only its reference."""
     return f"<{reference}>"
 
 
 def _secret(plan: Plan, options: Options) -> list[Request]:
-    """Labelled, owned by what starts the run, and removed with it."""
+    """Build the Secret for values sent by the client: labelled, and owned by the object that starts the run."""
     wanted = pod.brought(plan)
     if not wanted:
         return []

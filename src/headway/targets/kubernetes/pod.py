@@ -1,4 +1,4 @@
-"""One worker's pod, the same for every engine: what runs in it, as whom, on which nodes, with which files. Pure."""
+"""The worker's pod spec, the same for every engine, with GKE's node labels and the run's time limits. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# What Google's Kubernetes calls accelerators and spot machines. Of 2026; asks nobody.
+# GKE's labels for accelerators and spot nodes, as of 2026
 
 
 GPU = "nvidia.com/gpu"
@@ -28,7 +28,7 @@ ACCELERATOR, SPOT, MACHINE = (
     "cloud.google.com/gke-spot",
     "node.kubernetes.io/instance-type",
 )
-SPOT_GRACE_S = 15.0  # for pods of users, whatever they ask
+SPOT_GRACE_S = 15.0  # GKE's limit for user pods on spot nodes, whatever they request
 
 ACCELERATORS = {
     "T4": "nvidia-tesla-t4",
@@ -46,7 +46,7 @@ ACCELERATORS = {
 
 
 def nodes(resources: Mapping[str, Any], platform: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """The labels that nodes must have, and the taints to put up with."""
+    """Return the node selector and the tolerations."""
     selector: dict[str, str] = {}
     tolerations: list[dict[str, Any]] = []
     if resources.get("machine"):
@@ -63,22 +63,22 @@ def nodes(resources: Mapping[str, Any], platform: str) -> tuple[dict[str, str], 
 
 
 def accelerator(kind: str) -> str | None:
-    """Google's label for it: of the short name, or the label itself."""
+    """Return GKE's label value for an accelerator, given its short name or the label value itself."""
     known = {**ACCELERATORS, **{label.upper(): label for label in ACCELERATORS.values()}}
     return known.get(kind.upper().replace("_", "-"))
 
 
-# How long a run may last in a cluster, in seconds: what stands behind the budget, engine by engine. Pure.
+# Time limits, in seconds: the backstop behind the budget, by engine
 
 
-DEFAULT_WAIT_S = 24 * 3600.0  # in the queue, where the job does not say: the cluster's own limits count waiting
-MARGIN_S = 300.0  # for the farewell, and for clocks: the supervisor's own timer comes first
+DEFAULT_WAIT_S = 24 * 3600.0  # in the queue, if the job does not say: the cluster's own limits include waiting
+MARGIN_S = 300.0  # for the final records and clock skew: the supervisor's own timer fires first
 NEWEST: Trainer = "2.3"
-WITH_DEADLINE = ("2.2", "2.3")  # releases of TrainJob that have one
+WITH_DEADLINE = ("2.2", "2.3")  # releases whose TrainJob has activeDeadlineSeconds
 
 
 def lifetime_s(budget_s: float | None, max_wait_s: float | None, grace_s: float, spent_s: float = 0.0) -> int | None:
-    """From the first request to the last moment anything of the run may be there. None: no limit."""
+    """Return the time from the first request until nothing of the run may be left. None: no limit."""
     if budget_s is None:
         return None
     left = max(0.0, budget_s - spent_s)
@@ -92,7 +92,7 @@ def of_plan(plan: Plan, spent_s: float = 0.0) -> int | None:
 
 
 def limits(job: Job, options: Options) -> Limits:
-    """Durations as they hold in a cluster, and which limit stands behind the budget there."""
+    """Return the durations that apply in a cluster, and the cluster's own limit behind the budget."""
     budget_s = None if job.budget.hours is None else job.budget.hours * 3600
     spot = job.resources.spot and options.platform == "gke"
     grace = min(options.grace, SPOT_GRACE_S) if spot else options.grace
@@ -116,15 +116,15 @@ def _second(options: Options, seconds: int | None) -> str:
 Object = dict[str, Any]
 ENTRY = "headway.targets.kubernetes.entry"
 SUPERVISOR, REAPER = "headway.runtime.worker", "headway.targets.kubernetes.reaper"
-BROUGHT = ("env", "file")  # kinds of reference that mean something to the client only: their values are sent
-OPEN = {"code": CODE, "home": HOME, "node": NODE, "tmp": "/tmp", "wheel": WHEEL}  # writable; the image itself is not
+BROUGHT = ("env", "file")  # secrets that only the client can resolve: it sends the values
+OPEN = {"code": CODE, "home": HOME, "node": NODE, "tmp": "/tmp", "wheel": WHEEL}  # writable; the image is not
 
 
 def pod_spec(plan: Plan, options: Options, *, container: str, restart: str | None, env: Mapping[str, str]) -> Object:
-    """The whole of it. `env` is what the engine adds; `restart` is left out where the engine decides."""
+    """Build the pod spec. `env` holds the engine's variables; `restart` is None if the engine decides."""
     spec: Object = {
         "automountServiceAccountToken": options.token,
-        "enableServiceLinks": False,  # variables about other people's services mean nothing to a rank
+        "enableServiceLinks": False,  # ranks have no use for variables of unrelated services
         "securityContext": security(options),
         "terminationGracePeriodSeconds": grace_period_s(plan),
         "containers": [worker(plan, options, container, env)],
@@ -151,12 +151,12 @@ def worker(plan: Plan, options: Options, name: str, env: Mapping[str, str]) -> O
 
 
 def image(plan: Plan) -> str:
-    """The job's ready image, the digest that was pushed, or the name by content that a push will have."""
+    """Return the job's ready image, the pushed digest, or the content-addressed tag that a push will create."""
     return build.reference(plan, dockerfile_of_plan(plan))
 
 
 def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]:
-    """Whatever the image has of Headway fetches the planned code and the planned Headway, and becomes that."""
+    """Return the command by which the image's Headway fetches the planned code and Headway, then execs `module`."""
     code = plan.code
     sent = ("--from", f"{plan.job['outputs']}/code", "--code", code.sha256)
     wheel = ("--wheel", code.wheel, "--wheel-sha256", code.wheel_sha256)
@@ -170,14 +170,14 @@ def own_variables(plan: Plan) -> dict[str, str]:
         "HEADWAY_TARGET": KIND,
         "HEADWAY_CODE_DIR": CODE,
         "HEADWAY_SPOOL": f"{NODE}/spool",
-        "HEADWAY_ECHO": "1",  # what ranks print is the pod's log too
+        "HEADWAY_ECHO": "1",  # copy the ranks' output to the pod's log
         "HEADWAY_WORK_DIR": WORK,
     }
 
 
 def environment(plan: Plan, own: Mapping[str, str]) -> list[Object]:
-    """The job's variables, ours, and references to what lies in the cluster already. Never a secret's value."""
-    # The planned Headway comes before the image's; it and a job's own PYTHONPATH are both searched.
+    """Return the job's variables, ours, and references to Secrets of the cluster. Never a secret's value."""
+    # The planned Headway takes precedence over the image's; the job's own PYTHONPATH comes after it.
     path = ":".join(filter(None, (WHEEL, str(plan.job.get("env", {}).get("PYTHONPATH", "")))))
     fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **own}
@@ -192,13 +192,13 @@ def environment(plan: Plan, own: Mapping[str, str]) -> list[Object]:
 
 
 def brought(plan: Plan) -> dict[str, str]:
-    """The job's secrets whose values the client must send: variable and reference."""
+    """Return the secrets whose values the client must send, as variable -> reference."""
     listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
     return {name: reference for name, reference in sorted(listed.items()) if parse(reference).kind in BROUGHT}
 
 
 def in_cluster(secret: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The name and key of a Secret that the cluster has already."""
+    """Return name and key of a Secret that is already in the cluster; None for other references."""
     reference = parse(str(secret["ref"]))
     if reference.kind != "k8s":
         return None
@@ -207,7 +207,7 @@ def in_cluster(secret: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def resources(plan: Plan) -> Object:
-    """CPUs are asked for and not capped; a run that does not fit into its memory is ended, not its neighbours."""
+    """Request CPUs without a limit, and memory with one: a run that outgrows it is killed, not its neighbours."""
     wanted = plan.job.get("resources", {})
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
@@ -223,7 +223,7 @@ def resources(plan: Plan) -> Object:
 
 
 def security(options: Options) -> Object:
-    """Nobody special; volumes are handed over to the pod's group."""
+    """Run as a non-root user, with volumes owned by the pod's group."""
     return {
         "runAsNonRoot": True,
         "runAsUser": options.user,
@@ -242,7 +242,7 @@ def confined() -> Object:
 
 
 def placement(plan: Plan, options: Options) -> Object:
-    """Who the pod is, and which nodes will do."""
+    """Return the pod's service account, pull secrets, node selector and tolerations."""
     selector, tolerations = nodes(plan.job.get("resources", {}), options.platform)
     chosen = {
         "serviceAccountName": options.service_account,
@@ -254,7 +254,7 @@ def placement(plan: Plan, options: Options) -> Object:
 
 
 def grace_period_s(plan: Plan) -> int:
-    """`kubectl delete`, whoever types it, then waits for a checkpoint."""
+    """Return a grace period long enough that a plain `kubectl delete` waits for the checkpoint."""
     return math.ceil(plan.limits.grace_s + FAREWELL_S)
 
 
@@ -284,7 +284,7 @@ def mounts(plan: Plan) -> list[Object]:
 
 
 def _laid_ready(plan: Plan) -> bool:
-    """Whether any secret comes as a file of the secrets' volume."""
+    """Return whether any secret is a file in the secrets volume."""
     return bool(brought(plan)) or any(True for _ in _filed(plan))
 
 
@@ -296,7 +296,7 @@ def _filed(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _sources(plan: Plan) -> Iterator[Object]:
-    """One folder with a file for each variable, wherever its value comes from."""
+    """Yield the projected sources: one folder with one file per variable, whichever Secret holds it."""
     if brought(plan):
         yield {"secret": {"name": RUN}}
     for variable, (name, key) in _filed(plan):
@@ -308,7 +308,7 @@ def _as_file(secret: Mapping[str, Any]) -> bool:
 
 
 def _own_cache(plan: Plan) -> bool:
-    """A cache folder that no mount provides is on the pod's own disk."""
+    """Return whether the cache folder needs an emptyDir: it is under neither a mount nor the home folder."""
     folder = plan.job.get("cache", {}).get("dir")
     if not folder or str(folder).startswith(HOME):
         return False
@@ -321,7 +321,7 @@ def _cache_size(plan: Plan) -> Object:
 
 
 def covering_mount(job: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """The entry of `mounts` below which a path lies."""
+    """Return the entry of `mounts` that contains a path; None if there is none."""
     folder = local_path(path)
     for mount in job.get("mounts", ()):
         if folder is not None and folder.is_relative_to(mount["at"]):
@@ -330,7 +330,7 @@ def covering_mount(job: Mapping[str, Any], path: str) -> Mapping[str, Any] | Non
 
 
 def _volume(number: int, mount: Mapping[str, Any]) -> Object:
-    """One entry of the job's `mounts`."""
+    """Build the volume for one entry of the job's `mounts`."""
     read_only = bool(mount.get("read_only"))
     if mount.get("pvc"):
         claim: Object = {"claimName": mount["pvc"]}

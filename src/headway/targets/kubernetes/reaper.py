@@ -1,7 +1,7 @@
-"""The reaper: a small Job that calls the workers of a run's StatefulSet, and deletes it when the run is over.
+"""The reaper: a small Job that scales up the StatefulSet of a run and deletes it when the run is over.
 
 `python -m headway.targets.kubernetes.reaper --run URL --namespace NS --set NAME --workers N …`
-It alone has a token, for this one set. Time is the API server's: the set's age, by the server's own clock.
+It is the only pod with a token, which is valid for this one StatefulSet. Age is measured by the API server's clock.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 LOOK_S = 10.0
-BIRTH_S = 600.0  # for a set or a right that is still on its way: after this there will be none (HEADWAY_BIRTH_S)
+BIRTH_S = 600.0  # wait for a StatefulSet or a permission that is not there yet; HEADWAY_BIRTH_S overrides it
 FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaperConfig:
-    """What is guarded, and for how long."""
+    """The StatefulSet to guard, and its time limits."""
 
     url: str
     namespace: str
@@ -64,7 +64,7 @@ def guard(
     say: Callable[[str], None],
     birth_s: float | None = None,
 ) -> int:
-    """Look again and again; 0 when the set is gone, 143 when we are asked to leave first."""
+    """Poll until the StatefulSet is gone; return 0, or 143 if `wait` reports SIGTERM first."""
     birth_s = BIRTH_S if birth_s is None else birth_s
     began, seen = time.monotonic(), False
     while True:
@@ -76,14 +76,14 @@ def guard(
                 return 0
             if found is not None and "deletionTimestamp" not in found["metadata"]:
                 _tend(watched, api, found, say)
-        except ApiError as error:  # the cluster is upgraded, say, or our rights are still on their way
+        except ApiError as error:  # e.g. a cluster upgrade, or a RoleBinding not effective yet
             say(str(error.problem.what))
         if wait():
             return 143
 
 
 def _tend(watched: ReaperConfig, api: Client, found: Object, say: Callable[[str], None]) -> None:
-    """End it where it must end; else call its workers, once: whoever changes their number later has a reason."""
+    """Delete the StatefulSet if the run must end; else scale it up, once: a later change of replicas is deliberate."""
     why = reason(watched, _age_s(found, api), say)
     if why:
         say(f"deleting statefulset/{watched.name}: {why}")
@@ -94,7 +94,7 @@ def _tend(watched: ReaperConfig, api: Client, found: Object, say: Callable[[str]
 
 
 def reason(watched: ReaperConfig, age_s: float, say: Callable[[str], None]) -> str:
-    """Why it must end now; empty where it may go on. A store that cannot be read ends nothing before its time."""
+    """Return why the run must end now, or an empty string. An unreadable store never ends it before its lifetime."""
     if watched.lifetime_s is not None and age_s > watched.lifetime_s:
         return f"its time of {watched.lifetime_s:g} s is up"
     from headway.rundir.layout import RunFolder
@@ -127,11 +127,11 @@ def _set(watched: ReaperConfig, api: Client) -> Object | None:
     try:
         return client.read(api, "StatefulSet", watched.namespace, watched.name)
     except Forbidden:
-        return None  # our rights are made just before we are
+        return None  # the RoleBinding is created just before the reaper and may not be effective yet
 
 
 def _age_s(found: Object, api: Client) -> float:
-    """How old the set is, both ends by the server's clock."""
+    """Return the StatefulSet's age; both timestamps are from the server's clock."""
     born = datetime.fromisoformat(str(found["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
     return (parsedate_to_datetime(api.date) - born).total_seconds()
 
@@ -156,7 +156,7 @@ def _arguments(arguments: Sequence[str] | None) -> ReaperConfig:
 
 
 def _say(text: str) -> None:
-    print(f"headway: {text}", flush=True)  # noqa: T201  the pod's log is the only one it has
+    print(f"headway: {text}", flush=True)  # noqa: T201  the pod's log is its only log
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run's pods as the cluster shows them, and why they do not run yet, in words that say what to do."""
+"""Status of a run in a cluster: its pods, events, container logs and console links, and why pods do not run yet."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound
 from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
 
-# Where to look at a run in a browser. Made from what is known; asks nobody.
+# Console links, made without a request
 
 
 CONSOLE = "https://console.cloud.google.com"
 
 
 def links(handle: Handle, options: Options, context: str) -> dict[str, str]:
-    """Cloud Logging with the filter filled in, and the workload's page, where the cluster is Google's."""
+    """Return the links to Cloud Logging, with the filter filled in, and to the workload's page; none outside GKE."""
     project, location, cluster = of_gke(options, context)
     if not project or options.platform != "gke":
         return {}
@@ -46,14 +46,14 @@ def links(handle: Handle, options: Options, context: str) -> dict[str, str]:
 
 
 def of_gke(options: Options, context: str) -> tuple[str, str, str]:
-    """Project, location and cluster: the target's entry, or the name that gcloud gives to contexts."""
+    """Return project, location and cluster from the target's options, or else from gcloud's name for the context."""
     prefix, *parts = context.split("_")
     named = parts if prefix == "gke" and len(parts) == 3 else ["", "", ""]
     return options.project or named[0], options.location or named[1], options.cluster or named[2]
 
 
 def get_credentials(options: Options, context: str = "") -> str:
-    """What to type where no cluster is known here."""
+    """Return the gcloud command that adds the cluster to the kubeconfig."""
     project, location, cluster = of_gke(options, context)
     where = f"--location {location or 'LOCATION'} --project {project or 'PROJECT'}"
     return f"gcloud container clusters get-credentials {cluster or 'CLUSTER'} {where}"
@@ -61,16 +61,16 @@ def get_credentials(options: Options, context: str = "") -> str:
 
 _LAST_LINES = 5
 _MOST_LINES = 500
-_POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # how the names of a run's pods go on
+_POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # the part of a pod's name after the run's name
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One worker as it was seen."""
+    """One pod of a run, as listed by the API server."""
 
     name: str
     phase: str  # Pending, Running, Succeeded, Failed, Unknown
-    trouble: str  # why it does not run, in the cluster's words; empty where it does
+    trouble: str  # why it does not run, as the cluster reports it; empty if it runs
     ended: str  # how its container last ended
     leaving: bool
     restarts: int
@@ -91,7 +91,7 @@ class Pod:
 
 
 def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
-    """The pods that train, in order. Kubeflow's operators label theirs themselves."""
+    """List the pods that train, in order, by our labels and by those that Kubeflow's operators set."""
     ours = f"{selector(run, url)},{PART_LABEL}=worker"
     selectors = {"pytorchjob": f"{pytorchjob.POD_LABEL}={run}", "trainjob": f"{trainjob.POD_LABEL}={run}"}
     found = {}
@@ -103,7 +103,10 @@ def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
 
 
 def _is_of(api: Api, options: Options, item: Object, run: str, url: str) -> bool:
-    """Whether a pod is this folder's: two folders may each hold a run of one name. By its marks, or its job's."""
+    """Return whether a pod belongs to this run folder, by its own label and annotation or else by its job's.
+
+    Two folders may each hold a run of the same name.
+    """
     marked, folder = client.annotation(item, URL_ANNOTATION), client.label(item, FOLDER_LABEL)
     if marked or folder:
         return marked in ("", url) and folder in ("", folder_hash(url))
@@ -113,7 +116,7 @@ def _is_of(api: Api, options: Options, item: Object, run: str, url: str) -> bool
 
 
 def reaper(api: Api, options: Options, run: str, url: str) -> list[Pod]:
-    """The pod that calls the workers of a set: while there are none, what keeps it keeps them."""
+    """List the reaper's pods. The reaper scales the StatefulSet up, so whatever delays it delays the workers."""
     if options.engine != "statefulset":
         return []
     chosen = f"{selector(run, url)},{PART_LABEL}=reaper"
@@ -136,7 +139,7 @@ def pod_of(item: Object) -> Pod:
 
 
 def cluster_events(api: Api, options: Options, run: str, url: str) -> list[str]:
-    """Warnings about a run and its pods, which a cluster remembers for an hour, and how pods that are there ended."""
+    """Return warnings about a run and its pods, which a cluster keeps for an hour, and how existing pods ended."""
     pods = workers(api, options, run, url) or reaper(api, options, run, url)
     said = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
     ends = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.trouble, pod.ended) if each]
@@ -144,12 +147,12 @@ def cluster_events(api: Api, options: Options, run: str, url: str) -> list[str]:
 
 
 def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
-    """Warnings about these objects, the newest last, each once. With `of_run` about its pods too, gone or not."""
+    """Return distinct warnings about these objects, newest last; `of_run` adds those about its pods, deleted or not."""
     pods = re.compile(rf"{re.escape(of_run)}-{_POD}") if of_run else None
     wanted = set(names)
     try:
         answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
-    except (Forbidden, NotFound):  # a nicety is missing, not the answer
+    except (Forbidden, NotFound):  # events are optional
         return []
     about = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
     items = [
@@ -162,7 +165,7 @@ def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") 
 
 
 def explained(trouble: str) -> str:
-    """The cluster's words, shortened, and what to do where we know."""
+    """Shorten the cluster's message and add advice where its cause is known."""
     short = " ".join(trouble.split())[:300]
     for pattern, advice in _KNOWN:
         if re.search(pattern, trouble, re.IGNORECASE):
@@ -171,7 +174,7 @@ def explained(trouble: str) -> str:
 
 
 def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> list[str]:
-    """The last lines that a pod's container printed: of the one that runs, or of the one before it."""
+    """Return the last lines of a pod's container, or of the container before its last restart."""
     query = {"tailLines": str(_LAST_LINES), **({"previous": "true"} if previous else {})}
     try:
         return list(api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query))
@@ -180,7 +183,7 @@ def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> l
 
 
 def container_logs(api: Api, options: Options, run: str, url: str) -> Iterator[tuple[str, str, str]]:
-    """Pod, time and line of what containers printed themselves, the one before a restart first."""
+    """Yield pod, time and text of each line that containers printed, starting with the one before the restart."""
     for pod in workers(api, options, run, url) or reaper(api, options, run, url):
         for previous in ("true", "false"):
             query = {"timestamps": "true", "tailLines": str(_MOST_LINES), "previous": previous}
@@ -189,7 +192,7 @@ def container_logs(api: Api, options: Options, run: str, url: str) -> Iterator[t
                 for line in api.lines(path, query=query):
                     moment, _, text = line.partition(" ")
                     yield pod.name, moment, text
-            except ApiError:  # there was none before, or it has not begun: nothing was said
+            except ApiError:  # no previous container, or not started yet
                 continue
 
 
@@ -220,7 +223,7 @@ def _moment(item: dict[str, Any]) -> str:
 
 
 def _in_order(name: str) -> list[Any]:
-    """worker-10 after worker-9, and the master before both."""
+    """Sort key that orders worker-10 after worker-9, and the master before both."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
@@ -245,19 +248,19 @@ _KNOWN = (
 )
 
 
-# Where a run stands: what its folder says, held against what the cluster shows.
+# Run status, from the run folder and the cluster
 
 
-HOPELESS = 3  # starts of a container that never got as far as an attempt
+HOPELESS = 3  # restarts of a container before its first attempt after which the run counts as failed
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """A run's workload and pods, at one look."""
+    """A run's workload and pods at one point in time."""
 
     workload: Object | None
     pods: list[Pod]
-    reaper: list[Pod]  # where there is no worker yet: it calls them
+    reaper: list[Pod]  # only while there are no workers yet: it scales them up
 
     @property
     def leaving(self) -> bool:
@@ -265,13 +268,13 @@ class ClusterView:
 
     @property
     def half_made(self) -> bool:
-        """It still belongs to its fuse."""
+        """Whether the creation guard still owns it: its client has not finished submitting."""
         owners = (self.workload or {}).get("metadata", {}).get("ownerReferences") or ()
         return any(str(owner["name"]).endswith(creation_guard.NAME.removeprefix(RUN)) for owner in owners)
 
     @property
     def verdict(self) -> str:
-        """How an operator says that its job ended; empty while it has not."""
+        """The operator's final condition of its job; empty until it has one."""
         conditions = ((self.workload or {}).get("status") or {}).get("conditions") or ()
         for each in conditions:
             if each.get("type") in ("Succeeded", "Complete", "Failed") and each.get("status") == "True":
@@ -296,7 +299,7 @@ def look(api: Api, options: Options, handle: Handle) -> ClusterView:
 def status(
     api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs, *, submitting: bool
 ) -> Status:
-    """One truth of two: the folder's word on how it ended counts, unless the cluster will start it again."""
+    """Combine folder and cluster: the end recorded in the folder counts, unless the cluster will restart the run."""
     end = found.end
     if end is not None and (end.state in FOR_GOOD or not _goes_on(handle, looked)):
         return end
@@ -308,7 +311,7 @@ def status(
 
 
 def _goes_on(handle: Handle, looked: ClusterView) -> bool:
-    """A stopped run whose pods are started again by the cluster has not ended, unless somebody asked for its end."""
+    """Return whether the cluster will restart a stopped run, which then has not ended, unless a stop was requested."""
     if looked.leaving or looked.verdict:
         return False
     return folder_of(handle).read_json(STOP) is None
@@ -328,7 +331,7 @@ def _alive(api: Api, options: Options, handle: Handle, looked: ClusterView, foun
 
 
 def _waiting(api: Api, options: Options, handle: Handle, looked: ClusterView) -> str:
-    """Why nothing trains yet: the pods' own trouble, or what the cluster says of those that it cannot make."""
+    """Explain why nothing trains yet, by the pods' own state or the events about pods that cannot be created."""
     pods = looked.pods or looked.reaper
     for pod in pods:
         if pod.trouble:
@@ -343,7 +346,7 @@ def _waiting(api: Api, options: Options, handle: Handle, looked: ClusterView) ->
 
 
 def _hopeless(api: Api, options: Options, looked: ClusterView) -> str:
-    """A container that ends again and again before its supervisor has said a word will not mend itself."""
+    """Return why the run will never start: a container that keeps exiting before its supervisor begins an attempt."""
     for pod in looked.pods or looked.reaper:
         if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
             words = _last_words(api, options, pod)
@@ -365,7 +368,7 @@ def _without_a_farewell(api: Api, options: Options, looked: ClusterView, found: 
 
 
 def _last_words(api: Api, options: Options, pod: Pod) -> str:
-    """What a container said before it ended: of the one before, where it has been started again."""
+    """Return the last line a container printed before it ended; after a restart, that of the previous container."""
     if not pod.ended:
         return ""
     lines = log_tail(api, options.namespace, pod.name, previous=pod.restarts > 0 and pod.live)

@@ -1,4 +1,4 @@
-"""Kubernetes target: one pod a node, with the supervisor as its process 1. What runs in a cluster is billed by it."""
+"""Kubernetes target: one pod per node, with the supervisor as process 1. The cluster bills for what runs in it."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between looks into the folder while a log is followed …
-ASK_S = 5.0  # … and between questions to the cluster
-SUBMIT_S = 60.0  # for a client that has announced a start to make it
+LOOK_S = 1.0  # poll interval of the run folder while following a log …
+ASK_S = 5.0  # … and of the cluster
+SUBMIT_S = 60.0  # time allowed between a client's submission record and the end of its submit
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesTarget:
     options: Options = DEFAULTS
-    api: Api | None = field(default=None, compare=False)  # the one seam to a cluster; by default the real one
+    api: Api | None = field(default=None, compare=False)  # the only access to a cluster; None: a `Client`, made on use
 
     def check(self, job: Job) -> list[Problem]:
-        """What would stop it, as far as can be said without a cluster."""
+        """Find the problems that would stop the job, without contacting a cluster."""
         return list(checks.problems(job, self.options))
 
     def notes(self, job: Job, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """Return remarks for the plan that do not stop the job."""
         return list(checks.notes(job, ranks, self.options))
 
     def limits(self, job: Job) -> Limits:
         return kubernetes_pod.limits(job, self.options)
 
     def cpus(self, job: Job, ranks: int) -> int:
-        """On each node: what the ranks' threads have to share."""
+        """Return the CPUs per node that the ranks' threads share."""
         return job.resources.cpus or ranks
 
     def render(self, plan: Plan) -> list[Request]:
-        """Every object that `submit` makes, in order. Values of secrets are never in it, only where they lie."""
+        """Return every object that `submit` creates, in order, with references to secrets but never their values."""
         return manifests.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
@@ -74,7 +74,7 @@ class KubernetesTarget:
         return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.now()})
 
     def status(self, handle: Handle) -> Status:
-        # The cluster is looked at before the folder: a pod that is gone has written all it will ever write.
+        # Query the cluster before reading the folder: a pod that is gone by then writes nothing more.
         try:
             looked: ClusterView | None = kubernetes_status.look(self._api(), self.options, handle)
             trouble = ""
@@ -88,7 +88,10 @@ class KubernetesTarget:
         )
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        """The run folder has them all, pods or none. Where it has none, what the pods' containers said themselves."""
+        """Yield the log lines of the run folder, which has them all even after the pods are gone.
+
+        If the run never started and its folder has none, yield the output of the pods' containers.
+        """
         over, silent = self._over(handle) if follow else None, True
         for line in tail(folder_of(handle), spool=None, over=over, rank=rank):
             silent = False
@@ -100,7 +103,7 @@ class KubernetesTarget:
                 yield LogLine(rank=SUPERVISOR, time=moment, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
-        """Delete what trains, wait for its checkpoint, delete the rest, look again. What is gone is success."""
+        """Delete the workload, wait for its checkpoint, delete everything else, and list again. Idempotent."""
         receipt = lifecycle.take_down(self._api(), self.options, handle)
         if not receipt.left:
             free_the_lease(handle)
@@ -119,21 +122,21 @@ class KubernetesTarget:
         ]
 
     def links(self, handle: Handle) -> dict[str, str]:
-        """Where to look at it in a browser."""
+        """Return the run's pages in the Google Cloud console, by title."""
         return kubernetes_status.links(handle, self.options, self._context())
 
     def evidence(self, handle: Handle) -> list[str]:
-        """For `headway why`: the cluster's own words about the run, also about pods that are gone."""
+        """Return the cluster's warnings about the run for `headway why`, including those about deleted pods."""
         return kubernetes_status.cluster_events(self._api(), self.options, handle.run, handle.url)
 
     def doctor(self, job: Job) -> Iterator[Finding]:
-        """What is ready for this job in the cluster, and the exact command for what is missing."""
+        """Check what this job needs in the cluster; each finding has the exact command that adds what is missing."""
         from headway.targets.kubernetes import doctor
 
         return doctor.findings(self._api(), self.options, job, self._context())
 
     def billable_resources(self) -> list[str]:
-        """GPU nodes that are there, whether or not anybody trains, with what they cost and how to shrink them."""
+        """List existing GPU nodes, idle or not, with their cost and the command that removes them."""
         from headway.targets.kubernetes import doctor as pools
 
         return pools.billable_resources(self._api(), self.options)
@@ -146,7 +149,7 @@ class KubernetesTarget:
             return self.options.context
         try:
             return load().context
-        except HeadwayError:  # none is known here: what is made from its name is left out
+        except HeadwayError:  # no kubeconfig: leave out whatever is derived from the context's name
             return ""
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
@@ -162,18 +165,18 @@ def _label(item: Object) -> dict[str, str]:
 
 
 def _submitting(handle: Handle, found: StatusInputs) -> bool:
-    """Whether a client has announced a start a moment ago and has not said yet that it was made."""
+    """Return whether a client recorded a submission less than SUBMIT_S ago and has not finished it yet."""
     if found.started:
         return False
     starts = [entry for entry in submission.read(folder_of(handle))["attempts"] if not entry.get("failed")]
     announced = str(starts[-1].get("at", "")) if starts else ""
     made = str(handle.details.get("submitted", ""))
-    removed = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # somebody has taken it down since
+    removed = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # taken down since the submission
     return max(made, removed) < announced and abs(time.time() - submission.unix(announced)) < SUBMIT_S
 
 
 def _unasked(handle: Handle, trouble: str) -> Status:
-    """No cluster answers: what the folder says, and that nobody could be asked."""
+    """Return the status from the run folder alone, with the reason why the cluster could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
     return Status(
         state=status.state, reason="; ".join(filter(None, (status.reason, trouble))), exit_code=status.exit_code

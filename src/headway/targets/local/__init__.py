@@ -1,1 +1,1 @@
-"""This machine as a target."""
+"""The local target: run on this machine."""

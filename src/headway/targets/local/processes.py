@@ -1,6 +1,7 @@
-"""A run's processes on this machine, found by what they carry in their environment. Reads /proc; needs no database.
+"""Find a run's processes on this machine by the labels in their environment (/proc), and stop them.
 
-The label is inherited by everything a run starts. What wiped its environment is still found as a child, or by session.
+Everything that a run starts inherits the labels. A process that cleared its environment is found as a descendant, or by
+its session.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OWNER, OWNER_NAME = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as it was seen. Linux reuses pids: `started` says which of them it was."""
+    """A process as seen in one scan. Linux reuses pids; `started` tells the processes apart."""
 
     pid: int
     started: str
@@ -37,19 +38,22 @@ class Process:
         return processes.alive(self.pid, self.started)
 
     def runs(self, module: str) -> bool:
-        """Whether it was started as `python -m module`."""
+        """Return whether it was started as `python -m module`."""
         try:
             return module.encode() in _read(f"/proc/{self.pid}/cmdline").split(b"\0")
         except OSError:
             return False
 
     def send(self, number: signal.Signals) -> None:
-        """Signal this very process; one already gone is success, a new one under its number is left alone."""
+        """Signal exactly this process.
+
+        If it is gone that is a success, and a new process with its pid is left alone.
+        """
         try:
             fd = os.pidfd_open(self.pid)
         except (ProcessLookupError, PermissionError):
             return
-        except OSError:  # a kernel without pidfd: a small race is left between looking and sending
+        except OSError:  # a kernel without pidfd: a small race remains between check and signal
             if self.alive:
                 os.kill(self.pid, number)
             return
@@ -63,27 +67,27 @@ class Process:
 
 
 def processes_of(url: str, *, target: str, leader: Process | None = None) -> list[Process]:
-    """Everything of the run at `url` that runs here: by label, by its live leader's session, and what those started."""
+    """List the processes of the run at `url`: by label, by its live leader's session, and their descendants."""
     everything = {process.pid: process for process in _scan()}
-    # A session's number proves nothing once its leader is gone: it may have been given to somebody else since.
+    # A session id proves nothing once its leader is gone, since it may have been reused.
     session = leader.pid if leader is not None and leader.alive else None
     chosen = {
         pid for pid, process in everything.items() if process.session == session or carries(pid, url=url, target=target)
     }
     chosen |= {pid for pid in everything if any(up in chosen for up in _ancestors(pid, everything))}
-    chosen -= {os.getpid()}  # a script may ask for its own run to be taken down: the asker is not what it asks about
+    chosen -= {os.getpid()}  # a script may take down its own run: never include the caller
     return [everything[pid] for pid in sorted(chosen)]
 
 
 def roots(found: Iterable[Process]) -> list[Process]:
-    """Those whose parent is not among them: the supervisor, or ranks that have outlived it."""
+    """Return the processes whose parent is not in the list: the supervisor, or ranks that outlived it."""
     found = list(found)
     pids = {process.pid for process in found}
     return [process for process in found if process.parent not in pids]
 
 
 def labels(*, target: str) -> list[dict[str, str]]:
-    """The labels of the runs, one for each run and owner, that are carried here by any process of ours."""
+    """Return the labels found on this user's processes, once per run and owner."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
         carried = processes.environment(process.pid) or {}
@@ -93,7 +97,7 @@ def labels(*, target: str) -> list[dict[str, str]]:
 
 
 def _scan() -> Iterator[Process]:
-    """Our user's living processes (for root: everybody's) in our own pid namespace: a container's are not ours."""
+    """Scan this user's live processes (for root, all users') in this pid namespace, which excludes containers."""
     mine, namespace = os.geteuid(), _namespace("self")
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -102,7 +106,7 @@ def _scan() -> Iterator[Process]:
             if mine not in (0, entry.stat().st_uid) or _namespace(entry.name) != namespace:
                 continue
             stat = _read(f"{entry.path}/stat").decode(errors="replace")
-        except OSError:  # gone while we looked, or not ours to look at
+        except OSError:  # gone meanwhile, or not readable
             continue
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
         fields = stat[stat.rindex(")") + 1 :].split()
@@ -120,7 +124,7 @@ def _namespace(pid: str) -> str:
 
 
 def carries(pid: int, *, url: str, target: str) -> bool | None:
-    """Whether a process is labelled as the run's at `url`; None where it is another user's, and cannot be asked."""
+    """Return whether a process carries the label of the run at `url`; None if it is another user's and unreadable."""
     carried = processes.environment(pid)
     if carried is None:
         return None
@@ -135,11 +139,11 @@ def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
         yield pid
 
 
-# Ending a run's processes: ask, wait, force, look again. The receipt is what the second look found.
+# Stopping processes: SIGTERM, wait, SIGKILL. The receipt reports what the last scan shows.
 
 
-FORCE_S = 10.0  # for what was killed to go: a process in the kernel's hands goes when its disk answers
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5  # a quick end is seen quickly, and a long one costs little
+FORCE_S = 10.0  # for killed processes to exit: one in uninterruptible sleep exits only when its disk answers
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5  # back-off: a quick exit is seen quickly, a long wait costs little
 
 
 def take_down(
@@ -150,16 +154,18 @@ def take_down(
     ask_after_s: float = 0.0,
     grace_s: float,
 ) -> Receipt:
-    """SIGTERM to each root, once; what is left after `grace_s` is killed. Stragglers that appear meanwhile too.
+    """Send SIGTERM once to each root process, and SIGKILL to what is left after `grace_s`.
 
-    `known` is what was recorded as created: it stands in the receipt though it may be long gone. What is about to go
-    by itself is given `ask_after_s`.
+    Processes that appear meanwhile are included.
+
+    `known` lists processes recorded as created: the receipt contains them even if they are long gone. Processes that
+    are about to exit by themselves get `ask_after_s` before the SIGTERM.
     """
     seen = {_identity(process): process for process in known}
     asked: set[tuple[int, str]] = set()
 
     def remaining() -> list[Process]:
-        # What was seen once is followed to its end, even if its label can no longer be read.
+        # Track every process seen once until it exits, even if its label becomes unreadable.
         for process in listing():
             seen.setdefault(_identity(process), process)
         return [process for process in seen.values() if process.alive]
@@ -186,7 +192,7 @@ def _identity(process: Process) -> tuple[int, str]:
 
 
 def _looks(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterator[tuple[list[Process], float]]:
-    """What is left, and how long it has been waited for, again and again until nothing is or the time is over."""
+    """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
     began, pause = time.monotonic(), FIRST_LOOK_S
     while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
         yield left, waited_s

@@ -1,4 +1,4 @@
-"""Starting the supervisor on this machine so that it outlives us, and finding out later what became of it."""
+"""Start the supervisor on this machine as a process that outlives its parent, and read its record later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headway.targets.local.processes import Process
 SUPERVISOR = "headway.runtime.worker"
 PID, LOG, LOCK = "supervisor.pid", "supervisor.log", "lock"
 
-# A shell may itself be part of a run, of torchrun's, or of a Slurm allocation: none of that is this run's world.
+# The shell itself may run inside a run, torchrun or a Slurm allocation: this run must not inherit their topology.
 _NOT_INHERITED = (
     "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_ATTEMPT", "HEADWAY_PLAN", "HEADWAY_RUN_DIR", "HEADWAY_RESUME_DIR",
     "HEADWAY_DEADLINE_S", "HEADWAY_GRACE_S", "HEADWAY_CONTROL_FD", "HEADWAY_CODE_DIR", "HEADWAY_SPOOL",
@@ -43,7 +43,7 @@ _NOT_INHERITED = (
 
 
 def named(body: Any, run: str) -> Any:
-    """A request's body with the run's name where `{RUN}` stands."""
+    """Replace `{RUN}` by the run's name in a request's body."""
     if isinstance(body, str):
         return body.replace(RUN, run)
     if isinstance(body, Mapping):
@@ -54,14 +54,17 @@ def named(body: Any, run: str) -> Any:
 
 
 def owned(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's body whose environment says whose its processes are."""
+    """Add the owner's labels to the environment in a request's body."""
     us = owner()
     return {**body, "env": {**body["env"], local_processes.OWNER: us.id, local_processes.OWNER_NAME: us.name}}
 
 
 @contextmanager
 def exclusively(place: Path) -> Iterator[None]:
-    """One start of a run at a time; the kernel lets go for us if we die. A start that fails removes a new `place`."""
+    """Lock the start of a run. The kernel releases the lock if this process dies.
+
+    A failed start removes `place` if it is new.
+    """
     fresh = not place.exists()
     with translated(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -70,7 +73,7 @@ def exclusively(place: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     except BaseException:  # Ctrl-C too
-        if fresh:  # what earlier attempts left in it is not ours to remove
+        if fresh:  # keep what earlier attempts left in it
             shutil.rmtree(place, ignore_errors=True)
         raise
     finally:
@@ -78,7 +81,7 @@ def exclusively(place: Path) -> Iterator[None]:
 
 
 def starting(place: Path) -> bool:
-    """Whether somebody is starting this run at this moment."""
+    """Return whether a process is starting this run now."""
     try:
         lock = os.open(place / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -93,7 +96,7 @@ def starting(place: Path) -> bool:
 
 
 def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
-    """Make what the request says: code, then process, then its pid file. If any fails, no process is left."""
+    """Unpack the code, start the process and write its pid file. If any of these fails, no process is left."""
     place = Path(body["cwd"])
     process = None
     try:
@@ -102,19 +105,19 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
             Path(body["env"]["HEADWAY_SPOOL"]).mkdir(exist_ok=True)
             process = _popen(body)
             return _record(place, process.pid)
-    except BaseException:  # Ctrl-C too: a process that nobody has recorded could not be stopped
+    except BaseException:  # Ctrl-C too: an unrecorded process could not be stopped
         if process is not None:
             process.kill()
             process.wait()
         raise
     finally:
         if process is not None:
-            # While we live, its corpse must not lie about; when we die, init takes it.
+            # Reap the process while this one lives; after that, init does.
             threading.Thread(target=process.wait, daemon=True).start()
 
 
 def recorded(place: Path) -> Process | None:
-    """The supervisor that was started last, alive or not; None where there was none on this boot of this machine."""
+    """Return the supervisor started last, alive or not; None if there was none since this machine booted."""
     known = _pid_file(place)
     if known.get("boot") != processes.here():
         return None
@@ -127,7 +130,7 @@ def recorded_host(place: Path) -> str:
 
 
 def last_line(place: Path) -> str:
-    """The last thing the supervisor's process printed, for a reader who wonders why it is gone."""
+    """Return the last line that the supervisor's process printed, to show why it is gone."""
     try:
         with open(place / LOG, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -138,16 +141,16 @@ def last_line(place: Path) -> str:
 
 
 def clear(place: Path, *, inside_run: bool) -> None:
-    """Remove what is of no use after the end. A run's own folder keeps its logs; a bucket has them already."""
+    """Remove what is useless after the end. A local run folder keeps its logs; a bucket has them already."""
     (place / PID).unlink(missing_ok=True)
-    # The supervisor removes what a script wrote, and its list of it, once all is in the bucket.
+    # The supervisor removes the script's files and their list once all are in the bucket.
     unsaved = (place / "files").exists() or (place / "workdir.json").exists()
     if not inside_run and not unsaved:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def environment(shell: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """What the supervisor is given: this shell's environment, less another run's, with this run's own on top."""
+    """Return the supervisor's environment: this shell's, without another run's variables, plus `own`."""
     return {**{key: value for key, value in shell.items() if key not in _NOT_INHERITED}, **own}
 
 
@@ -165,7 +168,7 @@ def translated(place: Path) -> Iterator[None]:
 
 
 def bring_code(archive: str, sha256: str, to: Path) -> None:
-    """The planned code, checked by its content. Files a script left beside it on an earlier attempt stay."""
+    """Unpack the planned code after checking its hash. Files that a script wrote there in an earlier attempt stay."""
     path = local_path(archive)
     if path is not None:
         unpack(path, sha256, to)
@@ -187,7 +190,7 @@ def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # no terminal: its hang-up and its Ctrl-C do not reach the run
+            start_new_session=True,  # no terminal: its hang-up and Ctrl-C do not reach the run
         )
 
 

@@ -1,4 +1,4 @@
-"""This machine as a target: the supervisor in a session of its own, found again by label. Nothing is billed."""
+"""The local target: the supervisor runs in its own session on this machine and is found by label. Nothing is billed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 KIND = "local"
 TRAINS_WITH = ("numpy", "safetensors", "torch")
-LOOK_S = 1.0  # between looks into the folder while the supervisor lives
+LOOK_S = 1.0  # between polls of the folder while the supervisor lives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class LocalTarget:
         return [*_one_machine(job), *self._interpreter(job), *silent, *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """List what does not prevent the job from running here but belongs in its plan."""
         cores = len(os.sched_getaffinity(0))
         notes = [f"{ranks} ranks share {cores} cores"] if ranks > cores else []
         if job.resources.accelerator and not Path("/dev/nvidiactl").exists():
@@ -69,7 +69,7 @@ class LocalTarget:
         return notes
 
     def render(self, plan: Plan) -> list[Request]:
-        """One request: the supervisor's process. Values of secrets are never in it, only where they lie."""
+        """Render one request: the supervisor's process. Secrets appear as references only, never as values."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
         place = str(place_of(url, KIND))
@@ -113,7 +113,10 @@ class LocalTarget:
         return tail(folder_of(handle), spool=place / "spool", over=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
-        """SIGTERM, the plan's grace period, SIGKILL, and a second look. What is gone already is success."""
+        """Send SIGTERM, wait for the plan's grace period, send SIGKILL and scan again.
+
+        Processes already gone count as removed.
+        """
         elsewhere = _elsewhere(handle)
         if elsewhere:
             raise TargetError(
@@ -123,8 +126,8 @@ class LocalTarget:
         place, ended = place_of(handle.url, KIND), has_ended(handle)
         leader = _recorded(handle.url)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
-            leader = None  # the original's, from before this was copied
-        # Where the run has said that it ended, its supervisor is on its way out, and nobody waits for a checkpoint.
+            leader = None  # it belongs to the original of this copied folder
+        # After the `ended` event the supervisor is exiting by itself, and there is no checkpoint to wait for.
         receipt = take_down(
             handle.run,
             lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
@@ -156,7 +159,7 @@ class LocalTarget:
         return [Problem(what=what, fix=install_command("train"))] if lacking else []
 
     def _leader(self, url: str) -> processes.Process | None:
-        """The living supervisor: by its pid file, or by label where the starter died before writing one."""
+        """Return the live supervisor by its pid file, or by label if the starting process died before writing one."""
         recorded = _recorded(url)
         if recorded is not None and recorded.alive:
             return recorded
@@ -166,7 +169,7 @@ class LocalTarget:
     def _status(self, handle: Handle, watch: StatusPoller) -> Status:
         if _elsewhere(handle):
             return watch.status()
-        # Looked at before the folder: a supervisor that is gone has written all it will ever write.
+        # Check the process before the folder: a supervisor that is gone has written everything by then.
         starting, leader = spawn.starting(place_of(handle.url, KIND)), self._leader(handle.url)
         seen = evidence(folder_of(handle))
         if seen.end is not None:
@@ -177,7 +180,10 @@ class LocalTarget:
         return Status(state=State.LOST, reason=_why_lost(seen, place_of(handle.url, KIND)))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        """Whether the run has ended. The folder is read now and then, and as soon as the supervisor is gone."""
+        """Return a function that tells whether the run has ended.
+
+        It reads the folder every LOOK_S seconds, and as soon as the supervisor is gone.
+        """
         watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
 
         def over() -> bool:
@@ -199,12 +205,15 @@ def _one_machine(job: Job) -> list[Problem]:
 
 
 def _recorded(url: str) -> processes.Process | None:
-    """The supervisor by its pid file, alive or not; None where its process runs another folder: this one is a copy."""
+    """Return the supervisor by its pid file, alive or not.
+
+    None if that process runs another folder, of which this one is a copy.
+    """
     found = spawn.recorded(place_of(url, KIND))
     if found is None or not found.alive:
         return found
     ours = processes.carries(found.pid, url=url, target=KIND)
-    if ours is None:  # another user's: its label is not for us to read
+    if ours is None:  # another user's: its label is not readable
         ours = not submission.origin(RunFolder(open_store(url)))
     return found if ours else None
 
@@ -214,7 +223,7 @@ def _owner(label: Mapping[str, str]) -> dict[str, str]:
 
 
 def _elsewhere(handle: Handle) -> str:
-    """The other machine that runs this, where the folder is shared between machines; empty for this one."""
+    """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
     host = spawn.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 

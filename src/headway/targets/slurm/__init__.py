@@ -1,1 +1,1 @@
-"""Slurm as a target: one batch job a run, one supervisor a node."""
+"""Slurm target: one batch job per run, one supervisor per node."""

@@ -1,4 +1,7 @@
-"""What would stop a job on a cluster, each with what to type. Planning asks nobody; `online` asks Slurm itself."""
+"""Problems that would stop a job on a cluster, each with its fix, and notes for its plan.
+
+Only `online` and `online_notes` query Slurm.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ from headway.targets.slurm.options import Options
 if TYPE_CHECKING:
     from headway.spec import Job
 
-LONGEST_COMMENT = 1000  # Slurm takes 1024
-SHORTEST_TIME_S = 300.0  # less than that, and the warning before the end comes at the start
+LONGEST_COMMENT = 1000  # Slurm's limit is 1024
+SHORTEST_TIME_S = 300.0  # shorter limits would get Slurm's warning signal at the start
 _OURS = ("--job-name", "-J", "--comment", "--output", "-o", "--error", "-e", "--open-mode", "--nodes", "-N", "--ntasks",
          "-n", "--array", "-a", "--export", "--chdir", "-D", "--signal", "--requeue", "--no-requeue", "--time", "-t",
          "--parsable", "--wrap", "--test-only", "--wait", "-W")  # fmt: skip
-# File systems that several machines see. What is not among them may still be exported: this is a note, not a refusal.
+# Network file systems. Others may still be exported to the nodes, so this leads to a note, not a problem.
 _SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs", "fuse", "glusterfs", "gpfs", "lustre", "mmfs",
            "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb", "virtiofs", "weka")  # fmt: skip
 
 
 def problems(job: Job, options: Options) -> Iterator[Problem]:
-    """What can be known on any machine."""
+    """Yield the problems that can be found on any machine."""
     yield from _entry(job, options)
     yield from _unmountable(job)
     yield from _secrets(job)
 
 
 def online(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
-    """What only the cluster knows. Nothing is submitted."""
+    """Yield the problems that only the cluster can report. Submits nothing."""
     refused = _cluster(options, ask)
     yield from refused if refused else _trial(job, options, ask)
 
@@ -100,7 +103,7 @@ def _secrets(job: Job) -> Iterator[Problem]:
 
 
 def _cluster(options: Options, ask: CommandRunner) -> list[Problem]:
-    """Whether there is a cluster, and it has that partition."""
+    """Check that a cluster answers and has the partition."""
     try:
         ask(["sbatch", "--version"])
         listed = ask(["sinfo", "--noheader", "--format=%R"]).split()
@@ -116,13 +119,13 @@ def _cluster(options: Options, ask: CommandRunner) -> list[Problem]:
 
 
 def _trial(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
-    """Slurm's own verdict on these very options. Nothing is submitted."""
+    """Check the job's options with `sbatch --test-only`. Submits nothing."""
     words = sbatch.resources(dump(job), processes(job), options)
     words += sbatch.times(_budget_s(job), job.max_wait, options)
     try:
         ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
     except CommandError as error:
-        if "required node not available" not in error.said.lower():  # down or drained now: it would wait for them
+        if "required node not available" not in error.said.lower():  # down or drained now: the job would wait
             fix = error.problem.fix or "mend `resources`, or the target's entry; `sbatch --test-only` says the same"
             yield Problem(what=error.problem.what, where="resources", fix=fix)
 
@@ -141,7 +144,7 @@ def _sharing(job: Job) -> Iterator[str]:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that the path is on, by the longest mount point above it."""
+    """Return the type of the file system that contains the path, by its longest mount point."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

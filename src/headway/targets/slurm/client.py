@@ -1,6 +1,6 @@
-"""What Slurm says of our jobs: those in its queue, and how one that has left it ended. Reads, never changes.
+"""Run Slurm's commands, and read our jobs: those in the queue, and how a job that has left it ended.
 
-A job carries its run as a comment, `headway.run=…,headway.url=…`: found again without any record of ours.
+A job's comment, `headway.run=…,headway.url=…`, identifies its run, so jobs can be found without local records.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from headway.core.errors import TargetError
 from headway.core.types import EXPIRES_LABEL, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL
 from headway.storage import same_place
 
-# Slurm's own commands: the one seam to a cluster. What they refuse comes out as our errors, with what to type.
+# Slurm's commands, the only access to a cluster. Failures raise CommandError, with a command that helps.
 
 
 _PREFERENCES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
-ANSWER_S = 90.0  # a busy controller makes its clients try again for a while; after this it is stuck
+ANSWER_S = 90.0  # commands retry while the controller is busy; after this it is stuck
 
 
 class CommandError(TargetError):
-    """Slurm, or its command, said no. `said` is its own word."""
+    """A failed Slurm command. `said` is its message."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -34,19 +34,19 @@ class CommandError(TargetError):
 
 
 class NotInstalled(CommandError):
-    """There is no such command on this machine."""
+    """The command is not on this machine."""
 
 
 class Unreachable(CommandError):
-    """The command is here, and no controller answers it."""
+    """No controller answers the command."""
 
 
 class Unknown(CommandError):
-    """Slurm does not know that job, any more or at all."""
+    """Slurm does not know the job, or no longer."""
 
 
 class CommandRunner(Protocol):
-    """Runs one command and returns what it printed. Raises a Refusal."""
+    """Runs one command and returns its output. Raises CommandError."""
 
     def __call__(
         self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
@@ -54,7 +54,7 @@ class CommandRunner(Protocol):
 
 
 def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """The real one."""
+    """Run a command as a subprocess: the default CommandRunner."""
     env = plain(os.environ) if env is None else env
     try:
         done = subprocess.run(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S)
@@ -64,7 +64,7 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
         raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l $(which {argv[0]})") from None
     except subprocess.TimeoutExpired:
         raise Unreachable(f"`{argv[0]}` has not been answered for {ANSWER_S:.0f} s", fix="scontrol ping") from None
-    # Paths and comments are bytes to Slurm: surrogates carry those that are not UTF-8.
+    # Slurm's paths and comments are bytes: surrogateescape preserves what is not UTF-8.
     printed, complaint = (text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
     if done.returncode:
         raise refusal(argv, complaint.strip() or printed.strip())
@@ -72,7 +72,7 @@ def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] 
 
 
 def plain(shell: Mapping[str, str]) -> dict[str, str]:
-    """The environment without a person's preferences for listings, which would leave out what we look for."""
+    """Return the environment without the user's settings for listings, which could hide the jobs we look for."""
     return {name: value for name, value in shell.items() if not name.startswith(_PREFERENCES)}
 
 
@@ -84,7 +84,7 @@ def not_installed(command: str) -> NotInstalled:
 
 
 def refusal(argv: Sequence[str], said: str) -> CommandError:
-    """What the command printed when it failed, as an error that says what to type."""
+    """Turn a failed command's output into a CommandError with a fix."""
     for pattern, kind, what, fix in _KNOWN:
         if re.search(pattern, said, re.IGNORECASE):
             return kind(what, said=said, fix=fix)
@@ -93,7 +93,7 @@ def refusal(argv: Sequence[str], said: str) -> CommandError:
 
 
 _SINFO = "sinfo --summarize"
-# (what it says, kind of error, what happened, what to type). The first that fits.
+# (pattern in the output, error class, message, fix). The first match wins.
 _KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
@@ -167,7 +167,7 @@ _KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
 
 
 URL_LABEL = "headway.url"
-# What a job is called once it is over. Any other state, also one that a later Slurm invents, is of a job that lives.
+# Final job states, in words. Any other state, including those of later Slurm versions, counts as live.
 ENDED = {
     "BOOT_FAIL": "a node did not boot",
     "CANCELLED": "cancelled",
@@ -188,16 +188,16 @@ ENDING = "COMPLETING"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One of our jobs as Slurm lists it."""
+    """A job of ours, as Slurm lists it."""
 
     id: str
     state: str
     nodes: str = ""
-    why: str = ""  # it waits
+    why: str = ""  # the reason why it waits
     run: str = ""
     url: str = ""
     expires: str = ""
-    owner: str = ""  # empty: submitted by a Headway that did not say
+    owner: str = ""  # empty: submitted by a version of Headway that did not record it
     owner_name: str = ""
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobEnd:
-    """How a job ended: Slurm's word for it, and its exit code where Slurm knows one."""
+    """How a job ended: Slurm's state, and the exit code if Slurm has one."""
 
     state: str
     exit_code: int | None = None
@@ -222,7 +222,7 @@ class JobEnd:
 
 
 def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: str = "") -> str:
-    """The comment that says which run's job it is, and whose. Nothing in it needs quoting, in a script or anywhere."""
+    """Return the comment that identifies a job's run and owner. It needs no quoting in a script."""
     pairs = {
         RUN_LABEL: run,
         EXPIRES_LABEL: expires,
@@ -234,14 +234,14 @@ def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: st
 
 
 def jobs(ask: CommandRunner) -> list[Job]:
-    """Every job of this user that carries our label: the live ones, and those that Slurm has not forgotten yet."""
+    """List the user's jobs with our label: live ones, and ended ones that Slurm still remembers."""
     argv = ["squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "--format=%A|%T|%N|%r|%k"]
     listed = (_job(line) for line in ask(argv).split("\n"))
     return [job for job in listed if job is not None]
 
 
 def jobs_of(ask: CommandRunner, url: str, known: str | None = None, *, place: Path) -> list[Job]:
-    """The jobs of one run: by label, or by the number it was given where a site rewrites comments.
+    """List the jobs of one run by label, or by the ID `known` if the site rewrites comments.
 
     `place` is the folder from which it was submitted.
     """
@@ -249,13 +249,13 @@ def jobs_of(ask: CommandRunner, url: str, known: str | None = None, *, place: Pa
 
 
 def ending(ask: CommandRunner, job_id: str) -> JobEnd | None:
-    """How it ended: by the controller, the accounting or the record of completed jobs, whichever still knows."""
+    """Return how a job ended, from the controller, the accounting or the job completion log, whichever still has it."""
     for source in (_by_controller, _by_accounting, _by_completions):
         try:
             found = source(ask, job_id)
         except Unreachable:
             raise
-        except (NotInstalled, CommandError):  # forgotten, or this cluster keeps no such record: the next one may
+        except (NotInstalled, CommandError):  # no longer known, or no such record on this cluster: try the next
             continue
         if found is not None:
             return found
@@ -283,9 +283,9 @@ def _job(line: str) -> Job | None:
 
 
 def _numbered(ask: CommandRunner, url: str, known: str | None, place: Path) -> list[Job]:
-    """Only a job without another run's label, submitted from this run's own folder, is taken for it.
+    """Find a job by ID; accept it only if it has no run's label and was submitted from this run's folder.
 
-    Numbers are used again after millions of jobs; and a copy of a run's folder names the original's.
+    Slurm reuses IDs after millions of jobs, and a copy of a run folder contains the original's ID.
     """
     if not known:
         return []
@@ -322,7 +322,7 @@ def _by_completions(ask: CommandRunner, job_id: str) -> JobEnd | None:
 
 
 def _last_row(rows: str) -> JobEnd | None:
-    """A requeued job has a row for each start."""
+    """Parse the last row: a requeued job has one row per start."""
     lines = [line for line in rows.splitlines() if line.strip()]
     state, _, code = lines[-1].partition("|") if lines else ("", "", "")
     return _ending(state, code)

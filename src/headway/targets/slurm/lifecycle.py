@@ -1,4 +1,4 @@
-"""Laying ready what a job needs on the shared folder, and handing it to Slurm. All or nothing."""
+"""Stage a run in the shared folder, submit its job (all or nothing), and take it down."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Ending a run's jobs: ask, wait, cancel, look again. The receipt is what the second look found.
+# Teardown
 
 
-LEAVING_S = 10.0  # for a job whose run has said how it ended: Slurm tidies up after it
-FORCE_S = 120.0  # for a cancelled job to go: KillWait, an epilog, a node that answers slowly
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 2.0  # a quick end is seen quickly, and a long one costs the controller little
+LEAVING_S = 10.0  # wait for the job of an ended run to leave by itself
+FORCE_S = 120.0  # wait for a cancelled job to go: KillWait, an epilog, a slow node
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 2.0  # poll interval, growing to spare the controller
 
 
 def take_down(ask: CommandRunner, handle: Handle, *, known: str, place: Path, ended: bool) -> Receipt:
-    """SIGTERM to the supervisors, the plan's grace period, then scancel. What waits in the queue is cancelled at once.
+    """Send SIGTERM to the supervisors, wait for the grace period, then scancel. Cancel queued jobs at once.
 
-    Slurm may requeue a job at any moment: until it is gone for good, each state it is seen in is answered.
+    Slurm may requeue a job at any time, so act on its current state at each poll until it is gone. The receipt comes
+    from a listing made at the end.
     """
     seen: dict[str, Job] = {known: Job(id=known, state="gone")} if known else {}
     asked: set[str] = set()
@@ -70,7 +71,7 @@ def take_down(ask: CommandRunner, handle: Handle, *, known: str, place: Path, en
 
 
 def _looks(remaining: Callable[[], list[Job]], within_s: float) -> Iterator[tuple[list[Job], float]]:
-    """What is left, and how long it has been waited for, again and again until nothing is or the time is over."""
+    """Yield the live jobs and the seconds waited, at each poll, until no job is left or the time is up."""
     began, pause = time.monotonic(), FIRST_LOOK_S
     while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
         yield left, waited_s
@@ -82,26 +83,26 @@ def _scancel(ask: CommandRunner, *words: str) -> None:
     try:
         ask(["scancel", *words])
     except Unknown:
-        pass  # gone since it was listed
+        pass  # ended since it was listed
 
 
 JOB = "job.id"
-# These say what the job file left open. sbatch would take others of its variables for orders above the script's.
+# Site defaults for options that the job leaves open. Other SBATCH_ variables would override the script's options.
 _SITE_DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_PARTITION": "partition",
     "SBATCH_QOS": "qos",
 }
-_ORDERS = ("SBATCH_", "SLURM_", "SRUN_")  # the last two are of the allocation that we may ourselves run in
+_ORDERS = ("SBATCH_", "SLURM_", "SRUN_")  # the last two: from an allocation that this client may run in
 
 
 def lay_ready(plan: Plan, place: Path) -> None:
-    """The code, Headway itself and a folder for each node, where every node sees them."""
+    """Stage the code, Headway, the secrets and one folder per node in the shared folder."""
     outputs = str(plan.job["outputs"])
     with spawn.translated(place):
         spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
-        (place / "code").mkdir(exist_ok=True)  # a recipe brings none
+        (place / "code").mkdir(exist_ok=True)  # a recipe has none
         _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
         (place / "spool").mkdir(exist_ok=True)
         for node in range(plan.nodes):
@@ -110,12 +111,12 @@ def lay_ready(plan: Plan, place: Path) -> None:
 
 
 def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: CommandRunner) -> str:
-    """The job's number. If anything fails after Slurm has taken it, it is taken back."""
+    """Submit the job and return its ID. If anything fails after Slurm has accepted it, cancel it."""
     limit = sbatch.lifetime_s(plan, options)
     expires = "" if limit is None else str(int(time.time() + limit))
     us = owner()
     for mark, value in ((sbatch.EXPIRES, expires), (OWNER, us.id), (OWNER_NAME, quote(us.name, safe="@"))):
-        text = text.replace(mark, value, 1)  # in the comment, which comes before all that is the user's
+        text = text.replace(mark, value, 1)  # the job's comment precedes any text of the user's
     text = spawn.named(text, run)
     number = ""
     try:
@@ -127,7 +128,7 @@ def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: 
             number = printed.strip().partition(";")[0]
             _record(place, number)
             return number
-    except BaseException:  # Ctrl-C too: a job in the queue would run one day
+    except BaseException:  # Ctrl-C too: a queued job would run eventually
         if number:
             _take_back(number, ask)
         clear_secrets(place)
@@ -135,7 +136,7 @@ def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: 
 
 
 def recorded(place: Path) -> str:
-    """The number of the job that was submitted last; empty where that is not known."""
+    """Return the ID of the job submitted last; empty if unknown."""
     try:
         return (place / JOB).read_text().strip()
     except OSError:
@@ -143,7 +144,7 @@ def recorded(place: Path) -> str:
 
 
 def environment(shell: Mapping[str, str], plan: Plan, options: Options) -> dict[str, str]:
-    """What sbatch sees and hands on: this shell's variables, less another run's and less where secrets come from."""
+    """Return the environment for sbatch and the job: this shell's, less another run's variables and the secrets."""
     references: list[Reference] = [parse(reference) for reference in sbatch.brought(plan.job).values()]
     hidden = {reference.name for reference in references if reference.kind == "env"}
     inherited = client.plain(spawn.environment(shell, {}))
@@ -159,18 +160,18 @@ def clear_secrets(place: Path) -> None:
 
 
 def last_line(place: Path, number: str) -> str:
-    """The last thing the job's script printed, for a reader who wonders why it ended."""
+    """Return the last line that the job's script printed, to explain why it ended."""
     try:
         printed = (place / sbatch.LOG.replace("%j", number)).read_text("utf-8", "replace")[-4096:].split("\n")
     except OSError:
         return ""
-    # Slurm's own remarks on an end come after the reason for it.
+    # Slurm's own messages about the end come after its cause.
     lines = [line.strip() for line in printed if line.strip() and not line.startswith(("slurmstepd", "srun:"))]
     return lines[-1][:300] if lines else ""
 
 
 def said_at_exit(place: Path, number: str) -> int | None:
-    """The exit code that the script of this very job left behind."""
+    """Return the exit code that this job's script recorded; None if it recorded none."""
     try:
         job, _, code = (place / sbatch.EXIT).read_text().strip().partition(" ")
     except OSError:
@@ -183,7 +184,7 @@ def _is_open(name: str, options: Options) -> bool:
 
 
 def _own_folder(place: Path, node: int) -> None:
-    """A node keeps its script's files apart from the others', and its output with theirs, where one tail reads it."""
+    """Create a node's folder: its script's files are separate, its spool is a link to the shared one for `tail`."""
     own = place / f"node-{node}"
     own.mkdir(exist_ok=True)
     if not (own / "spool").is_symlink():
@@ -191,7 +192,7 @@ def _own_folder(place: Path, node: int) -> None:
 
 
 def _lay_secrets(plan: Plan, place: Path) -> None:
-    """One file that only its owner can read. The job's script removes it as soon as it has read it."""
+    """Write the secrets to one file with mode 0600. The job's script deletes it as soon as it has read it."""
     wanted = sbatch.brought(plan.job)
     clear_secrets(place)
     if not wanted:
@@ -211,7 +212,7 @@ def _take_back(number: str, ask: CommandRunner) -> None:
     try:
         ask(["scancel", number])
     except CommandError:
-        pass  # the launcher looks for what is left, and says so
+        pass  # the launcher lists and reports what is left
 
 
 def _unzip(wheel: bytes, to: Path) -> None:

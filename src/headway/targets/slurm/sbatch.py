@@ -1,7 +1,7 @@
-"""job.sbatch: the whole of what Slurm is asked to do, as a script that a person can read. Pure: print it, diff it.
+"""Render job.sbatch, the readable batch script that contains everything Slurm is asked to do. Pure.
 
-Slurm runs it on the first node. It prepares, starts one supervisor on each node through srun, passes Slurm's early
-warning on to them, and asks for another turn in the queue where the run has not ended.
+Slurm runs it on the first node. It prepares the environment, starts one supervisor per node through srun, forwards
+Slurm's warning signal to them, and requeues the job if the run has not ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# The fixed parts of job.sbatch. Bash, as every cluster has it; no part holds a value that a user chose.
+# Fixed parts of the script, in bash. None contains a value chosen by a user.
 
 
 REPORT = r"""
@@ -117,14 +117,14 @@ ended "$code"
 KIND = "slurm"
 SCRIPT, LOG, EXIT = "job.sbatch", "job-%j.log", "exit"
 PRIVATE, SECRETS_VARIABLE = "private", "secrets.json"
-EXPIRES = "{EXPIRES}"  # stands where the time will be until launch, in Unix seconds
+EXPIRES = "{EXPIRES}"  # placeholder for the expiry in Unix seconds, filled in at launch
 WARNING_S = 120  # before the time limit, Slurm sends SIGTERM …
 EARLY_S = 60  # … or up to this much earlier
-BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
+BROUGHT = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
 
 
 def sbatch_script(plan: Plan, options: Options, python: str) -> str:
-    """The script, with {RUN}, {EXPIRES} and {OWNER} where they will be known at launch."""
+    """Render the script, with placeholders such as {RUN}, {EXPIRES} and {OWNER} for what is known only at launch."""
     place = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
     parts = [
         _header(plan, options),
@@ -142,7 +142,7 @@ def sbatch_script(plan: Plan, options: Options, python: str) -> str:
 
 
 def resources(job: Mapping[str, Any], ranks: int, options: Options) -> list[str]:
-    """What each node must have, and where it may be: sbatch's own words."""
+    """Return sbatch's options for the resources per node and for the placement."""
     wanted = job["resources"]
     accelerator, memory = wanted.get("accelerator"), wanted.get("memory")
     words = [f"--nodes={wanted['nodes']}", "--ntasks-per-node=1", f"--cpus-per-task={cpus(wanted, ranks)}"]
@@ -156,12 +156,12 @@ def resources(job: Mapping[str, Any], ranks: int, options: Options) -> list[str]
 
 
 def cpus(wanted: Mapping[str, Any], ranks: int) -> int:
-    """On each node: as many as were asked for, or one for each rank."""
+    """Return the CPUs per node: as requested, or one per rank."""
     return int(wanted.get("cpus") or ranks)
 
 
 def time_s(budget_s: float | None, options: Options) -> float | None:
-    """Slurm's limit for one start, in whole minutes: the budget and what ending takes, or less where `time` says so."""
+    """Return Slurm's limit per start, in whole minutes: the budget plus the time to end, or `time` if that is less."""
     limits = [] if options.time is None else [options.time]
     if budget_s is not None:
         limits.append(budget_s + options.grace + WARNING_S + EARLY_S)
@@ -169,7 +169,10 @@ def time_s(budget_s: float | None, options: Options) -> float | None:
 
 
 def times(budget_s: float | None, max_wait_s: float | None, options: Options) -> list[str]:
-    """Limits on time. A deadline counts waiting and running together, which a run that is requeued cannot keep to."""
+    """Return sbatch's options for time limits.
+
+    A deadline covers waiting and running together, so a job that may be requeued gets none.
+    """
     limit = time_s(budget_s, options)
     if limit is None:
         return []
@@ -180,14 +183,14 @@ def times(budget_s: float | None, max_wait_s: float | None, options: Options) ->
 
 
 def clock(seconds: float) -> str:
-    """As Slurm reads it: 8:04:00, 2-00:00:00."""
+    """Format a duration for Slurm, in whole minutes: 8:04:00, 2-00:00:00."""
     minutes = round(seconds / 60)
     days, hours = divmod(minutes // 60, 24)
     return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours}:{minutes % 60:02d}:00"
 
 
 def lifetime_s(plan: Plan, options: Options) -> float | None:
-    """After this a run may be removed whatever happens. None where it may wait in the queue for as long as it takes."""
+    """Return the age after which a run may be removed in any case; None without a budget or a limit on waiting."""
     limits = plan.limits
     if limits.budget_s is None or limits.max_wait_s is None:
         return None
@@ -195,7 +198,7 @@ def lifetime_s(plan: Plan, options: Options) -> float | None:
 
 
 def brought(job: Mapping[str, Any]) -> dict[str, str]:
-    """The secrets that the client must bring: variable and reference. A cloud's are fetched where it runs."""
+    """Return the secrets that the client must send, as variable -> reference. Nodes fetch cloud secrets themselves."""
     listed = {name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}
     return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
 
@@ -231,7 +234,7 @@ def _variables(plan: Plan, place: str, python: str) -> str:
         f"place={shlex.quote(place)}  # seen by every node",
         f"python={shlex.quote(python)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in values.items()),
-        # Every node runs the Headway that made the plan, whatever its interpreter has installed.
+        # Every node runs the Headway version that made the plan, whatever its interpreter has installed.
         'export PYTHONPATH="$place/headway${PYTHONPATH:+:$PYTHONPATH}"',
     ]
     return "\n".join(lines)
@@ -255,7 +258,7 @@ def _requirements(plan: Plan) -> str:
 
 def _start(plan: Plan, options: Options) -> str:
     secret = bool(brought(plan.job))
-    # srun inherits neither the CPUs nor, everywhere, the accelerators of the job.
+    # srun does not inherit the job's CPUs and, on some clusters, not its accelerators.
     asked = [word for word in resources(plan.job, plan.processes, options) if word.startswith(("--cpus", "--gres"))]
     shape = " ".join([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1", *asked])
     return START.format(

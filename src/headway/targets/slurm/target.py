@@ -1,4 +1,4 @@
-"""Slurm target: one batch job a run, one supervisor on each node. Needs Slurm's commands and a shared folder."""
+"""Slurm target: one batch job per run, one supervisor per node. Needs Slurm's commands and a shared folder."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
     from headway.spec import Job as Wanted
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between looks into the folder while a log is followed …
-ASK_S = 10.0  # … and between questions to the controller, which serves everybody
+LOOK_S = 1.0  # poll interval of the run folder while following a log …
+ASK_S = 10.0  # … and of the controller, which all users share
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmTarget:
     options: Options = DEFAULTS
-    ask: CommandRunner = client.run  # the one seam to a cluster
+    ask: CommandRunner = client.run  # the only access to a cluster
 
     def check(self, job: Wanted) -> list[Problem]:
         return [*checks.problems(job, self.options), *unwritable(job.outputs)]
 
     def online(self, job: Wanted) -> list[Problem]:
-        """What only the cluster can say: asked at launch, and by `plan --online`."""
+        """Find problems that only the cluster can report: called at launch and by `plan --online`."""
         return list(checks.online(job, self.options, self.ask))
 
     def online_notes(self, job: Wanted) -> list[str]:
         return list(checks.online_notes(self.options, self.ask))
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """Return remarks for the plan that do not stop the job."""
         return list(checks.notes(job, ranks, self.options))
 
     def limits(self, job: Wanted) -> Limits:
-        """Durations as they hold on a cluster. Behind the budget stands Slurm's own limit, for each start."""
+        """Return the durations that apply on a cluster. Slurm's own limit, per start, is the backstop of the budget."""
         hours = job.budget.hours
         budget_s = None if hours is None else hours * 3600
         limit = sbatch.time_s(budget_s, self.options)
@@ -74,11 +74,11 @@ class SlurmTarget:
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
     def cpus(self, job: Wanted, ranks: int) -> int:
-        """On each node: what the ranks' threads have to share."""
+        """Return the CPUs per node that the ranks' threads share."""
         return job.resources.cpus or ranks
 
     def render(self, plan: Plan) -> list[Request]:
-        """The job's script, and the call that submits it. Values of secrets are never in it, only where they lie."""
+        """Return the batch script and the sbatch call, with references to secrets but never their values."""
         outputs = str(plan.job["outputs"])
         place = str(place_of(run_url(outputs, RUN), KIND))
         body = {
@@ -91,7 +91,7 @@ class SlurmTarget:
         return [Request(name=SCRIPT, body={"text": self._script(plan)}), Request(name="sbatch.json", body=body)]
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        """Lay code and secrets ready on the shared folder, then one sbatch."""
+        """Stage code and secrets in the shared folder, then call sbatch once."""
         url = run_url(str(plan.job["outputs"]), run)
         place = place_of(url, KIND)
         with spawn.exclusively(place):
@@ -99,13 +99,13 @@ class SlurmTarget:
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
             lifecycle.lay_ready(plan, place)
-            # Slurm's own limit counts each start anew: it is given what is left of the budget.
+            # Slurm's limit starts anew with each submission, so set it from the rest of the budget.
             left = remainder(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
             number = lifecycle.submit(plan, run, place, self._script(left), self.options, self.ask)
         return Handle(target=plan.target, run=run, url=url, details={"dir": str(place), "job": number})
 
     def status(self, handle: Handle) -> Status:
-        # Looked at before the folder: a job that is gone has written all it will ever write.
+        # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
         starting_now = spawn.starting(place_of(handle.url, KIND))
         try:
             listed: list[Job] | None = self._jobs(handle)
@@ -128,7 +128,7 @@ class SlurmTarget:
         return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
-        """SIGTERM and the plan's grace period, then scancel, and a second look. What is gone already is success."""
+        """Send SIGTERM, wait for the grace period, scancel, and list again. Idempotent."""
         place = place_of(handle.url, KIND)
         number, ended = self._number(handle), has_ended(handle)
         receipt = lifecycle.take_down(self.ask, handle, known=number, place=place, ended=ended)
@@ -147,7 +147,10 @@ class SlurmTarget:
         return sbatch.sbatch_script(plan, self.options, self.options.python or sys.executable)
 
     def _number(self, handle: Handle) -> str:
-        """The newest job's: what was written beside it is younger than what the launcher has kept. A copy has none."""
+        """Return the newest job's ID, preferring the file in `place_of`, which is newer than the launcher's record.
+
+        Empty for a copied run folder, which has no job of its own.
+        """
         if handle.details.get(ORIGIN):
             return ""
         return lifecycle.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
@@ -156,7 +159,7 @@ class SlurmTarget:
         return client.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
 
     def _without_a_farewell(self, handle: Handle, seen: StatusInputs) -> Status:
-        """No job lives, and the run has not said how it ended: Slurm's word, the script's, or none."""
+        """Return the status of a run without a live job or an `ended` event, from Slurm's records or the script's."""
         number, place = self._number(handle), place_of(handle.url, KIND)
         if not number:
             return Status(state=State.LOST, reason="was never submitted")
@@ -187,7 +190,7 @@ def _label(job: Job) -> dict[str, str]:
 
 
 def _standing(handle: Handle, job: Job, seen: StatusInputs) -> Status:
-    """Of a run whose job is in the queue. One that was stopped and waits again has not ended."""
+    """Return the status of a run with a job in the queue. A stopped run that was requeued has not ended."""
     if seen.end is not None and seen.end.state in FOR_GOOD:
         return seen.end
     if job.state in RUNNING and seen.started and seen.end is None:
@@ -200,19 +203,22 @@ def _standing(handle: Handle, job: Job, seen: StatusInputs) -> Status:
 
 
 def _unasked(handle: Handle, trouble: CommandError) -> Status:
-    """Slurm does not answer: what the folder says, and that nobody could be asked."""
+    """Return the status from the run folder alone, with the reason why Slurm could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 
 
 def _clear(place: Path, handle: Handle) -> None:
-    """Remove what a resume makes again. A run's own folder keeps its logs and its code; a bucket has them already."""
+    """Remove what a resume recreates; keep logs and code.
+
+    If the run folder is in a bucket, which has those already, remove all of `place`.
+    """
     end = evidence(folder_of(handle)).end
     shutil.rmtree(place / "headway", ignore_errors=True)
     if end is not None and end.state in (State.FINISHED, State.BUDGET):
-        shutil.rmtree(place / "env", ignore_errors=True)  # may be large, and takes minutes to make again
-    # The supervisor removes what a script wrote, and its list of it, once all is in the bucket.
+        shutil.rmtree(place / "env", ignore_errors=True)  # large; minutes to recreate, so kept for a resume
+    # The supervisor removes the script's files, and their list, once they are all in the bucket.
     unsaved = any(place.glob("node-*/files")) or any(place.glob("node-*/workdir.json"))
     if local_path(handle.url) is None and not unsaved:
         shutil.rmtree(place, ignore_errors=True)

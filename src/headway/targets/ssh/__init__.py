@@ -1,1 +1,1 @@
-"""Machines reached by ssh, one's own or rented for a run, through OpenSSH's own client."""
+"""The ssh target: given or rented machines, through OpenSSH's client."""

@@ -1,8 +1,9 @@
-"""Headway's own program on a machine reached by ssh. One file, the standard library alone, Python 3.8 or newer.
+"""Headway's agent on a machine reached by ssh. One file, standard library only, Python 3.8 or newer.
 
-`serve` answers requests on standard input: a line of JSON and as many bytes as it says, and the same back.
-`watch PLACE` is the watchdog: it starts the run's script, outlives the connection, keeps the deadline and, at the end,
-runs `self_down`. Secrets come over its standard input and are in no argument and no file.
+`serve` answers requests on standard input: a line of JSON and as many bytes as it announces, and the same in return.
+
+`watch PLACE` is the watchdog: it starts the run's script, outlives the connection, enforces the deadline and, at the
+end, runs `self_down`. It gets secrets over its standard input; they are in no argument and in no file on disk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PID, EXIT, LOG, RELEASED, LABEL = "watchdog.json", "exit", "start.log", "release
 LOOK_S = 0.1
 
 
-# ── who runs here ────────────────────────────────────────────────────────────
+# Processes
 
 
 def boot() -> str:
@@ -43,7 +44,7 @@ def boot() -> str:
 
 
 def stat_of(pid: int | str) -> tuple[str, list[str]] | None:
-    """(name, fields after it) of a living process; None for a gone one."""
+    """Return (name, fields after it) of a live process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
@@ -69,7 +70,10 @@ def environment_of(pid: int | str) -> dict[str, str]:
 
 
 def labelled(url: str) -> list[dict[str, Any]]:
-    """Everything of the run at `url`, and what it has started: pid, start time, parent, name, role."""
+    """List the processes labelled with the run at `url`, and their descendants.
+
+    Each has pid, start time, parent, name and role.
+    """
     seen: dict[int, tuple[str, list[str]]] = {}
     chosen: dict[int, str] = {}
     for entry in os.listdir("/proc"):
@@ -81,7 +85,7 @@ def labelled(url: str) -> list[dict[str, Any]]:
         if carried.get("HEADWAY_TARGET") == "ssh" and carried.get("HEADWAY_RUN_URL") == url:
             chosen[pid] = carried.get("HEADWAY_ROLE", "")
     grown = True
-    while grown:  # what wiped its environment is still a child
+    while grown:  # children that cleared their environment still count
         more = [pid for pid in seen if pid not in chosen and int(seen[pid][1][1]) in chosen]
         chosen.update(dict.fromkeys(more, ""))
         grown = bool(more)
@@ -100,7 +104,7 @@ def send(pid: int, started: str, number: int) -> None:
             pass
 
 
-# ── requests ─────────────────────────────────────────────────────────────────
+# Requests
 
 
 def hello(request: Request, body: bytes) -> Answer:
@@ -124,7 +128,7 @@ def hello(request: Request, body: bytes) -> Answer:
 
 
 def driver() -> str:
-    """The NVIDIA driver's version; empty where there is none."""
+    """Return the NVIDIA driver's version, or an empty string."""
     try:
         with open("/sys/module/nvidia/version") as file:
             return file.read().strip()
@@ -133,14 +137,14 @@ def driver() -> str:
 
 
 def torch(request: Request, body: bytes) -> Answer:
-    """Which torch an interpreter has, and for which CUDA it was built."""
+    """Return an interpreter's version of torch, and the CUDA version that torch was built for."""
     code = "import json, torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda}))"
     done = subprocess.run([request["python"], "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return (json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else {"torch": ""}), b""
 
 
 def mounted(request: Request, body: bytes) -> Answer:
-    """For each path: whether it is there, and what it is: for a share, the same file must be seen from both sides."""
+    """Return the first 200 characters of each path, or None: a shared folder must show the same file on both sides."""
     found: list[Any] = []
     for path in request["paths"]:
         try:
@@ -162,7 +166,11 @@ def sizes(request: Request, body: bytes) -> Answer:
 
 
 def listing(request: Request, body: bytes) -> Answer:
-    """Files below a folder: name, size, time. What tells how far a run is comes first, so that it is never ahead."""
+    """List files below a folder: name, size, time.
+
+    The names in `first`, which report progress, are listed before the files that they mention, so that they are never
+    ahead of them.
+    """
     root: str = request["root"]
     found: list[list[Any]] = []
     first = [name for name in request.get("first", ()) if os.path.exists(os.path.join(root, name))]
@@ -180,7 +188,7 @@ def listing(request: Request, body: bytes) -> Answer:
                 key = os.path.normpath(os.path.relpath(path, root))
                 if known.st_mode & 0o170000 == 0o100000 and ".headway-" not in key:
                     found.append([key, known.st_size, known.st_mtime_ns])
-    # Without its plan it is no run folder any more: then nothing in it has been deleted, all of it has.
+    # Without its plan the run folder as a whole is gone: the client must not take its files for deleted one by one.
     there = os.path.exists(os.path.join(root, request.get("proof", "")))
     return {"there": there, "files": list({entry[0]: entry for entry in reversed(found)}.values())}, b""
 
@@ -195,7 +203,7 @@ def read(request: Request, body: bytes) -> Answer:
 
 
 def write(request: Request, body: bytes) -> Answer:
-    """A part of a file, under another name until the last one has come."""
+    """Write a part of a file under a temporary name, which is replaced by the final one after the last part."""
     path, partial = request["path"], request["path"] + ".headway-part-" + request["tag"]
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(partial, "r+b" if request["offset"] else "wb") as file:
@@ -213,7 +221,10 @@ def write(request: Request, body: bytes) -> Answer:
 
 
 def unpack(request: Request, body: bytes) -> Answer:
-    """Code as a tar, checked by its content; Headway as the zip that a wheel is. What lay there before stays."""
+    """Unpack code (a tar whose hash is checked) or Headway (a wheel).
+
+    Files already there stay, unless `fresh` is set.
+    """
     to = request["to"]
     if request.get("fresh"):
         shutil.rmtree(to, ignore_errors=True)
@@ -234,7 +245,7 @@ def unpack(request: Request, body: bytes) -> Answer:
             path = os.path.join(to, member.name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             packed = members.extractfile(member)
-            assert packed is not None  # isreg
+            assert packed is not None  # it is a regular file
             with open(path, "wb") as file:
                 file.write(packed.read())
             os.chmod(path, member.mode)
@@ -242,7 +253,7 @@ def unpack(request: Request, body: bytes) -> Answer:
 
 
 def remove(request: Request, body: bytes) -> Answer:
-    """Folders and files of a run, and the empty folder above them."""
+    """Remove a run's folders and files, and the parent folder if it is then empty."""
     for path in request["paths"]:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -251,7 +262,7 @@ def remove(request: Request, body: bytes) -> Answer:
         try:
             os.rmdir(os.path.dirname(path))
         except OSError:
-            pass  # others are in it, or it is gone
+            pass  # not empty, or already gone
     return {"left": [path for path in request["paths"] if os.path.lexists(path)]}, b""
 
 
@@ -259,7 +270,7 @@ STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def start(request: Request, body: bytes) -> Answer:
-    """The watchdog, in a session of its own, told over its standard input what only it may know."""
+    """Start the watchdog in its own session, with its configuration and the secrets on its standard input."""
     place = request["place"]
     for name in (PID, EXIT, RELEASED):
         if os.path.exists(os.path.join(place, name)):
@@ -291,7 +302,7 @@ def start(request: Request, body: bytes) -> Answer:
 
 
 def state(request: Request, body: bytes) -> Answer:
-    """What became of a start: whether anything runs, with which code it ended, what it last said."""
+    """Return the state of a start: its processes, exit code and last line of output."""
     for process in STARTED:
         process.poll()
     place = request["place"]
@@ -327,14 +338,14 @@ def signals(request: Request, body: bytes) -> Answer:
 
 
 def release(request: Request, body: bytes) -> Answer:
-    """All outputs are safe: the watchdog need not wait with `self_down`."""
+    """Let the watchdog run `self_down` now, as all outputs are safe."""
     with open(os.path.join(request["place"], RELEASED), "w"):
         pass
     return {}, b""
 
 
 def found(request: Request, body: bytes) -> Answer:
-    """The runs of ours that live here, by label, and those that left files."""
+    """List this user's runs on this machine: those with labelled processes, and those that left files."""
     runs: dict[str, dict[str, str]] = {}
     base = os.path.join(request["dir"], "places")
     for folder, names, files in os.walk(base):
@@ -371,7 +382,7 @@ VERBS: dict[str, Callable[[Request, bytes], Answer]] = {
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the other side hangs up."""
+    """Answer requests until the client closes the connection."""
     sink.write((GREETING + "\n").encode())
     sink.flush()
     while True:
@@ -394,11 +405,11 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         sink.flush()
 
 
-# ── the watchdog ─────────────────────────────────────────────────────────────
+# Watchdog
 
 
 class Watchdog:
-    """Starts one script, and sees to its end."""
+    """Runs one start script, enforces its deadline and records its exit code."""
 
     def __init__(self, place: str, config: dict[str, Any]) -> None:
         self.place, self.config = place, config
@@ -440,13 +451,16 @@ class Watchdog:
                 child.stdin.write(told)
                 child.stdin.close()
             except OSError:
-                pass  # it ended before it wanted to know
+                pass  # it ended without reading them
 
         threading.Thread(target=tell, daemon=True).start()
         return child
 
     def memory(self) -> dict[str, str]:
-        """A folder in memory, ours alone, for as long as the run lasts: secrets that are wanted as files lie there."""
+        """Create a private folder in memory (/dev/shm) for the run's secret files.
+
+        Return the variable that names it.
+        """
         if not os.path.isdir("/dev/shm"):
             return {}
         base = f"/dev/shm/headway-ssh-{os.getuid()}"
@@ -460,7 +474,7 @@ class Watchdog:
         return {"HEADWAY_WORK_DIR": self.private}
 
     def credentials(self) -> dict[str, str]:
-        """Files that a cloud's library wants as files."""
+        """Write the cloud credentials that libraries need as files; return the variables that name them."""
         files = self.config.pop("files")
         if files and self.private is None:
             raise SystemExit("headway: no /dev/shm here, and a secret must not be written to a disk")
@@ -476,7 +490,10 @@ class Watchdog:
         self.asked = True
 
     def attend(self, child: subprocess.Popen[bytes]) -> str:
-        """Wait for the end; pass one request to stop on; at the deadline ask, then force."""
+        """Wait until the script ends; forward one request to stop; at the deadline send SIGTERM, then SIGKILL.
+
+        Return why it was stopped.
+        """
         began, limit = time.monotonic(), self.config["limit_s"]
         told: float | None = None
         why = ""
@@ -497,7 +514,7 @@ class Watchdog:
                 child.kill()
 
     def sweep(self) -> None:
-        """What the script has started and left behind."""
+        """Kill the processes that the script has left behind."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for _ in range(20):
                 left = [process for process in labelled(self.url) if process["role"] != "watchdog"]
@@ -516,7 +533,10 @@ class Watchdog:
         os.replace(os.path.join(self.place, EXIT + ".new"), os.path.join(self.place, EXIT))
 
     def go_down(self) -> None:
-        """The dead-man's switch: whoever fetches the outputs says so; if nobody comes, it goes all the same."""
+        """Run `self_down` once the client reports that the outputs are fetched (dead man's switch).
+
+        If it never does, run it after `linger_s`.
+        """
         limit = time.monotonic() + self.config["linger_s"]
         while time.monotonic() < limit and not os.path.exists(os.path.join(self.place, RELEASED)):
             time.sleep(LOOK_S)

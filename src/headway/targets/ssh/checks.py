@@ -1,4 +1,4 @@
-"""What would stop a job on machines reached by ssh, each with what to type. Nobody is asked, nothing spent."""
+"""Check a job for the ssh target, with a fix per problem (offline), and check its machines for `doctor` (online)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
 
 
 def _billing(job: Job, options: Options) -> Iterator[str]:
-    """What stays billed if this machine dies, and until when."""
+    """List what stays billed if this machine dies, and until when."""
     where = "the rented machine" if options.up else ", ".join(options.hosts) or options.host or "the machine"
     if options.up and not options.self_down:
         yield (
@@ -150,18 +150,18 @@ def _secrets(job: Job) -> Iterator[Problem]:
             yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
-# What `headway doctor --on` finds on machines reached by ssh: reachable, room enough, a driver that fits torch.
+# Checks of `headway doctor --on`: the machine is reachable, has enough disk space, and its driver fits torch.
 
 
-ENVIRONMENT_BYTES = 8e9  # torch with CUDA, unpacked, and what comes with it
-TIGHT_BYTES = 10e9  # checkpoints come besides
-# The oldest driver that runs programs built for a CUDA of this major version.
+ENVIRONMENT_BYTES = 8e9  # torch with CUDA, unpacked, and its dependencies
+TIGHT_BYTES = 10e9  # leaves room for checkpoints
+# Minimum driver version per CUDA major version.
 OLDEST = {"11": (450, 80, 2), "12": (525, 60, 13), "13": (580, 65, 6)}
 NOFILE_BYTES = 1e9
 
 
 def findings(options: Options, job: Job) -> Iterator[Finding]:
-    """One machine after the other. A rented one does not exist yet: its commands are all there is to look at."""
+    """Check one machine after the other. For a rented machine, which does not exist yet, check only its commands."""
     if options.up:
         yield Finding("note", "the machine is rented at launch: nobody can be asked before")
         if not options.self_down:
@@ -214,7 +214,7 @@ def _python(host: Host, facts: Mapping[str, Any], options: Options, python: str)
 
 
 def driver(host: str, version: str, built: Mapping[str, Any], *, wanted: bool) -> Iterator[Finding]:
-    """The driver held against the CUDA that torch was built for."""
+    """Compare the driver with the CUDA version that torch was built for."""
     if not version:
         if wanted:
             fix = "bootstrap: true installs it; or sudo ubuntu-drivers install --gpgpu, and a restart"
@@ -241,7 +241,7 @@ def driver(host: str, version: str, built: Mapping[str, Any], *, wanted: bool) -
 
 
 def newest(version: str) -> str:
-    """The newest major CUDA version that a driver runs."""
+    """Return the newest CUDA major version that a driver supports."""
     return next((major for major in sorted(OLDEST, reverse=True) if _number(version) >= OLDEST[major]), "10")
 
 

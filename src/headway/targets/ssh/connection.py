@@ -1,4 +1,4 @@
-"""One machine, asked through our own program there: a request, an answer, over one connection that stays open."""
+"""ssh connections: call OpenSSH's client, map its errors, and exchange requests with Headway's agent on a host."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from headway.core.errors import DiskFull, TargetError
 from headway.targets.ssh.agent import GREETING
 from headway.targets.ssh.options import Options
 
-# OpenSSH's own client: the words it is called with, and what its complaints mean. The one seam to a network.
-#
-# It honours ~/.ssh/config, agents, certificates and jump hosts, as people expect of anything that says ssh.
+# Calls of OpenSSH's client, the only access to the network here. It honours ~/.ssh/config, agents, certificates and
+# jump hosts, as users expect.
 
 
 CONNECT_S = 15
-# A connection that says nothing for a minute is gone: whoever waits for it is told.
+# Treat a connection that is silent for a minute as lost.
 _PATIENCE = ("ServerAliveInterval=15", "ServerAliveCountMax=4", f"ConnectTimeout={CONNECT_S}")
 _OURS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "RemoteCommand=none",
          "RequestTTY=no", "UpdateHostKeys=no", "LogLevel=ERROR")  # fmt: skip
 
 
 class RemoteError(TargetError):
-    """ssh, or the machine behind it, said no. `said` is its own word."""
+    """ssh or the remote machine reported an error; `said` is its message."""
 
     def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -41,23 +40,23 @@ class RemoteError(TargetError):
 
 
 class Unreachable(RemoteError):
-    """Nobody answers there, now: it may be gone, booting, or behind a network that is down."""
+    """The machine does not answer now: it may be gone, booting, or behind a network that is down."""
 
 
 class HostKeyError(RemoteError):
-    """A host key that nobody vouched for, or another one than before."""
+    """The host key is unknown, or differs from the known one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One host: where it is, and whose word its key is checked against."""
+    """Address of one host, and the known_hosts file that its key is checked against."""
 
     host: str
     user: str | None = None
     port: int | None = None
-    known_hosts: Path | None = None  # of this run alone, for a machine that was made for it
-    first_seen: bool = False  # its key may be pinned now: the run made this machine, and nobody has told its key
-    id: str = ""  # the provider's, for a rented one
+    known_hosts: Path | None = None  # of this run only, for a machine created for it
+    first_seen: bool = False  # pin its key on first use: the run created this machine, and `up` printed no key
+    id: str = ""  # the provider's id of a rented machine
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
@@ -65,7 +64,7 @@ class Machine:
 
 
 def parse(text: str) -> Machine:
-    """[user@]host[:port]; an IPv6 address with a port stands in brackets."""
+    """Parse [user@]host[:port]; an IPv6 address with a port is in brackets."""
     user, at, rest = text.rpartition("@")
     found = re.fullmatch(
         r"\[(?P<six>[^\]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.+)", rest
@@ -78,11 +77,11 @@ def parse(text: str) -> Machine:
 
 
 def words(machine: Machine, options: Options, command: str) -> list[str]:
-    """The exact call that runs a command there."""
+    """Return the ssh command line that runs a command on the machine."""
     keys: list[str] = []
     if machine.known_hosts is not None:
         strict = "accept-new" if machine.first_seen else "yes"
-        # ssh reads a space in this path as the start of another file's name, unless it is quoted.
+        # ssh splits this path at spaces unless it is quoted.
         keys = [f'UserKnownHostsFile="{machine.known_hosts}"', "GlobalKnownHostsFile=/dev/null", "HashKnownHosts=no"]
         keys += [f"StrictHostKeyChecking={strict}", f"HostKeyAlias={alias(machine)}", "CheckHostIP=no"]
     else:
@@ -100,19 +99,19 @@ def words(machine: Machine, options: Options, command: str) -> list[str]:
 
 
 def alias(machine: Machine) -> str:
-    """Under which name its key is kept: addresses are given to other machines later, ids are not."""
+    """Return the name under which the host key is stored: addresses are reassigned to other machines, ids are not."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"headway-{machine.id or machine.host}")
 
 
 def run(machine: Machine, options: Options, command: str, *, told: bytes = b"", within_s: float = 120.0) -> str:
-    """What a command printed there."""
+    """Run a command on the machine and return its standard output."""
     with tempfile.TemporaryFile() as complaints:
         try:
             done = subprocess.run(
                 words(machine, options, command),
                 input=told,
                 stdout=subprocess.PIPE,
-                stderr=complaints,  # not a pipe: a connection that the user's config keeps open would hold it
+                stderr=complaints,  # not a pipe: a ControlPersist connection would keep it open
                 timeout=within_s,
             )
         except FileNotFoundError:
@@ -134,12 +133,12 @@ def not_installed() -> RemoteError:
 
 
 def keyscan(host: str, port: int | None, *, scan: Sequence[str] = ("ssh-keyscan", "-T", "5")) -> str:
-    """What to type to see a machine's keys, before trusting them."""
+    """Return the command that shows a machine's host keys, to check before trusting them."""
     return " ".join([*scan, *(["-p", str(port)] if port else []), host])
 
 
 def refusal(machine: Machine, code: int, said: str) -> RemoteError:
-    """What ssh printed when it failed, as an error that says what to type."""
+    """Map ssh's error output to an error with a suggested fix."""
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
     if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", said):
         what = f"{machine} shows another host key than the one that is known: it was set up anew, or it is an impostor"
@@ -162,14 +161,17 @@ def refusal(machine: Machine, code: int, said: str) -> RemoteError:
     return RemoteError(f"{machine}: {last}"[:400], said=said)
 
 
-SPAN = 4 << 20  # bytes a request
+SPAN = 4 << 20  # bytes per request
 _NOT_SENT, _NO_PYTHON, _NO_HOME = 90, 91, 92
 _SOURCE = Path(__file__).with_name("agent.py")
 
 
 @dataclass
 class Host:
-    """Connects at the first request, and again after a lost connection. Close it when done."""
+    """A connection to the agent on one machine. Connects at the first request, and again after a lost connection.
+
+    Close it when done.
+    """
 
     machine: Machine
     options: Options
@@ -190,7 +192,10 @@ class Host:
         return self.exchange(verb, body, **request)[0]
 
     def exchange(self, verb: str, body: bytes = b"", **request: Any) -> tuple[dict[str, Any], bytes]:
-        """The answer, and the bytes that came with it. Refusal where it is an error."""
+        """Send a request; return the answer and its body.
+
+        Raises RemoteError, or DiskFull, for an error in the answer.
+        """
         with self._lock:
             if self._session is None:
                 self._session = self._connected()
@@ -207,18 +212,18 @@ class Host:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the machine says of itself, once."""
+        """The agent's answer to `hello`: the machine's properties, asked for once."""
         if self._facts is None:
             self._facts = self.ask("hello", dir=self.options.dir)
         return self._facts
 
     def send(self, path: str, content: bytes, *, mode: int = 0o644) -> dict[str, Any]:
-        """A small file, whole or not at all."""
+        """Write a small file on the machine atomically."""
         tag = os.urandom(6).hex()
         return self.ask("write", content, path=path, offset=0, last=True, mode=mode, tag=tag)
 
     def another(self) -> Host:
-        """A connection of its own, to move bytes side by side."""
+        """Return another connection to the same machine, for parallel transfers."""
         return Host(self.machine, self.options)
 
     def close(self) -> None:
@@ -245,7 +250,7 @@ class Host:
 
 
 class _Session:
-    """A process of ssh with our program at its other end."""
+    """An ssh process with the agent at the other end."""
 
     def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
         self._process, self._complaints = process, complaints
@@ -264,12 +269,12 @@ class _Session:
         return answer, reply
 
     def close(self) -> str:
-        """Hang up; what ssh had to say, if anything."""
+        """Close the connection; return what ssh wrote to standard error."""
         for pipe in (self._to, self._from):
             try:
                 pipe.close()
             except OSError:
-                pass  # the other side was quicker
+                pass  # the other side has closed it already
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -280,7 +285,7 @@ class _Session:
 
 
 def _begin(machine: Machine, options: Options, call: str) -> tuple[_Session | None, int, str]:
-    """A session, or the exit code and complaint of what ended before it was one."""
+    """Start an ssh process and wait for the agent's greeting; otherwise return its exit code and standard error."""
     complaints = tempfile.TemporaryFile()  # noqa: SIM115  the session closes it
     try:
         process = subprocess.Popen(
@@ -288,13 +293,13 @@ def _begin(machine: Machine, options: Options, call: str) -> tuple[_Session | No
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            start_new_session=True,  # Ctrl-C is for us to act upon: we still have to ask for the take-down
+            start_new_session=True,  # Ctrl-C must not reach ssh: the teardown still needs the connection
         )
     except FileNotFoundError:
         complaints.close()
         raise not_installed() from None
     assert process.stdout is not None
-    for line in process.stdout:  # a talkative login shell may say things first
+    for line in process.stdout:  # a login shell may print something first
         if line.rstrip(b"\n") == GREETING.encode():
             return _Session(process, complaints), 0, ""
     assert process.stdin is not None
@@ -306,14 +311,14 @@ def _begin(machine: Machine, options: Options, call: str) -> tuple[_Session | No
 
 
 def _shell_path(folder: str) -> str:
-    """As a word of the shell there, which knows its home."""
+    """Quote a path for the remote shell, which expands the home folder."""
     if folder == "~" or folder.startswith("~/"):
         return '"$HOME"' + (shlex.quote(folder[1:]) if folder[1:] else "")
     return shlex.quote(folder)
 
 
 def _call(path: str, python: str | None) -> str:
-    """With the interpreter that trains, where one is named; else with the system's, which may be older."""
+    """Return the remote command for the agent, with the named interpreter, or else python3, which may be older."""
     chosen = shlex.quote(python) if python else ""
     lines = [
         f"f={path}",

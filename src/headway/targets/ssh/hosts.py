@@ -1,4 +1,4 @@
-"""A run's machines, connected to: one look at all of them, and what they have printed and written brought over."""
+"""Connections to all machines of a run: poll their state and fetch their logs and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIRROR_LOCK = "mirror.lock"
 
 
 class SshConnections:
-    """Connections that last as long as somebody looks. Use it in a `with`."""
+    """Connections to all machines of one run. A context manager."""
 
     def __init__(self, options: Options, handle: Handle, machines: list[Machine]) -> None:
         self.hosts = [Host(machine, options) for machine in machines]
@@ -42,7 +42,10 @@ class SshConnections:
         return layout(self._options, outputs, self._handle.run, dir=str(self.hosts[0].facts["dir"]))
 
     def refresh(self) -> list[dict[str, Any]]:
-        """What runs on each node; then what it printed; then what it wrote: in this order no end is missed."""
+        """Return each node's state, after fetching its logs and then its files.
+
+        The state is read first, so that no end is missed.
+        """
         where = self.where
         states = [host.ask("state", place=where.place(node), url=where.folder) for node, host in enumerate(self.hosts)]
         with locked(self.here, MIRROR_LOCK):
@@ -55,7 +58,7 @@ class SshConnections:
 
 
 def machines_of(options: Options, handle: Handle, records: Records) -> list[Machine]:
-    """Where the run is, by the record of its rental, by its handle, or by the target's entry."""
+    """Return the run's machines from the record of its rental, its handle, or the target's entry, in this order."""
     rental = records.read(handle.url)
     if rental is not None:
         return list(rental.machines)
@@ -68,13 +71,13 @@ def machines_of(options: Options, handle: Handle, records: Records) -> list[Mach
 
 
 def named(options: Options) -> list[Machine]:
-    """The machines that the target's entry names."""
+    """Return the machines in the target's entry."""
     return [connection.parse(text) for text in (options.hosts or ([options.host] if options.host else []))]
 
 
 @contextmanager
 def locked(place: Path, name: str, *, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Alone among the processes of this machine that do the same; `waits` is called if another one is at it."""
+    """Hold a lock between processes of this machine; call `waits` first if another process holds it."""
     place.mkdir(parents=True, exist_ok=True)
     lock = os.open(place / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -89,7 +92,7 @@ def locked(place: Path, name: str, *, waits: Callable[[], None] = lambda: None) 
 
 
 def _restore_keys(machines: list[Machine], keys: str) -> None:
-    """On another machine than the one that rented them, the pinned keys come from the run's own record."""
+    """Write the pinned host keys from the run's record, if another machine than this one rented the machines."""
     for machine in machines:
         if machine.known_hosts is not None and keys and not machine.known_hosts.exists():
             machine.known_hosts.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Laying ready on every host what a run needs there, and starting it. All or nothing."""
+"""Bootstrap hosts, upload what a run needs, start it, and stop it again on ssh machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Readying a bare Debian or Ubuntu before its first run: one script, sent and run there, safe to run again.
+# Bootstrapping a bare Debian or Ubuntu with one idempotent script
 
 
 SCRIPT = Path(__file__).with_name("bootstrap.sh")
@@ -41,21 +41,21 @@ WITHIN_S = 3600.0  # a driver and its headers are gigabytes
 
 
 def words(plan: Plan, options: Options) -> list[str]:
-    """What the script is asked for, by what the job needs."""
+    """Return the bootstrap script's arguments for this job."""
     asked = ["--gpu"] if plan.job.get("resources", {}).get("accelerator") else []
     asked += ["--docker"] if options.engine == "docker" else []
     return [*asked, *(["--scratch", options.scratch] if options.scratch else [])]
 
 
 def ready(host: Host, plan: Plan, options: Options, say: Callable[[str], None]) -> None:
-    """Run it there. Needs no Python: it brings it."""
+    """Run the bootstrap script on the host. It needs no Python there: it installs it."""
     command = shlex.join(["bash", "-s", "--", *words(plan, options)])
     printed = connection.run(host.machine, options, command, told=SCRIPT.read_bytes(), within_s=WITHIN_S)
     for line in printed.splitlines():
         say(f"{host}: {line}")
 
 
-# Ending a run on its machines: ask, wait, force, fetch what it wrote, remove, give back, look again.
+# Stopping a run: SIGTERM, wait, SIGKILL, then remove its files
 
 
 FORCE_S = 15.0
@@ -64,9 +64,11 @@ Process = dict[str, Any]
 
 
 def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) -> tuple[list[str], list[str]]:
-    """SIGTERM to each root, once; what is left after the grace period is killed. What was seen, and what stays.
+    """Send SIGTERM once to each root process, and SIGKILL to what is left after the grace period.
 
-    The supervisors of several nodes end each other in good order: they are asked at the same time.
+    Return the processes seen and those still running.
+
+    All nodes are signalled at the same time, because their supervisors shut each other down in order.
     """
     seen: dict[tuple[str, int, str], str] = {}
     asked: set[tuple[str, int, str]] = set()
@@ -93,25 +95,28 @@ def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) ->
 
 
 def clear(host: Host, where: Layout, node: int) -> list[str]:
-    """Everything of this run on that host's disk; what could not be removed."""
+    """Remove all files of this run from the host; return the paths that could not be removed."""
     paths = [where.place(node), *([where.folder] if where.mirrored else [])]
     return [f"{path} on {host}" for path in host.ask("remove", paths=paths)["left"]]
 
 
 def release(host: Host, where: Layout, node: int) -> None:
-    """Outputs are safe: `self_down` may run now. The machine may be gone before it has answered."""
+    """Let the watchdog run `self_down`, as all outputs are fetched.
+
+    The machine may disappear before it has answered.
+    """
     try:
         host.ask("release", place=where.place(node))
         limit = time.monotonic() + FORCE_S
         while time.monotonic() < limit and host.ask("state", place=where.place(node), url=where.folder)["watched"]:
             time.sleep(FIRST_LOOK_S)
-        clear(host, where, node)  # a `self_down` that leaves the machine up leaves nothing of the run on it
+        clear(host, where, node)  # for a `self_down` that leaves the machine up
     except Unreachable:
         pass
 
 
 def _running(host: Host, where: Layout, node: int) -> list[Process]:
-    """Processes of the run, without a watchdog that only waits to run `self_down`."""
+    """List the run's processes, except a watchdog that only waits to run `self_down`."""
     state = host.ask("state", place=where.place(node), url=where.folder)
     found: list[Process] = state["processes"]
     return [process for process in found if not (state["exit"] is not None and process["role"] == "watchdog")]
@@ -134,7 +139,7 @@ def _signal(host: Host, chosen: list[Process], number: signal.Signals) -> None:
 def _looks(
     remaining: Callable[[], list[tuple[Host, Process]]], within_s: float
 ) -> Iterator[tuple[list[tuple[Host, Process]], float]]:
-    """What is left, and how long it has been waited for, again and again until nothing is or the time is over."""
+    """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
     began, pause = time.monotonic(), FIRST_LOOK_S
     while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
         yield left, waited_s
@@ -142,17 +147,20 @@ def _looks(
         pause = min(LONGEST_LOOK_S, pause * 1.3)
 
 
-BROUGHT = ("env", "file")  # kinds of reference that mean something on the machine of the client only
+BROUGHT = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
-SETTING_UP_S = 3600.0  # beyond the budget, for environments that are made there
-LEAVING_S = 120.0  # before self_down, where the outputs are safe already
+SETTING_UP_S = 3600.0  # beyond the budget, for environments that are created on the host
+LEAVING_S = 120.0  # before `self_down`, where the outputs are already safe
 Say = Callable[[str], None]
 
 
 def lay_ready(
     plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, say: Say, *, left: Plan
 ) -> None:
-    """Data, code, Headway itself, the script and the plan, on every host. `left` has what is left of the budget."""
+    """Upload data, code, Headway's wheel, the start script and the plan to every host.
+
+    `left` is the plan with the remaining budget.
+    """
     wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
     text = script.start_script(plan, options, needed_by(plan))
     for node, host in enumerate(hosts):
@@ -173,7 +181,10 @@ def lay_ready(
 
 
 def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) -> None:
-    """The watchdog of every node. The first one's address is the one it was reached by: its name may mean 127.0.1.1."""
+    """Start the watchdog on every node.
+
+    Nodes get the addresses at which ssh reached them, because a host name may resolve to 127.0.1.1.
+    """
     secrets, files = brought(plan)
     limit = lifetime_s(plan)
     addresses = [str(host.facts["address"]) for host in hosts]
@@ -198,7 +209,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
 
 
 def labels(plan: Plan, where: Layout) -> dict[str, str]:
-    """By these everything of the run is found again, on any of its hosts, without a record."""
+    """Return the labels by which everything of the run is found again on any of its hosts, without a record."""
     us = owner()
     known = {
         processes.RUN: where.run,
@@ -225,7 +236,7 @@ def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) 
         "HEADWAY_ENVS": f"{where.dir}/envs",
         "HEADWAY_DATA": f"{where.dir}/data",
         "HEADWAY_FOLDERS": f"{where.dir}/runs",
-        "PYTHONPATH": f"{place}/headway",  # the Headway that made the plan, whatever the interpreter has installed
+        "PYTHONPATH": f"{place}/headway",  # the Headway that made the plan, whatever version the interpreter has
         "PYTHONUNBUFFERED": "1",
     }
     own |= {name: os.environ[name] for name in INDEXES if os.environ.get(name)}
@@ -236,14 +247,14 @@ def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) 
         if os.environ.get(name) and name != "AWS_PROFILE"
     }
     if len(addresses) > 1:
-        # Another port for each run: hosts may be shared.
+        # One port per run, because runs may share hosts.
         port = 12000 + int(where.key, 16) % 5000 * 4 + sum(map(ord, where.run)) % 2 * 2
         own |= {"HEADWAY_HOSTS": ",".join(addresses), "HEADWAY_NODE": str(node), "HEADWAY_MASTER_PORT": str(port)}
     return own
 
 
 def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Values for the supervisor alone, and credential files by the variable that names them."""
+    """Resolve the secrets to send: values for the supervisor only, and credential files by their variables."""
     listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
     values = {name: resolve(ref) for name, ref in listed.items() if parse(ref).kind in BROUGHT}
     files: dict[str, str] = {}
@@ -255,7 +266,7 @@ def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def references(job: Mapping[str, Any]) -> dict[str, str]:
-    """Where the values that go over standard input come from. Never the values."""
+    """Return where the values sent over standard input come from, never the values."""
     clouds = docker_secrets.used_by(job).values()
     found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
     found |= {
@@ -267,13 +278,16 @@ def references(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def lifetime_s(plan: Plan) -> float | None:
-    """The limit that the watchdog holds, setting-up included. None: it has no limit."""
+    """Return the time limit that the watchdog enforces, including set-up, or None for no limit."""
     budget = plan.limits.budget_s
     return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETTING_UP_S
 
 
 def needed_by(plan: Plan) -> str:
-    """What Headway needs there, by its wheel: from our cache, or from the outputs of a colleague's run."""
+    """Return the requirements of Headway's wheel.
+
+    The wheel is in the local cache, or in the outputs where another user's run stored it.
+    """
     wheel = wheel_path(plan.code.wheel)
     if not wheel.exists():
         open_store(str(wheel.parent)).write(wheel.name, _code(plan, wheel.name))
@@ -281,7 +295,7 @@ def needed_by(plan: Plan) -> str:
 
 
 def _code(plan: Plan, name: str) -> bytes:
-    """From this machine's cache, or from where the launcher has put it."""
+    """Read an archive or wheel from the local cache, or from where the launcher stored it."""
     cached = archive_path(plan.code.sha256) if name.endswith(".tar.gz") else wheel_path(name)
     try:
         return cached.read_bytes()

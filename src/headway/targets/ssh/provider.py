@@ -25,7 +25,7 @@ from headway.core.errors import TargetError
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import ASKED, UP, ProvisionedMachine, Records, bare_ids, fill, printed
 
-# The shell that runs the user's `up`, `list` and `down`: one in which a pipe fails when any part of it does.
+# The shell for the user's `up`, `list` and `down`: a pipeline fails when any part of it fails.
 
 
 _HIDES = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")
@@ -33,7 +33,10 @@ _HIDES = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*
 
 @cache
 def words() -> tuple[str, ...]:
-    """bash in POSIX mode with pipefail; without bash, sh, with pipefail if it knows it."""
+    """Return the command for bash in POSIX mode with pipefail.
+
+    Without bash it is sh, with pipefail if sh supports it.
+    """
     bash = which("bash")
     if bash is not None:
         return (bash, "--posix", "-o", "pipefail", "-c")
@@ -42,7 +45,7 @@ def words() -> tuple[str, ...]:
 
 
 def hides_failures(command: str) -> str:
-    """Why this command may end with 0 though a part of it has failed; empty where nothing speaks for that."""
+    """Return why this command may exit with 0 although a part of it failed, or an empty string."""
     found = _HIDES.search(command)
     if found is not None:
         return f"`{found[0].strip()}` hides its failures"
@@ -51,51 +54,51 @@ def hides_failures(command: str) -> str:
     return ""
 
 
-UP_S, ANSWER_S = 3600.0, 300.0  # renting may take long
-SHOWN_S = 60.0  # for `list` to show what `up` has just made: providers are eventually consistent
+UP_S, ANSWER_S = 3600.0, 300.0  # provisioning may take long
+SHOWN_S = 60.0  # for `list` to show what `up` has just created: providers are eventually consistent
 RETRY_S = 5.0  # for a `list` that fails after `down`
 LOOK_S, LONGEST_LOOK_S = 0.2, 10.0
-SIGPIPE = 141  # how a shell reports a command that wrote to a pipe nobody reads any more
+SIGPIPE = 141  # exit code of a command that wrote to a closed pipe
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """One answer of `list`: its lines and the machines they name, or why it could not be asked."""
+    """One answer of `list`: its lines and the machines that they name, or why the command failed."""
 
     lines: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()  # ids
     strange: tuple[str, ...] = ()  # lines that name no machine on record
     trouble: TargetError | None = None
-    asked: bool = True  # False: there is no `list`
+    asked: bool = True  # False: the target has no `list`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned:
-    """How giving back ended: names of machines, as a receipt has them."""
+    """Result of releasing machines: their names, as in the receipt."""
 
     created: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()  # `down` has succeeded, and no `list` shows it
     left: tuple[str, ...] = ()
-    unverified: tuple[str, ...] = ()  # removed by the word of `down` alone
-    rental: ProvisionedMachine | None = None  # with what was learned of it
+    unverified: tuple[str, ...] = ()  # removed according to `down` alone
+    rental: ProvisionedMachine | None = None  # updated with what the commands printed
 
 
 class Provider:
-    """The user's commands, run."""
+    """Runs the user's `up`, `list` and `down`."""
 
     def __init__(self, options: Options, records: Records, say: Say) -> None:
         self._options, self._records, self._say = options, records, say
 
-    # ── renting ──
+    # Provisioning
 
     def rent(self, rental: ProvisionedMachine, nodes: int) -> ProvisionedMachine:
-        """Run `up` to its end. It is in a session of its own: neither Ctrl-C nor a hang-up cuts it off half-way."""
+        """Run `up` to completion, in its own session: the terminal's Ctrl-C and hang-up do not reach it directly."""
         process = self._begin_up(rental, nodes)
         rental = self._records.write(replace(rental, pid=process.pid, started=processes.started(process.pid)))
         try:
             code = process.wait(UP_S)
-        except BaseException:  # Ctrl-C: it is ended with all it started; what it made is looked for and given back
+        except BaseException:  # Ctrl-C: kill it with its children; the caller finds and releases what it created
             _end_group(process)
             raise
         rental = self.learned(rental)
@@ -114,8 +117,8 @@ class Provider:
         self._say(f"up: {command}")
         place.mkdir(parents=True, exist_ok=True)
         with open(place / "up.out", "wb") as out, open(place / "up.err", "wb") as err:
-            # `up` inherits the lock with its standard output: if we are killed before its pid is recorded, this shows
-            # that it is still at work.
+            # `up` inherits the lock through its standard output: if this process is killed before it records the pid,
+            # the lock shows that `up` is still running.
             fcntl.flock(out, fcntl.LOCK_EX)
             return subprocess.Popen(
                 [*words(), command],
@@ -127,7 +130,7 @@ class Provider:
             )
 
     def _unusable(self, rental: ProvisionedMachine, code: int, nodes: int) -> str:
-        """Why what `up` did is of no use; empty if it is."""
+        """Return why the result of `up` cannot be used, or an empty string."""
         if code:
             return f"ended with {code}"
         if len(rental.machines) != nodes:
@@ -137,7 +140,7 @@ class Provider:
         return ""
 
     def learned(self, rental: ProvisionedMachine) -> ProvisionedMachine:
-        """The rental with the machines that `up` has printed so far."""
+        """Return the rental updated with the machines that `up` has printed so far."""
         place = self._records.place(rental.url)
         try:
             text = (place / "up.out").read_text(errors="replace")
@@ -149,7 +152,7 @@ class Provider:
         return replace(rental, machines=machines, found=tuple(id for id in found if id not in named))
 
     def prove(self, rental: ProvisionedMachine) -> ProvisionedMachine:
-        """Ask `list` until it shows what `up` has just made: only then is an empty answer of it believed later."""
+        """Poll `list` until it shows what `up` has just created. Only then is an empty answer trusted later."""
         if self._options.list is None:
             return rental
         limit, pause = time.monotonic() + SHOWN_S, LOOK_S
@@ -173,10 +176,10 @@ class Provider:
         )
         return rental
 
-    # ── looking ──
+    # Listing
 
     def look(self, rental: ProvisionedMachine) -> Listing:
-        """Ask `list` once."""
+        """Run `list` once."""
         command, ids = self._options.list, [id for id in rental.ids if id]
         if command is None:
             return Listing(asked=False)
@@ -196,7 +199,7 @@ class Provider:
         return _named(rental, lines)
 
     def gone(self, rental: ProvisionedMachine) -> bool:
-        """Whether a `list` that can be believed shows none of the machines."""
+        """Return whether a trusted `list` shows none of the machines."""
         seen = self.look(rental)
         return seen.asked and seen.trouble is None and not seen.lines and not self._distrust(rental)
 
@@ -209,7 +212,7 @@ class Provider:
         return self._kept(replace(rental, listed=listed, listed_by=str(self._options.list)))
 
     def _distrust(self, rental: ProvisionedMachine) -> str:
-        """Why an empty answer of `list` is not believed; empty where it is."""
+        """Return why an empty answer of `list` is not trusted, or an empty string."""
         command = self._options.list
         if command is None:
             return "there is no `list`"
@@ -219,10 +222,13 @@ class Provider:
         proven = rental.listed_by == command and rental.ids and set(rental.ids) <= set(rental.listed)
         return "" if proven else "an empty answer of `list` is not believed: it has never shown the machine"
 
-    # ── giving back ──
+    # Releasing
 
     def give_back(self, rental: ProvisionedMachine) -> Returned:
-        """Run `down` for every id on record, then look again. Raises nothing: what fails is said and left."""
+        """Run `down` for every recorded id, then check with `list`.
+
+        Never raises: failures are logged, and those machines are reported as left.
+        """
         self._await_up(rental)
         if self._never_asked(rental):
             return Returned()
@@ -241,13 +247,13 @@ class Provider:
         return self._verdict(rental, ids, failed, self._look_again(rental, waits=bool(succeeded)))
 
     def _addressed(self, rental: ProvisionedMachine) -> list[str]:
-        """The ids that `down` can be run for; one that is empty stands for a machine known by its run alone."""
+        """Return the ids to run `down` for. An empty id means a machine that is known only by its run."""
         by_id = "{id}" in str(self._options.down)
         ids = [id for id in dict.fromkeys([*rental.ids, *rental.returned]) if id]
         return ids or ([] if by_id else [""])
 
     def _down(self, rental: ProvisionedMachine, ids: Sequence[str]) -> dict[str, TargetError]:
-        """Run `down` for each id, once for each distinct call; the failures."""
+        """Run `down` for each id, once per distinct command line; return the failures."""
         command = str(self._options.down)
         answers: dict[str, TargetError | None] = {}
         for id in ids:
@@ -263,7 +269,7 @@ class Provider:
         return {id: error for id, error in found.items() if error is not None}
 
     def _look_again(self, rental: ProvisionedMachine, *, waits: bool) -> Listing:
-        """Ask `list` until it shows nothing, for as long as a machine may take to go."""
+        """Poll `list` until it shows nothing, for at most as long as a machine may take to disappear."""
         limit, pause = time.monotonic() + (self._options.gone if waits else 0.0), LOOK_S
         patience = time.monotonic() + RETRY_S
         while (seen := self.look(rental)).lines or seen.trouble:
@@ -276,7 +282,10 @@ class Provider:
     def _verdict(
         self, rental: ProvisionedMachine, ids: list[str], failed: dict[str, TargetError], seen: Listing
     ) -> Returned:
-        """Which machines are gone, by `down` and by `list`. A line that names no known machine clears none of them."""
+        """Decide which machines are gone, by `down` and by `list`.
+
+        While a line names an unknown machine, none counts as gone.
+        """
         created = tuple(map(_name, ids))
         left = [id for id in ids if id in seen.shows]
         distrust = self._distrust(rental)
@@ -289,19 +298,19 @@ class Provider:
             self._say_failed(rental, id, error, left=bool(id in left or seen.strange))
         names = (*map(_name, left), *(f"machine {line}" for line in seen.strange))
         done = [] if seen.strange else [id for id in ids if id not in left]
-        refuted = ids if seen.strange else seen.shows  # `down` has succeeded, and the machine is there
+        refuted = ids if seen.strange else seen.shows  # `down` succeeded, but the machine is still listed
         returned = dict.fromkeys([*(id for id in rental.returned if id not in refuted), *done])
         rental = replace(rental, returned=tuple(returned))
         removed = tuple(_name(id) for id in done if id not in failed)
         if names:
-            self._records.write(rental)  # here too, if it was rented from another machine: `gc` must show it
+            self._records.write(rental)  # also if another client rented it: `gc` must show it
         unverified = created if distrust and not names else ()
         if unverified:
             self._say(f"nobody could be asked whether {', '.join(created)} is gone: {distrust}")
         return Returned(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
 
     def _nobody_known(self, rental: ProvisionedMachine, seen: Listing) -> Returned:
-        """`up` has been asked, and neither it nor `list` has named a machine that `down` could be run for."""
+        """Report that `up` was started but neither it nor `list` named a machine to run `down` for."""
         why = str(seen.trouble.problem.what) if seen.trouble else self._distrust(rental)
         what = f"no machine of {rental.run} is known, and whether `up` has made one cannot be told: {why}"
         place = self._records.place(rental.url)
@@ -328,19 +337,25 @@ class Provider:
         )
 
     def _kept(self, rental: ProvisionedMachine) -> ProvisionedMachine:
-        """Write what was learned, where there is a record; the one of another machine is not begun here."""
+        """Write the updated record if there is one here; do not create one for another client's rental."""
         known = self._records.read(rental.url)
         return rental if known is None or known == rental else self._records.write(rental)
 
     def _never_asked(self, rental: ProvisionedMachine) -> bool:
-        """Recorded, and killed before `up` was begun: its output is opened first."""
+        """Return whether the client was killed after writing the record and before starting `up`.
+
+        Starting `up` opens its output file first.
+        """
         known = self._records.read(rental.url)
         if known is None or known.state != ASKED or known.ids or known.returned:
             return False
         return not (self._records.place(rental.url) / "up.out").exists()
 
     def _await_up(self, rental: ProvisionedMachine) -> None:
-        """A killed client's `up` may be at work still: what it is about to make must not be missed."""
+        """Wait for a killed client's `up` that may still be running.
+
+        Otherwise a machine that it is about to create would be missed.
+        """
         limit = time.monotonic() + UP_S
         while self._up_runs(rental) and time.monotonic() < limit:
             time.sleep(LOOK_S)
@@ -375,7 +390,7 @@ class Provider:
 
 
 def _fix_of(code: int, name: str = "up", call: str = "") -> str:
-    """What to type after a command has failed."""
+    """Return the suggested fix for a command that failed."""
     if code == SIGPIPE:
         said = "141: a part of the pipe wrote when nobody read any more (`yes | …`, `… | head`); write it without"
         return f"{said}: {call}" if call else said
@@ -385,7 +400,10 @@ def _fix_of(code: int, name: str = "up", call: str = "") -> str:
 
 
 def _named(rental: ProvisionedMachine, lines: tuple[str, ...]) -> Listing:
-    """The machines that these lines name: by id or address, or all of them where each has a line with the run."""
+    """Match lines to machines by id or address.
+
+    If none matches, all machines are shown when there is a line with the run for each.
+    """
     words = {machine.id: [word for word in (machine.id, machine.host) if word] for machine in rental.machines}
     words |= {id: [id] for id in rental.found}
     lines_of = {id: {line for line in lines for word in known if _has(line, word)} for id, known in words.items()}

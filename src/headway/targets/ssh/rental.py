@@ -1,4 +1,7 @@
-"""The record of machines rented for one run. Written before `up`, kept until `down` has succeeded for every machine."""
+"""Record of the machines provisioned for one run.
+
+Written before `up`, kept until `down` has succeeded for every machine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _RECORD = "rental.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionedMachine:
-    """What is known of a run's machines. Written before `up`; removed when they are gone.
+    """The machines provisioned for one run. Written before `up`; removed when they are gone.
 
     Records of older versions lack the last five fields: `list` then counts as never having shown the machine.
     """
@@ -35,10 +38,10 @@ class ProvisionedMachine:
     machines: tuple[Machine, ...] = ()
     pid: int = 0  # of `up`, which outlives a killed client
     started: str = ""
-    since: float = 0.0  # when it was asked for, for a reader
-    options: Mapping[str, Any] = field(default_factory=dict)  # of its target, for `gc` without job file and run folder
-    found: tuple[str, ...] = ()  # ids that `list` alone has named, where `up` printed none
-    listed: tuple[str, ...] = ()  # ids that `list` has shown: only of these is an empty answer believed
+    since: float = 0.0  # when `up` was requested
+    options: Mapping[str, Any] = field(default_factory=dict)  # its target's, for `gc` without job file or folder
+    found: tuple[str, ...] = ()  # ids without an address, from `id=` lines of `up` or else from `list`
+    listed: tuple[str, ...] = ()  # ids that `list` has shown: an empty answer is trusted only for these
     listed_by: str = ""  # the `list` command that has shown them
     returned: tuple[str, ...] = ()  # ids for which `down` has succeeded
 
@@ -49,17 +52,20 @@ class ProvisionedMachine:
 
 
 class Records:
-    """Rentals, kept in Headway's own folder: found again whatever became of the client."""
+    """Rental records in Headway's state folder, so that they are found even if the client died."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or home() / "ssh" / "rented"
 
     def place(self, url: str) -> Path:
-        """The folder with what a rental needs besides its record: its host keys, and what `up` prints."""
+        """Return the folder for the record, the host keys and the output of `up`."""
         return self._folder / _name(url)
 
     def lock(self, url: str) -> tuple[Path, str]:
-        """Whoever takes a run down holds this. It lies beside its folder, which goes when the machine has gone."""
+        """Return the folder and name of the lock held during teardown.
+
+        It is outside `place`, which is removed when the machine is gone.
+        """
         return self._folder, f"{_name(url)}.lock"
 
     def read(self, url: str) -> ProvisionedMachine | None:
@@ -70,24 +76,30 @@ class Records:
         return rental
 
     def begin(self, rental: ProvisionedMachine) -> ProvisionedMachine:
-        """Record a new rental, in a place without traces of an earlier one: what `up` printed names machines."""
+        """Record a new rental and delete the output of an earlier `up`, since that names machines."""
         for name in ("up.out", "up.err", "known_hosts"):
             (self.place(rental.url) / name).unlink(missing_ok=True)
         self._receipt(rental.url).unlink(missing_ok=True)
         return self.write(rental)
 
     def forget(self, url: str, given_back: ProvisionedMachine | None = None) -> None:
-        """Remove the record. What was given back stays readable: a second `down` may fail, as the machine is gone."""
+        """Remove the record.
+
+        Keep what was released readable, since a second `down` may fail because the machine is gone.
+        """
         if given_back is not None:
             open_store(str(self._folder)).write(self._receipt(url).name, _as_json(given_back))
         shutil.rmtree(self.place(url), ignore_errors=True)
 
     def given_back(self, url: str) -> ProvisionedMachine | None:
-        """This run's last rental from this machine, once its record is gone."""
+        """Return the run's last rental that was released by this client, once its record is removed."""
         return self._read(self._receipt(url))
 
     def untouched(self, url: str) -> Path:
-        """A mark that stands while nothing has been sent to any host: then there is nothing to take down there."""
+        """Return the path of a marker file that exists until something is sent to a host.
+
+        While it exists there is nothing to remove on the hosts.
+        """
         return self.place(url) / "untouched"
 
     def all(self) -> list[ProvisionedMachine]:
@@ -101,7 +113,7 @@ class Records:
             return None
         known = {
             name: value for name, value in known.items() if name in ProvisionedMachine.__slots__
-        }  # a newer version's, too
+        }  # a newer version may have written more fields
         tuples = {name: tuple(known.get(name, ())) for name in ("found", "listed", "returned")}
         return ProvisionedMachine(
             **{**known, **tuples, "machines": tuple(from_plain(machine) for machine in known["machines"])}
@@ -129,7 +141,7 @@ def from_plain(known: dict[str, Any]) -> Machine:
 
 
 def printed(text: str, keys: Path) -> list[Machine]:
-    """The machines that `up` named, one a line. A key that it told is pinned before the first connection."""
+    """Parse the machines that `up` printed, one per line. A printed host key is pinned before the first connection."""
     found = []
     for line in text.splitlines():
         marks = list(_FIELDS.finditer(line))
@@ -154,12 +166,12 @@ def printed(text: str, keys: Path) -> list[Machine]:
 
 
 def bare_ids(text: str) -> list[str]:
-    """Ids on lines of their own (`id=ID`): an `up` may print one before it knows the address."""
+    """Parse ids on lines of their own (`id=ID`): `up` may print one before it knows the address."""
     return [line.strip().removeprefix("id=") for line in text.splitlines() if re.fullmatch(r"\s*id=\S+\s*", line)]
 
 
 def fill(command: str, *, run: str, id: str = "") -> str:
-    """The command with what it is about, as words of the shell."""
+    """Substitute the run and id into a command, shell-quoted."""
     return command.replace("{run}", shlex.quote(run)).replace("{id}", shlex.quote(id) if id else "")
 
 

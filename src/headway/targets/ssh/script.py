@@ -1,6 +1,6 @@
-"""start.sh: the whole of what a machine is asked to run, as a script that a person can read. Pure: print it, diff it.
+"""Render start.sh, the human-readable script that a machine runs. Pure functions.
 
-The watchdog runs it there, with the run's variables set and the secrets on its standard input.
+The watchdog runs it on the machine, with the run's variables set and the secrets on its standard input.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# The run in a container on the host, through the engine there. Pure: the last part of start.sh.
-#
-# Everything keeps its path, so that the same plan means the same files inside and outside.
+# Running in a container on the host: the last part of start.sh. All paths are the same inside and outside, so that the
+# plan names the same files.
 
 
-CONTEXT = "image"  # beside the script: the folder to build from
+CONTEXT = "image"  # the build context, a folder next to the script
 VARIABLES = ("HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET", "HEADWAY_CLIENT_URL", "HEADWAY_CLIENT",
              "HEADWAY_CODE_DIR", "HEADWAY_SPOOL", "HEADWAY_PLAN_FILE", "HEADWAY_PLACE", "HEADWAY_HOSTS", "HEADWAY_NODE",
              "HEADWAY_MASTER_PORT", "HEADWAY_SECRETS_STDIN", "HEADWAY_WORK_DIR", "PYTHONPATH",
@@ -90,13 +89,13 @@ def image_of(plan: Plan) -> str:
 
 
 def built(plan: Plan) -> Blueprint | None:
-    """The image to be built there; None where a ready one is named or has been pushed."""
+    """Return the image to build on the host, or None if the job names a ready one or it has been pushed."""
     image = of_plan(plan)
     return image if image_of(plan) == image.name else None
 
 
 def send_context(host: Host, plan: Plan, place: str) -> None:
-    """What the image is built from."""
+    """Upload the build context, unless no image is to be built."""
     image = built(plan)
     if image is None:
         return
@@ -116,7 +115,7 @@ def _limits(plan: Plan) -> str:
 
 
 def _volumes(plan: Plan, options: Options) -> list[str]:
-    """What the plan as read there names: the folder, data that was brought, data that was there."""
+    """Return the mounts for the plan's paths: the run folder, uploaded data, and data already on the host."""
     words = ['--volume "$HEADWAY_FOLDERS:$HEADWAY_FOLDERS"'] if is_here(options, str(plan.job["outputs"])) else []
     if any(is_here(options, source) for source in plan.data):
         words.append('--volume "$HEADWAY_DATA:$HEADWAY_DATA:ro"')
@@ -184,7 +183,10 @@ exec "$python" -m headway.runtime.worker --run "$HEADWAY_RUN_URL" <&3 3<&-
 
 
 def start_script(plan: Plan, options: Options, needed: str) -> str:
-    """`needed` is what Headway itself must have installed for this job, where no interpreter is named."""
+    """Render start.sh.
+
+    `needed` lists Headway's own requirements for this job, to install if no interpreter is named.
+    """
     about = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
     parts = ["#!/bin/bash\n" + about, HEAD, _setup(plan)]
     if options.engine:
@@ -217,7 +219,7 @@ def _environment(plan: Plan, options: Options, needed: str) -> str:
 
 
 def _key(plan: Plan, options: Options, needed: str) -> str:
-    """Another requirement is another environment. Without a file of its own the code plays no part."""
+    """Return the environment's name, a hash of all requirements. The code counts only if it has a requirements file."""
     own = plan.code.sha256 if plan.job.get("requirements") else ""
     text = json.dumps([own, needed, options.python, plan.environment["python"], list(plan.job.get("setup", ()))])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

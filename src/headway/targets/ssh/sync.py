@@ -1,6 +1,7 @@
-"""A run folder of this machine and its working copy on a host. What tells how far a run is comes over last.
+"""Synchronize a local run folder with its working copy on a host, and upload data sets.
 
-Files are known by size and time of modification, remembered for both sides, so only what has changed is moved.
+Files are compared by size and modification time, recorded for both sides, so that only changes are transferred. Files
+that report a run's progress arrive last.
 """
 
 from __future__ import annotations
@@ -23,26 +24,29 @@ from headway.storage.local import FolderStore, published_file
 from headway.targets.ssh.connection import SPAN, Host
 from headway.targets.ssh.options import LOCAL_FOLDERS
 
-OURS = (PLAN, INTENT, STOP, RECEIPT, "report.html.tmp")  # written by this machine alone
-_LAST = ("lease.json", "events")  # listed first there, and written last here
+OURS = (PLAN, INTENT, STOP, RECEIPT, "report.html.tmp")  # written by the client only
+_LAST = ("lease.json", "events")  # listed first on the host, and written last here
 _INDEX = "mirrored.json"
-Known = dict[str, list[int]]  # key -> size and time there, size and time here
+Known = dict[str, list[int]]  # key -> size and mtime on the host, size and mtime here
 
 
 class Mirror:
-    """One host's working copy. Whoever uses it holds the lock on `place`, so that two do not write the same file."""
+    """Synchronizes with the working copy on one host.
+
+    Callers hold the lock on `place`, so that no two write the same file.
+    """
 
     def __init__(self, host: Host, there: str, here: Path, place: Path) -> None:
         self._host, self._there, self._here, self._place = host, there, here, place
         self._there_at_all = False
 
     def push(self) -> int:
-        """Everything of the folder that is not there yet; returns how many bytes. Before a start."""
+        """Upload everything that is missing on the host, before a start; return the number of bytes."""
         known = self._known()
         listed = self._listing()
         keys = [key for key in _files(self._here) if not _is_ours(key) or key in (PLAN, INTENT)]
         todo = [key for key in keys if not self._same(known, listed, key)]
-        # What a former working copy has, and this folder has not, would count as the run's.
+        # Files left from an earlier working copy would count as the run's.
         stray = [f"{self._there}/{key}" for key in listed if not (self._here / key).is_file()]
         if stray:
             self._host.ask("remove", paths=stray)
@@ -56,10 +60,10 @@ class Mirror:
         return sent
 
     def pull(self) -> int:
-        """What has changed there since the last time; returns how many files."""
+        """Download what has changed on the host since the last call; return the number of files."""
         known, listed = self._known(), self._listing()
         if not self._there_at_all:
-            return 0  # never brought there, or removed since
+            return 0  # never uploaded, or removed since
         fresh = [key for key, (size, when) in listed.items() if known.get(key, [-1, -1])[:2] != [size, when]]
         first = [key for key in fresh if _turn(key) == 0]
         later = sorted((key for key in fresh if _turn(key)), key=lambda key: (_turn(key), key))
@@ -70,7 +74,7 @@ class Mirror:
             known[key] = [*listed[key], found.st_size, found.st_mtime_ns]
         store = FolderStore(self._here)
         for key in [key for key in known if key not in listed and not _is_ours(key)]:
-            store.delete(key)  # there before, and gone since: a checkpoint that is not kept
+            store.delete(key)  # deleted on the host: a checkpoint that retention removed
             del known[key]
         if done or len(known) != len(self._known()):
             self._keep(known)
@@ -101,7 +105,7 @@ class Mirror:
     def _known(self) -> Known:
         try:
             known: Known = json.loads((self._place / _INDEX).read_bytes())
-        except (OSError, ValueError):  # never mirrored, or damaged: everything is moved again
+        except (OSError, ValueError):  # never mirrored, or damaged: transfer everything again
             return {}
         return known
 
@@ -110,7 +114,7 @@ class Mirror:
 
 
 def side_by_side(host: Host, work: Callable[[Host, Any], Any], items: list[Any]) -> list[Any]:
-    """The work on every item, over as many connections as the options allow where there is enough to do."""
+    """Call `work` on every item, over as many connections as the options allow if there are enough items."""
     count = min(host.options.connections, len(items) // 4)
     if count < 2:
         return [work(host, item) for item in items]
@@ -133,7 +137,7 @@ def side_by_side(host: Host, work: Callable[[Host, Any], Any], items: list[Any])
 
 
 def send_file(host: Host, path: Path, to: str, moved: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    """A file of any size, in parts; it has its name there when all of it has come."""
+    """Upload a file of any size in parts. It gets its final name only when it is complete."""
     tag, offset, mode = os.urandom(6).hex(), 0, path.stat().st_mode & 0o777
     with path.open("rb") as file:
         while True:
@@ -147,7 +151,7 @@ def send_file(host: Host, path: Path, to: str, moved: Callable[[int], None] = la
 
 
 def fetch_file(host: Host, there: str, to: Path) -> bool:
-    """Bring a file, whole or not at all; False where it is gone."""
+    """Download a file atomically; return False if it is gone."""
     answer, part = host.exchange("read", path=there, offset=0, count=SPAN)
     if answer.get("gone"):
         return False
@@ -164,7 +168,7 @@ def fetch_file(host: Host, there: str, to: Path) -> bool:
 
 
 def fetch_growing(host: Host, there: str, here: Path) -> None:
-    """Files that only ever grow: their new ends."""
+    """Download what was appended to append-only files."""
     listed = host.ask("listing", root=there)["files"]
     here.mkdir(parents=True, exist_ok=True)
     for name, size, _ in listed:
@@ -188,7 +192,10 @@ def _is_ours(key: str) -> bool:
 
 
 def _turn(key: str) -> int:
-    """When it may appear here: tensors before their manifest, everything before the events that speak of it."""
+    """Return a file's rank in the download order.
+
+    Tensors come before their manifest, everything before the events that mention it.
+    """
     if key.startswith("events/"):
         return 2
     if key == "lease.json":
@@ -196,18 +203,18 @@ def _turn(key: str) -> int:
     return 1 if key.endswith("manifest.json") or (key.startswith("checkpoints/") and key.count("/") == 1) else 0
 
 
-# Data of this machine, brought to a host once: kept there under its fingerprint, sent side by side, the rate shown.
+# Data upload: once per host, stored there under its fingerprint, over parallel connections
 
 
 WHOLE = ".complete"
-TOLD_S = 5.0  # between words on how far it is
+TOLD_S = 5.0  # between progress messages
 _CHUNK = 4 << 20
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataUpload:
-    """Files of one source. Its name is its content's."""
+    """Files of one data source. On the host they are stored under a fingerprint of their content."""
 
     source: str
     files: tuple[tuple[str, int], ...]  # relative name ("" for a single file) and bytes
@@ -232,7 +239,7 @@ def parcel(source: str) -> DataUpload:
 
 
 def fingerprint(parcel: DataUpload) -> str:
-    """A manifest vouches for what it lists; anything else is read."""
+    """Hash the content. A manifest stands for the files that it lists; without one, every file is read."""
     root = Path(parcel.source)
     manifest = root / "manifest.json"
     digest = hashlib.sha256()
@@ -248,7 +255,7 @@ def fingerprint(parcel: DataUpload) -> str:
 
 
 def bring(host: Host, source: str, say: Say) -> str:
-    """Where the source lies there, after it has been sent if need be."""
+    """Upload the source unless the host has it; return its path there."""
     what = parcel(source)
     there = f"{host.facts['dir']}/data/{fingerprint(what)}"
     single = len(what.files) == 1 and what.files[0][0] == ""
@@ -262,7 +269,7 @@ def bring(host: Host, source: str, say: Say) -> str:
 
 
 def _send(host: Host, what: DataUpload, there: str, say: Say) -> None:
-    """A cut connection costs the file it was in: what arrived whole is not sent again."""
+    """Upload the missing files. After a lost connection, only the file in transfer is sent again."""
     root = Path(what.source)
     names = [(name or root.name, root / name if name else root, size) for name, size in what.files]
     have = host.ask("sizes", paths=[f"{there}/{name}" for name, _, _ in names])["sizes"]
@@ -274,7 +281,7 @@ def _send(host: Host, what: DataUpload, there: str, say: Say) -> None:
 
 
 class _Meter:
-    """How much has gone over, and how fast."""
+    """Progress meter: bytes sent, and the rate."""
 
     def __init__(self, about: str, total: int, say: Say) -> None:
         self._about, self._total, self._say = about, total, say

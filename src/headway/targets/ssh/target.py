@@ -1,4 +1,7 @@
-"""ssh target: any machine, or one rented for the run. Needs OpenSSH's client here, and Python and bash there."""
+"""The ssh target: run on given machines, or on machines provisioned for the run.
+
+Needs the OpenSSH client locally, and Python and bash on each machine.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,18 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# How a run ended that never said so itself: by its watchdog's word, kept here when its place there is removed.
+# Exit status of runs whose supervisor did not record one. It comes from the watchdog on the machine, and is stored
+# locally when the run's files there are removed.
 
 
 ENDING = "ending.json"
 
 
 def without_a_farewell(seen: StatusInputs, states: Sequence[Mapping[str, Any]]) -> Status:
-    """Nothing runs, and the run has not said how it ended: the watchdog's word, or none."""
+    """Return the status of a run that has no process left and no `ended` event.
+
+    It comes from the watchdog's exit record, if there is one.
+    """
     ended = next((state["exit"] for state in states if state["exit"]), None)
     last = str(states[0]["last"])
     said = f"; it last said: {last}" if last else ""
@@ -69,7 +76,10 @@ def without_a_farewell(seen: StatusInputs, states: Sequence[Mapping[str, Any]]) 
 
 
 def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any]]) -> None:
-    """Before everything there is removed: what its script printed, and how it ended if the folder does not know."""
+    """Save what is needed of the files on the machines before they are removed.
+
+    That is the start script's log, and the exit status if the run folder has none.
+    """
     where = link.where
     for node, host in enumerate(link.hosts):
         if states[node]["there"]:
@@ -77,7 +87,7 @@ def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any
     try:
         seen = evidence(folder_of(handle))
         after = submission.attempts_before(submission.read(folder_of(handle)))
-    except HeadwayError:  # no folder, or no way to it: nobody will ask
+    except HeadwayError:  # no folder, or it cannot be reached: the record would never be read
         return
     if seen.end is None and any(state["there"] for state in states):
         status = without_a_farewell(seen, states)
@@ -86,7 +96,7 @@ def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any
 
 
 def kept(handle: Handle) -> Status | None:
-    """What was kept of the last start; None where it is not about that one."""
+    """Return the saved exit status of the last start, or None if there is none or it belongs to an earlier start."""
     try:
         known = json.loads((place_of(handle.url, KIND) / ENDING).read_bytes())
     except (OSError, ValueError):
@@ -97,8 +107,8 @@ def kept(handle: Handle) -> Status | None:
 
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between looks at the hosts while a log is followed
-REACH_S, REACH_PAUSE_S = 60.0, 2.0  # for a rented machine that does not answer, before it is given back unheard
+LOOK_S = 1.0  # between polls of the hosts while a log is followed
+REACH_S, REACH_PAUSE_S = 60.0, 2.0  # how long to retry an unreachable rented machine before releasing it
 GRACE_S = 30.0
 Say = Callable[[str], None]
 
@@ -116,19 +126,23 @@ class SshTarget:
         return [*checks.problems(job, self.options), *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """List what does not prevent the job from running here but belongs in its plan."""
         return list(checks.notes(job, ranks, self.options))
 
     def doctor(self, job: Job) -> Iterator[Finding]:
-        """What works on the machines and what does not. Changes nothing but for our own program there."""
+        """Check the machines. Changes nothing on them except that it installs Headway's agent."""
         return checks.findings(self.options, job)
 
     def online_notes(self, job: Job) -> list[str]:
-        """For `plan --online`: what the machines themselves say."""
+        """Return the findings of `doctor`, for `plan --online`."""
         return [f"{finding.mark}: {finding.what}" for finding in self.doctor(job)]
 
     def limits(self, job: Job) -> Limits:
-        """Behind the budget stands the watchdog on the machine, and behind that, if there is one, `self_down`."""
+        """Return the run's limits.
+
+        The watchdog on the machine enforces the budget if the supervisor does not, and then runs `self_down` if there
+        is one.
+        """
         hours = job.budget.hours
         second = "none: the machine is left as it is" if hours is None else "a watchdog on the machine"
         if self.options.self_down and hours is not None:
@@ -139,11 +153,14 @@ class SshTarget:
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=GRACE_S, second=second)
 
     def cpus(self, job: Job, ranks: int) -> int:
-        """On each node: what the ranks' threads have to share. Nobody has asked the machine yet."""
+        """Return the CPUs per node that the ranks' threads share. The machine has not been asked yet."""
         return job.resources.cpus or ranks
 
     def render(self, plan: Plan) -> list[Request]:
-        """The script, what is sent, and the commands. Values of secrets are never in it, only where they come from."""
+        """Render the start script, the files to send and the commands.
+
+        Secrets appear as references only, never as values.
+        """
         where = layout(self.options, str(plan.job["outputs"]), RUN)
         text = script.start_script(plan, self.options, lifecycle.needed_by(plan))
         sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": to_bring(plan.job, self.options)}
@@ -163,7 +180,10 @@ class SshTarget:
         return [*commands, Request(name=SCRIPT, body={"text": text}), Request(name="start.json", body=body)]
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        """Rent if need be, bring everything, start. The guardian is there before the first machine is."""
+        """Provision machines if needed, upload everything and start the run.
+
+        The watcher process starts before the first machine is provisioned.
+        """
         url = run_url(str(plan.job["outputs"]), run)
         place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
         with spawn.exclusively(place):
@@ -176,7 +196,7 @@ class SshTarget:
                     details = self._start(plan, handle, hosts)
             except RunBusy:
                 raise
-            except BaseException:  # Ctrl-C too: half a gang cannot train, and a machine is billed
+            except BaseException:  # Ctrl-C too: an incomplete set of nodes cannot train, and a machine is billed
                 self._take_back(handle)
                 raise
             if self.options.up:
@@ -196,14 +216,17 @@ class SshTarget:
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         spool = place_of(handle.url, KIND) / "spool"
         if not follow:
-            self.status(handle)  # brings over what is new
+            self.status(handle)  # fetches new output
             yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
             return
         with SshConnections(self.options, handle, self._machines(handle)) as link:
             yield from tail(folder_of(handle), spool=spool, over=self._over(handle, link), rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
-        """SIGTERM and the plan's grace period, SIGKILL; outputs fetched; files removed; the machine given back."""
+        """Stop the run, fetch its outputs, remove its files and release the machine.
+
+        Sends SIGTERM, waits for the plan's grace period, then sends SIGKILL.
+        """
         if self._rented_for_another(handle):
             return _nothing_of_its_own(handle)
         place = place_of(handle.url, KIND)
@@ -230,10 +253,13 @@ class SshTarget:
         )
 
     def found(self) -> list[Handle]:
-        """By the label on every host that the entry names; of rented ones, by what was recorded before `up`."""
+        """Find runs by their labels on the hosts of the target's entry.
+
+        Rented machines are found by the records written before `up`.
+        """
         runs: dict[tuple[str, str], Handle] = {}
         for rented in Records().all() if self.options.up else ():
-            us = owner()  # it was recorded in our own home folder
+            us = owner()  # the record is in this user's own home folder
             details = {"rented": True, "owner": us.id, "owner_name": us.name}
             runs[rented.url, us.id] = Handle(target=rented.target, run=rented.run, url=rented.url, details=details)
         for machine in named(self.options):
@@ -244,7 +270,7 @@ class SshTarget:
                         runs[url, whose] = Handle(target=KIND, run=label[processes.RUN], url=url, details=_owner(label))
         return [runs[key] for key in sorted(runs)]
 
-    # ── starting ──
+    # Starting
 
     def _rented(self, plan: Plan, run: str, url: str) -> list[Machine]:
         records, provider = Records(), Provider(self.options, Records(), self.say)
@@ -259,7 +285,10 @@ class SshTarget:
         return [replace(machine, first_seen=False) for machine in rental.machines]
 
     def _await(self, machine: Machine) -> None:
-        """Until a machine that was just made lets us in. Its key is pinned now: nobody else could have made it."""
+        """Wait until a new machine accepts connections.
+
+        Its host key is pinned on first use, because this run has just created the machine.
+        """
         limit = time.monotonic() + self.options.ready
         while True:
             try:
@@ -293,7 +322,7 @@ class SshTarget:
         self._require_share(hosts)
         Records().untouched(handle.url).unlink(missing_ok=True)
         (place / ENDING).unlink(missing_ok=True)
-        # The watchdog and the label count each start anew: they are given what is left of the budget.
+        # The watchdog and the label count from each start, so they get the remaining budget.
         left = remainder(plan, spent_s(folder_of(handle)))
         lifecycle.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
         lifecycle.start(left, hosts, where, self.options)
@@ -309,7 +338,10 @@ class SshTarget:
         }
 
     def _require_share(self, hosts: list[Host]) -> None:
-        """What is written here must be read there: a folder of the same name proves nothing."""
+        """Raise TargetError unless a file written here is readable on every host.
+
+        A folder of the same name proves nothing.
+        """
         if self.options.share is None:
             return
         proof = Path(self.options.share) / f".headway-proof-{time.time_ns()}"
@@ -323,7 +355,10 @@ class SshTarget:
             proof.unlink(missing_ok=True)
 
     def _require_nothing_rented(self, url: str) -> None:
-        """A record that is kept names machines that may still be billed: a new one must not take its place."""
+        """Raise RunBusy if the run has a rental record.
+
+        Its machines may still be billed, so a new one must not overwrite it.
+        """
         known = Records().read(url) if self.options.up else None
         if known is not None:
             what = f"{known.run} still has a machine on record that was not given back"
@@ -342,13 +377,13 @@ class SshTarget:
 
     def _take_back(self, handle: Handle) -> None:
         if not self.options.up and Records().untouched(handle.url).exists():
-            return  # nobody was reached, and nobody need be reached again
+            return  # no host was reached, so there is nothing to clean up
         try:
             self.down(handle)
-        except HeadwayError as error:  # the caller must see why the start failed; this is said besides
+        except HeadwayError as error:  # only log it: the caller must see why the start failed
             self.say(f"{handle.run} could not be taken down: {error}")
 
-    # ── looking ──
+    # Status
 
     def _machines(self, handle: Handle) -> list[Machine]:
         return [] if self._rented_for_another(handle) else machines_of(self.options, handle, Records())
@@ -376,7 +411,10 @@ class SshTarget:
         return without_a_farewell(seen, states)
 
     def _over(self, handle: Handle, link: SshConnections) -> Callable[[], bool]:
-        """Whether the run has ended. Every look also brings over what is new."""
+        """Return a function that tells whether the run has ended.
+
+        Each call that polls the hosts also fetches new output.
+        """
         looked = -LOOK_S
 
         def over() -> bool:
@@ -390,10 +428,13 @@ class SshTarget:
 
         return over
 
-    # ── ending ──
+    # Teardown
 
     def _end(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
-        """Nothing runs, everything is fetched, nothing lies about. A rented machine that is silent is given up."""
+        """Stop all processes, fetch all outputs and remove all files.
+
+        Give up on a rented machine that stays unreachable for REACH_S.
+        """
         limit = time.monotonic() + (REACH_S if self.options.up else 0.0)
         while True:
             try:
@@ -425,7 +466,10 @@ class SshTarget:
             return created, left
 
     def _nothing_to_fetch(self, handle: Handle) -> bool:
-        """Nothing was sent; or a rented machine on which nothing was begun, or which was given back already."""
+        """Return whether there is nothing to fetch.
+
+        Either nothing was sent, or the rented machine was never started or is already released.
+        """
         records = Records()
         if records.untouched(handle.url).exists():
             return True
@@ -435,7 +479,10 @@ class SshTarget:
         return self.options.up is not None and self._given_back(handle) is not None
 
     def _rented_for_another(self, handle: Handle) -> bool:
-        """Whether the machines in its record were rented for another folder: this one was copied, or moved, since."""
+        """Return whether the recorded machines were rented for another folder.
+
+        This folder is then a copy of it, or was moved.
+        """
         return bool(self.options.up and handle.details.get(ORIGIN)) and Records().read(handle.url) is None
 
     def _listed_gone(self, handle: Handle) -> bool:
@@ -445,7 +492,7 @@ class SshTarget:
         return Provider(self.options, Records(), self.say).give_back(self._rental(handle))
 
     def _rental(self, handle: Handle) -> ProvisionedMachine:
-        """What is known of it: its record, what was given back from here, or as much as its handle says."""
+        """Return the rental from its record, from the record of released machines, or else from the handle."""
         known = Records().read(handle.url) or self._given_back(handle)
         return known or ProvisionedMachine(
             run=handle.run,
@@ -458,14 +505,20 @@ class SshTarget:
         )
 
     def _given_back(self, handle: Handle) -> ProvisionedMachine | None:
-        """The run's last rental, if it was given back from this machine; a later one may be another machine's."""
+        """Return the run's last rental if this client released it.
+
+        A later rental may have been made by another client.
+        """
         known = Records().given_back(handle.url)
         same = known is not None and handle.details.get("since", known.since) == known.since
         return known if same else None
 
 
 def _nothing_of_its_own(handle: Handle) -> Receipt:
-    """Of a copy, whose original's machines stay. Where the original cannot be seen, nobody knows what is billed."""
+    """Return the empty receipt of a copied run folder, whose original keeps its machines.
+
+    Raises TargetError if the original cannot be seen, as it is then unknown what is billed.
+    """
     origin = str(handle.details[ORIGIN])
     if not submission.is_run(origin):
         what = f"the machines of {handle.run} were rented when its folder was {origin}, which cannot be seen from here"
@@ -488,12 +541,12 @@ def _this_client() -> str:
 
 
 def _runs(state: dict[str, object]) -> bool:
-    """A watchdog that only waits to run `self_down` is no run."""
+    """Return whether the run is running. A watchdog that only waits to run `self_down` does not count."""
     return bool(state["processes"]) and state["exit"] is None
 
 
 def _unasked(handle: Handle, trouble: RemoteError) -> Status:
-    """A host does not answer: what the folder says, and that nobody could be asked."""
+    """Return the status according to the run folder, noting that a host could not be reached."""
     status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)

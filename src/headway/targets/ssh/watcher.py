@@ -1,4 +1,7 @@
-"""Start and stop the process that watches a run over ssh. It writes guardian.log beside the run."""
+"""Start and stop the watcher process of a run over ssh (headway.launcher.machine_watcher).
+
+Its log is guardian.log, in the run's local folder.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _RECORD = "guardian.json"
 
 
 def begin(url: str) -> None:
-    """Start one for this run, unless one is there."""
+    """Start the watcher of this run, unless it is running."""
     place = place_of(url, KIND)
     if _of(url) is not None:
         return
@@ -39,7 +42,7 @@ def begin(url: str) -> None:
 
 
 def dismiss(url: str) -> None:
-    """The run is down: nothing is left to guard."""
+    """Stop the watcher, once the run is torn down."""
     place = place_of(url, KIND)
     pid = _of(url)
     if pid is not None and pid != os.getpid():
@@ -52,7 +55,10 @@ def dismiss(url: str) -> None:
 
 
 def _of(url: str) -> int | None:
-    """The process that guards this run, if one lives. In a copied folder the record names the original's."""
+    """Return the pid of the run's watcher if it is alive.
+
+    In a copied folder the record names the original's, which does not count.
+    """
     try:
         known = json.loads((place_of(url, KIND) / _RECORD).read_bytes())
     except (OSError, ValueError):
@@ -63,7 +69,7 @@ def _of(url: str) -> int | None:
 
 
 def _guarded(pid: int) -> str:
-    """The URL that a guardian was started with."""
+    """Return the URL that a watcher was started with."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])
     except OSError:

@@ -1,1 +1,1 @@
-"""Vertex AI as a target: one custom job a run, one supervisor on each machine."""
+"""Vertex AI target: one custom job per run, one supervisor per machine."""

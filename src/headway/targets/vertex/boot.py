@@ -1,7 +1,7 @@
-"""The first process in an image that Headway did not build: brings the planned code and Headway itself, then starts it.
+"""Process 1 in an image that Headway did not build: install the planned code and Headway, then exec the supervisor.
 
-It runs before Headway is there, with nothing but Python's own library: as text after `python3 -c`, or as the module of
-a source package. It never replaces the torch that the image brings: pip is held to the version that is there.
+It runs before Headway is installed, so it uses the standard library only: as text after `python3 -c`, or as the module
+of a source package. It never replaces the image's torch: pip is constrained to the installed version.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from typing import Any, NoReturn
 
 SPEC = "HEADWAY_BOOT"  # {"code", "wheel", "requirements", "needs", "setup"}
 BAD_INPUT, AGAIN = 2, 143
-# Built for the image's driver and for each other: what pip would bring in their place may not run there.
+# Built for the image's driver and for each other: versions installed by pip in their place may not run there.
 HELD = ("torch", "torchvision", "torchaudio", "torch-xla", "tensorflow", "tensorflow-gpu", "jax", "jaxlib", "triton")
 TRIES = 5
 METADATA = "computeMetadata/v1/instance/service-accounts/default/token"
 
 
 def main(code_tar: bytes | None = None) -> NoReturn:
-    """`code_tar` is the code where the package has brought it; else it is fetched, like Headway's wheel."""
+    """Install everything and start the supervisor.
+
+    `code_tar` is the code if the source package contains it; else it is downloaded, like Headway's wheel.
+    """
     spec: dict[str, Any] = json.loads(os.environ.pop(SPEC))
     url = os.environ["HEADWAY_RUN_URL"]
     outputs = url.rpartition("/")[0]
@@ -44,7 +47,7 @@ def main(code_tar: bytes | None = None) -> NoReturn:
         wheel = work / spec["wheel"]
         wheel.write_bytes(fetch(f"{outputs}/code/{spec['wheel']}"))
         check(wheel.read_bytes(), spec["wheel_sha256"], spec["wheel"])
-        # Apart from the image's own packages, and before them: this run's Headway, whatever else is installed.
+        # In its own folder, ahead of the image's packages: this run's Headway, whatever else is installed.
         pip("the wheel of Headway", work, "--no-deps", "--target", str(work / "headway"), str(wheel))
         os.environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(work / "headway"), os.environ.get("PYTHONPATH", "")])
@@ -56,7 +59,7 @@ def main(code_tar: bytes | None = None) -> NoReturn:
 
 
 def install(spec: dict[str, Any], code: Path, work: Path) -> None:
-    """The user's requirements, and what Headway needs, in one go: pip sees at once what does not fit together."""
+    """Install the user's and Headway's requirements in one pip call, so that pip detects conflicts between them."""
     wanted = ["-r", spec["requirements"]] if spec.get("requirements") else []
     if spec["needs"]:
         needs = work / "needs.txt"
@@ -70,7 +73,7 @@ def install(spec: dict[str, Any], code: Path, work: Path) -> None:
 
 
 def pins() -> list[str]:
-    """The image's own frameworks, as constraints. A build of its own (2.4.0+cu121) is held by its public number."""
+    """Return pip constraints that pin the image's frameworks, without local versions (2.4.0+cu121 becomes 2.4.0)."""
     found = []
     for name in HELD:
         try:
@@ -89,7 +92,7 @@ def pip(what: str, folder: Path, *words: str) -> None:
 
 
 def start(spec: dict[str, Any], code: Path, url: str) -> NoReturn:
-    """Become the supervisor. `setup` runs in the very shell that becomes it, so that what it exports holds."""
+    """Exec the supervisor. `setup` runs in the shell that then execs it, so that its exports stay in effect."""
     os.environ["HEADWAY_CODE_DIR"] = str(code)
     command = [sys.executable, "-m", "headway.runtime.worker", "--run", url]
     os.chdir(code)
@@ -103,7 +106,7 @@ def start(spec: dict[str, Any], code: Path, url: str) -> NoReturn:
 
 
 def fetch(url: str) -> bytes:
-    """An object of Cloud Storage, with the token of the account that the job runs as."""
+    """Download an object of Cloud Storage with the token of the job's service account."""
     bucket, _, name = url.partition("://")[2].partition("/")
     host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com").rstrip("/")
     address = f"{host}/{bucket}/{urllib.parse.quote(name)}"
@@ -127,11 +130,11 @@ def token() -> str:
 
 
 def patiently(ask: Callable[[], bytes], what: str) -> bytes:
-    """Networks hiccup when a machine has just started."""
+    """Retry with exponential back-off: the network may be unreliable just after a machine has started."""
     for tried in range(1, TRIES + 1):
         try:
             return ask()
-        except OSError as error:  # urllib's errors are of this kind
+        except OSError as error:  # the base class of urllib's errors
             status = getattr(error, "code", None)
             if status in (401, 403, 404):
                 end(f"{what} cannot be read ({status}): may the job's service account read that bucket?")

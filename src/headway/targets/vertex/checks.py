@@ -1,4 +1,7 @@
-"""What would stop a job on Vertex AI, each with what to type. Asks nobody: it needs no credentials."""
+"""Problems that would stop a job on Vertex AI, each with its fix, and notes for its plan.
+
+Only `missing` makes a request; everything else needs no credentials.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def _labels(options: Options) -> Iterator[Problem]:
 
 
 def _folders(job: Job) -> Iterator[Problem]:
-    """What a machine of Vertex AI cannot reach."""
+    """Check that Vertex AI's machines can reach every folder of the job."""
     named = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
     for where, url in named.items():
         if url and not url.startswith("gs://"):
@@ -135,7 +138,7 @@ def _secrets(job: Job, options: Options) -> Iterator[Problem]:
         problem = secret_problem(name, parse(secret.ref), options)
         if problem is not None:
             yield problem
-    if job.notify.webhook:  # the run itself announces its end: it must know where
+    if job.notify.webhook:  # the run itself sends the notification when it ends
         problem = secret_problem("WEBHOOK", parse(job.notify.webhook), options)
         if problem is not None:
             fix = problem.fix.partition("; then")[0] + "; then notify: {webhook: gcp-sm://webhook}"
@@ -143,7 +146,10 @@ def _secrets(job: Job, options: Options) -> Iterator[Problem]:
 
 
 def secret_problem(name: str, lies: Reference, options: Options) -> Problem | None:
-    """Vertex AI keeps a job's variables in the open, so a value cannot be sent along: it must lie in Google's store."""
+    """Return a problem unless the secret is in Secret Manager.
+
+    Everybody who can see a job can read its variables, so a value cannot be sent along.
+    """
     if lies.kind == "gcp-sm":
         return None
     stored = name.lower().replace("_", "-")
@@ -211,7 +217,7 @@ def _image(job: Job, options: Options) -> Iterator[Problem]:
 
 
 def _other_torch(job: Job) -> Iterator[Problem]:
-    """A torch that the image does not have, asked for in the requirements: it is found out now, not on the machine."""
+    """Check the requirements for a torch version that the image lacks: reported now, not on the machine."""
     path = Path(job.root) / (job.requirements or "")
     image = package.of_uri(job.image.uri) if job.image.uri else package.IMAGES[package.NEWEST["gpu"]]
     if not job.requirements or not path.is_file() or image is None or image.torch is None:
@@ -228,18 +234,21 @@ def _other_torch(job: Job) -> Iterator[Problem]:
             yield Problem(what=what, where=f"{job.requirements}:{number}", fix=fix)
 
 
-# Whether an image is where the job says, as Artifact Registry tells it. Other registries are not asked.
+# Existence of the image (Artifact Registry only)
 
 
 _IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<name>[^:@]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-GOOGLES_OWN = "vertex-ai"  # the project of the prebuilt images, whose list nobody else may read
+GOOGLES_OWN = "vertex-ai"  # Google's project of prebuilt images, which nobody else may list
 
 
 def missing(client: Client, uri: str) -> Problem | None:
-    """What is wrong with a ready image that is not there. Where we may not look, Vertex AI has the last word."""
+    """Return a problem if Artifact Registry lacks the image.
+
+    Return None for other registries, and where we lack permission: Vertex AI will report it.
+    """
     named = _IMAGE.fullmatch(uri)
     if named is None or named["project"] == GOOGLES_OWN:
         return None

@@ -1,6 +1,6 @@
-"""Google's own HTTP interfaces, with google-auth for the credentials: the one seam to the cloud.
+"""HTTP client of Vertex AI, Cloud Logging and Artifact Registry: the only access to Google Cloud.
 
-What they refuse comes out as our errors, with what to type. google-auth is imported when something is first asked.
+Refused requests raise ApiError, with a command that helps. google-auth is imported on the first request.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headway.rundir.layout import SUPERVISOR
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANSWER_S = 60.0
 HICCUP = RetryPolicy(tries=4, total_s=30.0)
-# The same variables by which gcloud is sent elsewhere.
+# gcloud's own variables for alternative API endpoints.
 OVERRIDES = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 
 
 class ApiError(TargetError):
-    """Google said no. `status` is its word for it: INVALID_ARGUMENT, PERMISSION_DENIED."""
+    """A request that Google refused. `status` is the canonical code, such as PERMISSION_DENIED."""
 
     def __init__(self, what: str, *, status: str = "", said: str = "", fix: str = "") -> None:
         super().__init__(what, fix=fix)
@@ -34,27 +34,27 @@ class ApiError(TargetError):
 
 
 class OutOfCapacity(ApiError):
-    """No quota, or no such machine, in this place. Another may have both."""
+    """No quota or no such machine in this region. Another region may have both."""
 
 
 class NotFound(ApiError):
-    """There is no such thing, any more or at all."""
+    """The resource does not exist, or no longer."""
 
 
 class Unreachable(ApiError):
-    """No answer, or one that says to try again. What was asked for may have been done all the same."""
+    """No response, or a retryable one. The request may have taken effect all the same."""
 
 
 @dataclass(slots=True)
 class Client:
-    """Asks Vertex AI and Cloud Logging for one project."""
+    """A client for one project."""
 
     project: str
     patience: RetryPolicy = HICCUP
     _session: Any = field(default=None, repr=False)
 
     def vertex(self, region: str) -> str:
-        """Where Vertex AI answers for a region."""
+        """Return the URL of a region's custom jobs."""
         override = os.environ.get(f"{OVERRIDES}AIPLATFORM")
         host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
         return f"{host}/v1/projects/{self.project}/locations/{region}/customJobs"
@@ -63,7 +63,7 @@ class Client:
         return os.environ.get(f"{OVERRIDES}LOGGING", "https://logging.googleapis.com").rstrip("/") + "/v2/entries:list"
 
     def create(self, region: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Asked once: an answer that is lost may be of a job that was made."""
+        """Create a custom job, without retries: after a lost response the job may exist."""
         return self._asked("POST", self.vertex(region), body, None)
 
     def read(self, name: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Client:
         self._patiently("POST", f"{self._named(name)}:cancel", {})
 
     def listed(self, region: str, where: str) -> Iterator[dict[str, Any]]:
-        """Every job for which Google's filter holds."""
+        """Yield every job that matches a filter in Google's syntax."""
         query = {"filter": where, "pageSize": "100"}
         while True:
             page = self._patiently("GET", self.vertex(region), None, query)
@@ -83,18 +83,18 @@ class Client:
             query = {**query, "pageToken": page["nextPageToken"]}
 
     def one(self, region: str) -> None:
-        """The smallest question: whether this region answers us at all."""
+        """Check that the region accepts requests, by listing at most one job."""
         self._patiently("GET", self.vertex(region), None, {"pageSize": "1"})
 
     def image(self, project: str, location: str, repository: str, name: str, kind: str, version: str) -> None:
-        """Whether Artifact Registry has it; Gone where it has not. `kind` is tags, or versions for a digest."""
+        """Raise NotFound unless Artifact Registry has the image. `kind` is tags, or versions for a digest."""
         host = os.environ.get(f"{OVERRIDES}ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com").rstrip("/")
         folder = f"{host}/v1/projects/{project}/locations/{location}/repositories/{repository}"
-        # Asked once: whoever does not answer here is no reason not to train.
+        # No retries: an unreachable registry must not delay training.
         self._asked("GET", f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}", None, None)
 
     def entries(self, where: str, *, limit: int = 10_000, newest: bool = False) -> Iterator[dict[str, Any]]:
-        """What Cloud Logging holds, the oldest first unless the newest are asked for."""
+        """Yield entries of Cloud Logging, oldest first unless `newest`."""
         body: dict[str, Any] = {
             "resourceNames": [f"projects/{self.project}"],
             "filter": where,
@@ -111,7 +111,7 @@ class Client:
             body = {**body, "pageToken": page["nextPageToken"]}
 
     def _named(self, name: str) -> str:
-        """projects/P/locations/R/customJobs/ID, where it is answered for."""
+        """Return the URL of a job, given its name projects/P/locations/R/customJobs/ID."""
         parts = name.split("/")
         return f"{self.vertex(parts[3])}/{parts[5]}"
 
@@ -163,7 +163,7 @@ class Client:
 
 
 def refusal(code: int, text: str, project: str) -> ApiError:
-    """Google's answer as an error that says what to type."""
+    """Turn an HTTP error response into an ApiError with a command that helps."""
     status, said = _told(text)
     if code in (408, 500, 502, 503, 504):
         return Unreachable(f"Google answers {code}: {_short(said)}", status=status, said=said)
@@ -176,7 +176,7 @@ def refusal(code: int, text: str, project: str) -> ApiError:
 
 _ROLE = "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}&service=aiplatform.googleapis.com"
-# (what it says, kind of error, what happened, what to type). The first that fits.
+# (pattern in the response, error class, message, fix). The first match wins.
 _KNOWN: tuple[tuple[str, type[ApiError], str, str], ...] = (
     (r"^404 ", NotFound, "", ""),
     (
@@ -221,7 +221,7 @@ _KNOWN: tuple[tuple[str, type[ApiError], str, str], ...] = (
 
 
 def _told(text: str) -> tuple[str, str]:
-    """Google's status and message, of an answer that may be no JSON at all."""
+    """Parse status and message from a response that may not be JSON."""
     import json
 
     try:
@@ -236,16 +236,16 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:400]
 
 
-# What Cloud Logging holds of a job: what the machines printed before the supervisor could write, and Vertex AI's own
-# words. Once the supervisor runs, the run folder has every line, and this is asked no more.
+# Cloud Logging: output from before the supervisor runs, and Vertex AI's own messages. From then on the run folder has
+# every line, and Cloud Logging is not read any more.
 
 
-LOOK_S = 1.0  # between looks into the folder
-ASK_S = 10.0  # Google lets a project read sixty times a minute, all its users together
+LOOK_S = 1.0  # poll interval of the run folder
+ASK_S = 10.0  # Google's quota is 60 reads per minute and project, shared by all its users
 
 
 class CloudLogReader:
-    """The lines of one job, each once, in order. What cannot be read is said once, and is no error."""
+    """Reader of one job's lines, each once, in order. It reports a read failure once, as a line, and does not raise."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client, self._job_id = client, job_id
@@ -261,7 +261,7 @@ class CloudLogReader:
                     self._seen.add(key)
                     self._since = str(entry.get("timestamp", self._since))
                     yield line_of(entry)
-        except HeadwayError as error:  # a nicety is missing, not the run: it is said, and training goes on
+        except HeadwayError as error:  # optional output: report it and carry on
             if not self._complained:
                 self._complained = True
                 yield LogLine(rank=SUPERVISOR, time="", text=f"Cloud Logging cannot be read: {error}")
@@ -270,7 +270,7 @@ class CloudLogReader:
 def followed(
     preamble: CloudLogReader, begun: Callable[[], bool], *, sleep: Callable[[float], None]
 ) -> Iterator[LogLine]:
-    """Until the supervisor has begun to write, or nothing more will come."""
+    """Follow the lines until `begun`: the supervisor has started to write, or no more lines will come."""
     waited = ASK_S
     while True:
         last = begun()
@@ -284,14 +284,14 @@ def followed(
 
 
 def last_words(client: Client, job_id: str) -> str:
-    """The last line that a machine of the job printed, for a reader who wonders why it ended."""
+    """Return the last line that a machine of the job printed, to explain why it ended; empty if unreadable."""
     where = f'{_of_job(job_id)} AND resource.labels.task_name!="service"'
     try:
         for entry in client.entries(where, limit=5, newest=True):
             text = line_of(entry).text.strip()
             if text:
                 return text[:300]
-    except HeadwayError:  # a nicety is missing, not the answer
+    except HeadwayError:  # optional output
         return ""
     return ""
 

@@ -1,4 +1,4 @@
-"""What works with a project and what does not, each with what to type. Spends nothing, changes nothing."""
+"""Check a project's setup for a job, with the command that fixes each problem. Read-only, at no cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
 def refusals(client: Client, where: list[str]) -> Iterator[Problem]:
-    """Whether Vertex AI lets us in, region by region."""
+    """Yield a problem for each region in which Vertex AI refuses our requests."""
     for region in where:
         try:
             client.one(region)
@@ -51,7 +51,7 @@ def _logging(client: Client) -> Finding:
 
 
 def _account(client: Client, options: Options, job: Job) -> Finding:
-    """Who the job will be, and what that account must be let do. Only Google can say whether it is."""
+    """Name the account that the job runs as and the role it needs. Only Google knows whether it has it."""
     who = options.service_account or AGENT
     bucket = job.outputs.removeprefix("gs://").partition("/")[0]
     fix = f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{who}"

@@ -1,4 +1,7 @@
-"""Handing a plan to Vertex AI: the package or image first, then one custom job, in the first place that takes it."""
+"""Submit, list and take down custom jobs.
+
+Submit uploads the package or image, then creates one custom job in the first region with capacity.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,10 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# What Vertex AI says of our jobs. Reads, never changes.
-#
-# A job carries its run in labels; its folder's URL, which no label can hold, is among the variables of its machines.
+# Listing jobs (read-only). Labels hold the run; the folder's URL, which no label can hold, is in the job's environment.
 
 
-# Every state of the interface, in words. One that a later Vertex AI invents is of a job that lives.
+# Every state of the API, in words. A state that is not listed here counts as live.
 WORDS = {
     "JOB_STATE_UNSPECIFIED": "in a state that Vertex AI does not name",
     "JOB_STATE_QUEUED": "queued",
@@ -67,7 +68,7 @@ _LIVE = " AND ".join(f'state!="{state}"' for state in ENDED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One of our jobs as Vertex AI describes it."""
+    """A custom job of ours, as Vertex AI describes it."""
 
     name: str  # projects/P/locations/R/customJobs/ID
     state: str
@@ -75,7 +76,7 @@ class Job:
     run: str = ""
     url: str = ""
     expires: str = ""
-    owner: str = ""  # empty: submitted by a Headway that did not say
+    owner: str = ""  # empty: submitted by a version of Headway that did not record it
     owner_name: str = ""
     created: str = ""
     start: str = ""
@@ -106,7 +107,7 @@ def console_link(name: str, project: str) -> str:
 
 
 def logs_link(name: str, project: str) -> str:
-    """Cloud Logging, with the filter filled in."""
+    """Return the link to Cloud Logging with the job's filter filled in."""
     where = quote(f'resource.type="ml_job"\nresource.labels.job_id="{name.rpartition("/")[2]}"', safe="")
     return f"https://console.cloud.google.com/logs/query;query={where}?project={project}"
 
@@ -135,26 +136,26 @@ def read(client: Client, name: str) -> Job | None:
 
 
 def recorded(client: Client, name: str, url: str) -> Job | None:
-    """The job that was recorded for the run at `url`; None where it is gone, or is another folder's."""
+    """Return the recorded job of the run at `url`; None if it is gone or belongs to another folder."""
     job = read(client, name) if name else None
     return job if job is not None and job.url == url else None
 
 
 def of_run(client: Client, regions: list[str], url: str) -> list[Job]:
-    """The jobs of one run, in every region it may be in, the newest last."""
+    """List the jobs of one run in all its regions, newest last."""
     where = f'labels.{FOLDER_LABEL}="{folder_label(url)}"'
     found = [job_of(told) for region in regions for told in client.listed(region, where)]
     return sorted((job for job in found if job.url == url), key=lambda job: job.created)
 
 
 def of_start(client: Client, region: str, start: str) -> Job | None:
-    """The job that one submission has made, if it has."""
+    """Return the job that one submission created; None if it created none."""
     found = [job_of(told) for told in client.listed(region, f'labels.{START_LABEL}="{start}"')]
     return found[0] if found else None
 
 
 def live(client: Client, regions: list[str]) -> list[Job]:
-    """Everything of ours that Vertex AI has not ended."""
+    """List all live jobs created by Headway."""
     where = f"labels.{RUN_LABEL}:* AND {_LIVE}"
     found = [job_of(told) for region in regions for told in client.listed(region, where)]
     return [job for job in found if job.live and job.url]
@@ -166,20 +167,21 @@ def _variable(told: Mapping[str, Any], name: str) -> str:
     return next((str(pair.get("value", "")) for pair in program.get("env", []) if pair.get("name") == name), "")
 
 
-# Ending a run's jobs: ask through its folder, wait, cancel, look again. The receipt is what the second look found.
-#
-# An ended job stays in Vertex AI's list as a record, which is not billed.
+# Teardown. An ended job stays in Vertex AI's list as a record, which is not billed.
 
 
-LEAVING_S = 60.0  # for the job of a run that is done: Vertex AI tidies up after it
-FORCE_S = 300.0  # for a cancelled job to go: Vertex AI takes its machines down
+LEAVING_S = 60.0  # wait for the job of a finished run to end by itself
+FORCE_S = 300.0  # wait for a cancelled job to end, with its machines
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 5.0
 Listing = Callable[[], list[Job]]
 Sleep = Callable[[float], None]
 
 
 def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) -> Receipt:
-    """A run that trains is asked to checkpoint and given its grace period. Then the job is cancelled."""
+    """Ask a training run to checkpoint, wait for its grace period, then cancel its jobs.
+
+    The receipt comes from a listing made at the end.
+    """
     seen: dict[str, Job] = {}
     cancelled: set[str] = set()
 
@@ -193,7 +195,7 @@ def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) ->
             _ask(handle)
             for _ in _looks(lambda: _trains(handle) and remaining(), _patience_s(handle), sleep):
                 pass
-        if _is_done(handle):  # then the job is about to succeed by itself, and should be seen to have
+        if _is_done(handle):  # its job is about to succeed by itself: do not record it as cancelled
             for _ in _looks(remaining, LEAVING_S, sleep):
                 pass
     for left in _looks(remaining, FORCE_S, sleep):
@@ -211,36 +213,36 @@ def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) ->
 
 
 def _ask(handle: Handle) -> None:
-    """The supervisor reads its folder: nothing else reaches it but the end."""
+    """Write the stop request into the run folder: the only way to reach the supervisor, short of a cancel."""
     folder = folder_of(handle)
     try:
         folder.write_json(STOP, {"by": who(), "reason": "taken down", "at": now()}, when=ABSENT)
     except Conflict:
-        pass  # somebody has asked already, with a reason of their own
+        pass  # a stop was requested already, with its own reason
     except HeadwayError:
-        pass  # no way to the folder: cancelling says the same, less gently
+        pass  # folder unreachable: the cancel stops it too, less gracefully
 
 
 def _trains(handle: Handle) -> bool:
-    """Whether an attempt is under way that may still say farewell."""
+    """Return whether an attempt is running that can still write its `ended` event."""
     try:
         seen = evidence(folder_of(handle))
-    except HeadwayError:  # no folder, or no way to it
+    except HeadwayError:  # folder missing or unreachable
         return False
     return seen.started and seen.end is None and seen.lease is not None and seen.lease.holder is not None
 
 
 def _is_done(handle: Handle) -> bool:
-    """Whether its supervisor has said that nothing is left to do, and exits with 0. A failed one would be restarted."""
+    """Return whether the run ended with exit code 0: finished, or out of budget. A failed job would be restarted."""
     try:
         end = evidence(folder_of(handle)).end
-    except HeadwayError:  # no folder, or no way to it
+    except HeadwayError:  # folder missing or unreachable
         return False
     return end is not None and end.state in (State.FINISHED, State.BUDGET)
 
 
 def _patience_s(handle: Handle) -> float:
-    """It looks for our word as often as it renews its lease."""
+    """Return the time to wait for a requested stop: a supervisor reads the request when it renews its lease."""
     return lease.RENEW_S + grace_s(handle) + FAREWELL_S
 
 
@@ -263,12 +265,12 @@ def _cancel(client: Client, job: Job) -> None:
             raise
 
 
-TRIES = 3  # of one creation whose answer is lost
-LOOK_S = 10.0  # between looks at a job that waits, before the next place is tried
+TRIES = 3  # of one creation whose response is lost
+LOOK_S = 10.0  # poll interval of a queued job, before the next region is tried
 
 
 def refuse_secrets(plan: Plan, options: Options) -> None:
-    """Also those that were named when it was launched."""
+    """Raise BadInput for secrets that Vertex AI cannot provide, including those added at launch."""
     for name, secret in plan.job.get("secrets", {}).items():
         problem = secret_problem(name, parse(str(secret["ref"])), options)
         if problem is not None:
@@ -276,7 +278,7 @@ def refuse_secrets(plan: Plan, options: Options) -> None:
 
 
 def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
-    """What the machines will fetch. Named by content: what is there already is not sent again."""
+    """Upload what the machines will fetch. Names are content-addressed: existing objects are not sent again."""
     outputs = str(plan.job["outputs"])
     image = render.to_be_built(plan, options)
     if image is not None:
@@ -286,11 +288,11 @@ def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
         try:
             store.write(name, package.sdist(plan, package.planned_code(plan, outputs)), when=ABSENT)
         except Conflict:
-            pass  # the same content, sent earlier
+            pass  # same content, uploaded earlier
 
 
 def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Region]:
-    """The job, in the first place that has room for it. `plan` says what is left of the budget."""
+    """Create the job in the first region with capacity. `plan` holds what is left of the budget."""
     refused: list[str] = []
     wanted = of_job(plan.job, options)
     for place in wanted:
@@ -305,16 +307,16 @@ def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep)
             refused.append(f"{place}: {error.problem.what}")
             if last:
                 raise _nowhere(refused, error) from error
-    raise TargetError("; ".join(refused))  # unreachable: the last place returns or raises
+    raise TargetError("; ".join(refused))  # unreachable: the last region returns or raises
 
 
 def expected_s(plan: Plan, options: Options) -> float:
-    """After this a job may be removed whatever happens."""
+    """Return the age after which a job may be removed in any case."""
     return render.timeout_s(plan, options) + (plan.limits.max_wait_s or 86_400.0) + 3600.0
 
 
 def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, Any]:
-    """As rendered, with the run's name in it, and whose it is."""
+    """Return the rendered job with the run's name, owner, expiry and submission ID filled in."""
     us = owner()
     body: dict[str, Any] = spawn.named(render.custom_job(plan, options, place), run)
     own = {
@@ -327,7 +329,7 @@ def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, An
 
 
 def _create_in(client: Client, place: Region, body: Mapping[str, Any]) -> Job:
-    """Asked once more only when it is certain that no job was made."""
+    """Create the job; after a lost response, retry only if a listing shows that no job was created."""
     start = str(body["labels"][render.START_LABEL])
     for tried in range(1, TRIES + 1):
         try:

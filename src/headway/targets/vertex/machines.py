@@ -1,4 +1,4 @@
-"""Which machines Vertex AI trains on, and which accelerators each of them takes. A dated table; asks nobody."""
+"""Machine types of Vertex AI and the accelerators that each supports. A dated table; makes no request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headway.core.errors import Problem
 from headway.pricing.machines import machine_for, machine_with
 from headway.spec.model import Accelerator, Resources
 
-AS_OF = "2026-11"  # collected by hand; T4, L4, A100 and H100 are surest, P4, P100 and V100 on N1 the least
+AS_OF = "2026-11"  # collected by hand; most reliable for T4, L4, A100 and H100, least for P4, P100 and V100 on N1
 
-# What the job file calls an accelerator, and what Vertex AI does.
+# Names of accelerators: job file -> Vertex AI.
 ACCELERATORS = {
     "A100": "NVIDIA_TESLA_A100",
     "A100-80GB": "NVIDIA_A100_80GB",
@@ -32,7 +32,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One type. `built_in` has these accelerators whatever is asked; `takes` says what can be attached."""
+    """A machine type. `built_in` are accelerators that are part of it; `takes` tells whether it supports a request."""
 
     name: str
     cpus: int
@@ -46,7 +46,7 @@ class Machine:
 
 
 def attachable(machine: str, kind: str) -> tuple[int, ...]:
-    """How many of that kind can be attached to an N1 machine. A bigger machine needs more of them."""
+    """Return how many accelerators of a kind an N1 machine accepts. Bigger machines require more of them."""
     family, _, size = machine.rpartition("-")
     if not family.startswith("n1-"):
         return ()
@@ -88,7 +88,7 @@ def _general() -> Iterator[Machine]:
     yield Machine(name="m1-megamem-96", cpus=96, memory_gib=1433.6)
 
 
-# type, CPUs, GiB, kind, count: accelerators that are part of the machine.
+# Machines with built-in accelerators: type, CPUs, GiB, kind, count.
 _ACCELERATED = (
     *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", 1) for cpus in (4, 8, 12, 16, 32)),
     *((f"g2-standard-{cpus}", cpus, cpus * 4, "L4", count) for cpus, count in ((24, 2), (48, 4), (96, 8))),
@@ -116,7 +116,7 @@ _FAMILIES = {name.partition("-")[0] for name in MACHINES}
 
 
 def chosen(resources: Resources) -> str:
-    """The machine that was asked for, or else the usual one for what was: the one that the price is reckoned with."""
+    """Return the requested machine, or the default one for the requested resources, which pricing uses too."""
     if resources.machine:
         return resources.machine
     wanted = resources.accelerator
@@ -139,19 +139,19 @@ def _fits(machine: Machine, resources: Resources) -> bool:
 
 
 def cpus_of(name: str) -> int:
-    """Of a machine that the table does not have: as its name says, or a guess."""
+    """Return a machine's CPUs; if the table lacks it, the number in its name, or else 4."""
     known = MACHINES.get(name)
     last = name.rpartition("-")[2]
     return known.cpus if known else int(last) if last.isdigit() else 4
 
 
 def unknown(name: str) -> bool:
-    """A family that is younger than the table: Vertex AI decides, and the plan says so."""
+    """Return whether the table lacks the machine's family: Vertex AI decides then, and the plan has a note."""
     return name.partition("-")[0] not in _FAMILIES
 
 
 def problems(machine: str, wanted: Accelerator | None, *, where: str) -> Iterator[Problem]:
-    """What is wrong with this pair, with what to write instead."""
+    """Yield why machine and accelerator do not fit together, with what to write instead."""
     if wanted is not None and wanted.kind not in ACCELERATORS:
         fix = f"one of {', '.join(ACCELERATORS)}"
         yield Problem(what=f"Vertex AI has no {wanted.kind}", where=f"{where}.accelerator", fix=fix)
@@ -168,7 +168,7 @@ def problems(machine: str, wanted: Accelerator | None, *, where: str) -> Iterato
 
 
 def _nearest(name: str) -> str | None:
-    """The next bigger one of the same family, or what was probably meant."""
+    """Return the next bigger machine of the family, or the one most similar in name."""
     family, _, size = name.rpartition("-")
     kin = [machine for machine in MACHINES.values() if machine.name.rpartition("-")[0] == family and size.isdigit()]
     if kin:

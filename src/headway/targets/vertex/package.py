@@ -1,7 +1,7 @@
-"""A source package that runs in one of Google's images: the planned code and `boot`, named by content. Pure bytes.
+"""The source package for `mode: package`: the planned code and `boot`, content-addressed; and Google's images for it.
 
-pip builds it on the machine with a back end that is inside it: nothing is fetched for that. It requires nothing, so
-that pip has no reason to touch what the image brings; Headway's own wheel is installed beside it.
+pip builds it on the machine with a build backend inside the package, so nothing is downloaded for that. It has no
+dependencies, so that pip has no reason to change the image's packages; Headway's own wheel is installed beside it.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def build_sdist(folder, config_settings=None):
 
 
 def boot_source() -> str:
-    """`boot`, as text: it runs where Headway is not installed."""
+    """Return the source of `boot`, which runs where Headway is not installed."""
     return resources.files("headway.targets.vertex").joinpath("boot.py").read_text(encoding="utf-8")
 
 
 def version(plan: Plan) -> str:
-    """By content. pip wants numbers: the first 48 bits of a hash are one."""
+    """Return a version derived from the content: the first 48 bits of a hash, as a number, which pip requires."""
     parts = [plan.code.sha256, _TASK, _PYPROJECT, _BACKEND, boot_source()]
     return f"0.{int(hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12], 16)}"
 
@@ -90,7 +90,7 @@ def file_name(plan: Plan) -> str:
 
 
 def sdist(plan: Plan, code_tar: bytes) -> bytes:
-    """The package itself. The same plan gives the same bytes."""
+    """Build the source package. Reproducible: the same plan gives the same bytes."""
     top, number = f"{NAME}-{version(plan)}", version(plan)
     about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {number}\nSummary: {plan.job['name']}, packed by Headway\n"
     files = {
@@ -113,7 +113,7 @@ def sdist(plan: Plan, code_tar: bytes) -> bytes:
 
 
 def planned_code(plan: Plan, outputs: str) -> bytes:
-    """The plan's code as a tar, from this machine's cache or from beside its runs, and checked."""
+    """Return the plan's code as a tar, from the local cache or `outputs`. Raises BadPlan if its hash differs."""
     archive = archive_path(plan.code.sha256)
     packed = archive.read_bytes() if archive.is_file() else open_store(join(outputs, "code")).read(archive.name)
     tar = gzip.decompress(packed)
@@ -123,7 +123,7 @@ def planned_code(plan: Plan, outputs: str) -> bytes:
 
 
 def needs(extras: Iterable[str]) -> list[str]:
-    """What Headway needs where it trains, as its own metadata says: itself, and these parts of it."""
+    """Return Headway's own requirements and those of the given extras, from its package metadata."""
     wanted, lines = set(extras), []
     for line in requires("headway") or []:
         requirement, _, marker = line.partition(";")
@@ -134,9 +134,8 @@ def needs(extras: Iterable[str]) -> list[str]:
     return sorted(set(lines))
 
 
-# Google's own images for training, which `mode: package` runs in: what is in each, and until when it can be had.
-#
-# A dated table: Google publishes no list that a program can read. `image.uri` names another.
+# Google's prebuilt training images, in which `mode: package` runs unless `image.uri` names another. A dated table, as
+# Google publishes no machine-readable list.
 
 
 AS_OF = date(2026, 11, 15)
@@ -150,7 +149,7 @@ _URI = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prebuilt:
-    """One image. `ends` is the last day on which Google promises that it can be had."""
+    """A prebuilt image. `ends` is the last day of its availability that Google guarantees."""
 
     name: str
     torch: tuple[int, int] | None
@@ -167,21 +166,21 @@ IMAGES = {
         Prebuilt(name="pytorch-xla.1-13.py310", torch=(1, 13), python=(3, 10), ends=date(2025, 5, 15)),
     )
 }
-NEWEST = {"gpu": "pytorch-gpu.2-4.py310", "cpu": "pytorch-xla.2-4.py310"}  # XLA's image is the one for CPUs since 2.0
+NEWEST = {"gpu": "pytorch-gpu.2-4.py310", "cpu": "pytorch-xla.2-4.py310"}  # since 2.0 the XLA image serves CPUs
 
 
 def default_uri(*, accelerated: bool, region: str) -> str:
-    """The newest image with PyTorch, from the registry nearest to the region."""
+    """Return the newest PyTorch image, in the registry nearest to the region."""
     return f"{_near(region)}-docker.pkg.dev/vertex-ai/training/{NEWEST['gpu' if accelerated else 'cpu']}:latest"
 
 
 def of_uri(uri: str) -> Prebuilt | None:
-    """What is known of an image, by its name; None where it is not one of Google's for training."""
+    """Describe an image by its name; None if it is not one of Google's training images."""
     found = _URI.fullmatch(uri)
     if found is None:
         return None
     version = tuple(int(part) for part in found["version"].split("-"))
-    digits = found["python"] or "37"  # those without a Python in their name are the oldest
+    digits = found["python"] or "37"  # the oldest images have no Python version in their names
     name = f"{found['framework']}-{found['device']}.{found['version']}" + (f".py{digits}" if found["python"] else "")
     known = IMAGES.get(name)
     if known is not None:
@@ -191,7 +190,7 @@ def of_uri(uri: str) -> Prebuilt | None:
 
 
 def problems(uri: str) -> Iterator[Problem]:
-    """An image that Headway cannot run in."""
+    """Yield why Headway cannot run in an image."""
     image = of_uri(uri)
     newest = f"leave image.uri out: {NEWEST['gpu']} is the newest; or mode: container"
     if image is None:

@@ -1,4 +1,7 @@
-"""Where a run may go, in order: the entry's own region and machine, then each of `fallback`. Pure."""
+"""Candidate regions of a run, in order, with machine and price: the target's own first, then each of `fallback`.
+
+Pure, except for the price table.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ class Region:
 
 
 def places(resources: Resources, options: Options) -> list[Region]:
-    """The first one, and what to try where it has no room."""
+    """Return the preferred region and the fallbacks to try if it has no capacity."""
     found = [_place(resources, options.region)]
     for other in options.fallback:
         changed = replace(resources, spot=resources.spot if other.spot is None else other.spot)
         if other.accelerator or other.machine:
-            # Another accelerator may need another machine: one that was named for the first is not kept by accident.
+            # Another accelerator may need another machine, so do not keep the one named for the first.
             machine = other.machine or (None if other.accelerator else resources.machine)
             accelerator = other.accelerator or _of_machine(other.machine) or resources.accelerator
             changed = replace(changed, machine=machine, accelerator=accelerator)
@@ -43,12 +46,12 @@ def places(resources: Resources, options: Options) -> list[Region]:
 
 
 def of_job(job: Mapping[str, Any], options: Options) -> list[Region]:
-    """The same from a plan's copy of the job."""
+    """Return the candidates of a plan's copy of the job."""
     return places(from_plain(job.get("resources", {}), Resources, where="resources"), options)
 
 
 def regions(options: Options) -> list[str]:
-    """Every region that a run of this entry may be in."""
+    """Return every region that a run of this target may be in."""
     return list(dict.fromkeys([options.region, *(other.region for other in options.fallback if other.region)]))
 
 
@@ -62,16 +65,16 @@ def _of_machine(machine: str | None) -> Accelerator | None:
     return known.built_in if known else None
 
 
-# What each place costs an hour: a budget in dollars must hold in the dearest of them. Pure but for the price table.
+# Prices: a budget in dollars must hold in the most expensive region
 
 
 def usd_per_hour(job: Job, options: Options) -> list[tuple[Region, float | None]]:
-    """Of all nodes, in each place, as it is billed there; None where the table does not know it."""
+    """Return the price of all nodes per candidate, as billed there; None if the table lacks it."""
     return [(place, _of(place, job, options)) for place in places(job.resources, options)]
 
 
 def hours(job: Job, options: Options) -> float | None:
-    """The budget's, wherever the run ends up. None where nothing limits it."""
+    """Return the hours that the budget allows in the most expensive candidate; None if unlimited."""
     known = [usd for _, usd in usd_per_hour(job, options) if usd]
     if job.budget.usd is None or not known:
         return job.budget.hours

@@ -1,4 +1,4 @@
-"""The custom job that a plan becomes, as the very JSON that is sent, for each place it may go to. Pure."""
+"""Render a plan as the exact JSON of its custom job, one per candidate region. Pure."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 KIND = "vertex"
 API = "https://{region}-aiplatform.googleapis.com/v1"
-# Google's labels know neither dots nor URLs: the folder is found by a hash, and read from the job's environment.
+# Google's labels allow neither dots nor URLs: a hash finds the folder, the job's environment has its URL.
 RUN_LABEL, FOLDER_LABEL, EXPIRES_LABEL = "headway_run", "headway_folder", "headway_expires"
 OWNER_LABEL, OWNER_NAME_LABEL = "headway_owner", "headway_owner_name"
-START_LABEL = "headway_start"  # one submission: how a lost answer is told from a refusal
-EXPIRES, START = "{EXPIRES}", "{START}"  # stand where these will be
-ENDING_S = 600.0  # beyond the budget: the last checkpoint, the export, the image's way to the machine
+START_LABEL = "headway_start"  # ID of one submission: shows after a lost response whether the job was created
+EXPIRES, START = "{EXPIRES}", "{START}"  # placeholders, filled in at launch
+ENDING_S = 600.0  # beyond the budget: last checkpoint, export, pulling the image
 SMALLEST_DISK_GB = 100
-NFS = "/mnt/nfs/"  # Vertex AI mounts below it, and nowhere else
+NFS = "/mnt/nfs/"  # Vertex AI mounts only below it
 
 
 def requests(plan: Plan, options: Options) -> list[Request]:
-    """Everything that `submit` asks for: the image or the package, then one custom job for each place."""
+    """Return every request of `submit`: the image or the package, then one custom job per candidate region."""
     return [*_image(plan, options), *_package(plan, options), *_jobs(plan, options)]
 
 
 def custom_job(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
-    """The body of `customJobs.create`."""
+    """Build the body of `customJobs.create`."""
     job: dict[str, Any] = {
         "displayName": RUN,
         "labels": labels(plan, options),
@@ -65,13 +65,16 @@ def labels(plan: Plan, options: Options) -> dict[str, str]:
 
 
 def folder_label(url: str) -> str:
-    """Says which run it is, whatever its folder is called. The run's own name is not known when a plan is made."""
+    """Return a label value that identifies the run: a hash of `outputs` and the run's name.
+
+    The name is not hashed, because it is not known when a plan is made.
+    """
     outputs, _, run = url.rpartition("/")
     return f"{hashlib.sha256(outputs.encode()).hexdigest()[:12]}-{run}"
 
 
 def timeout_s(plan: Plan, options: Options) -> float:
-    """Vertex AI's own limit, for each submission: always set."""
+    """Return Vertex AI's timeout per submission. It is always set."""
     budget = plan.limits.budget_s
     return options.timeout if budget is None else budget + options.grace + ENDING_S
 
@@ -81,7 +84,7 @@ def url_of(region: str, options: Options) -> str:
 
 
 def image_of(plan: Plan, options: Options, place: Region) -> str:
-    """What the machines run."""
+    """Return the image that the machines run."""
     if options.mode == "container":
         return build.reference(plan, of_plan(plan))
     ready = plan.job.get("image", {}).get("uri")
@@ -89,7 +92,7 @@ def image_of(plan: Plan, options: Options, place: Region) -> str:
 
 
 def to_be_built(plan: Plan, options: Options) -> Blueprint | None:
-    """The image that this machine must still build and push, if there is one."""
+    """Return the image that this machine must still build and push; None if there is none."""
     if options.mode != "container" or plan.job.get("image", {}).get("uri"):
         return None
     image = of_plan(plan)
@@ -131,7 +134,7 @@ def _jobs(plan: Plan, options: Options) -> list[Request]:
 
 
 def _for_gcloud(body: Mapping[str, Any], options: Options, place: Region, mark: str) -> str:
-    """The same, as `gcloud ai custom-jobs create --config` reads it: JSON is YAML."""
+    """Return the job spec as a file for `gcloud ai custom-jobs create --config`. JSON is valid YAML."""
     pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items())
     about = [
         f"# {place}. The same as custom-job{mark}.json, for gcloud:",
@@ -159,9 +162,9 @@ def _spec(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
 
 
 def _scheduling(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
-    """Retries stay on: a machine that is taken away comes back, and the run goes on from its last checkpoint.
+    """Build the scheduling section, with retries: a preempted machine is replaced and resumes from the last checkpoint.
 
-    The job is not restarted as a whole for one worker: the supervisors find each other again.
+    One worker's restart does not restart the whole job: the supervisors repeat their rendezvous.
     """
     strategy = "SPOT" if place.spot else "FLEX_START" if options.strategy == "flex-start" else "STANDARD"
     found: dict[str, Any] = {
@@ -176,7 +179,7 @@ def _scheduling(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
 
 
 def _pools(plan: Plan, options: Options, place: Region) -> list[dict[str, Any]]:
-    """Pool 0 is the primary, and exactly one; all other nodes are pool 1."""
+    """Build the worker pools: pool 0 is the primary, exactly one node; pool 1 has all other nodes."""
     return [_pool(plan, options, place, count) for count in (1, plan.nodes - 1) if count]
 
 
@@ -217,14 +220,14 @@ def _program(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
 
 
 def _environment(plan: Plan, options: Options) -> list[dict[str, str]]:
-    """Plain values only: secrets are fetched by the supervisor, from where the plan says they lie."""
+    """Return the job's variables, without secrets: the supervisor fetches those by the plan's references."""
     values = {
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": run_url(str(plan.job["outputs"]), RUN),
         "HEADWAY_TARGET": KIND,
-        # The machine belongs to a project of Google's: ours must be named for `gcp-sm://NAME`.
+        # The machine is in a project of Google's, so `gcp-sm://NAME` needs ours by name.
         "GOOGLE_CLOUD_PROJECT": str(options.project),
-        # pip runs before the supervisor does.
+        # pip runs before the supervisor.
         **{name: str(value) for name, value in plan.job.get("env", {}).items() if name.startswith("PIP_")},
     }
     if options.mode == "package" or plan.job.get("image", {}).get("uri"):

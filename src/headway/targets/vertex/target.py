@@ -1,4 +1,4 @@
-"""Vertex AI target: one custom job a run, one supervisor on each machine. Google bills what runs."""
+"""Vertex AI target: one custom job per run, one supervisor per machine. Google bills for what runs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from headway.spec import Job as Wanted
 
 DEFAULTS = Options()
-LOOK_S = 2.0  # between looks into the folder while a log is followed …
-ASK_S = 15.0  # … and between questions to Vertex AI
+LOOK_S = 2.0  # poll interval of the run folder while following a log …
+ASK_S = 15.0  # … and of Vertex AI
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class VertexTarget:
         return list(checks.problems(job, self.options))
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
-        """What does not stop a job here, but a reader of its plan should know."""
+        """Return remarks for the plan that do not stop the job."""
         return [*checks.notes(job, self.options, self.today()), *regions.notes(job, self.options)]
 
     def online(self, job: Wanted) -> list[Problem]:
-        """What only Google can say: whether we may, in every region that a run may go to, and have the image."""
+        """Find problems that only Google can report: refused access in a region of the run, and a missing image."""
         refused = list(doctor.refusals(self._client(), regions_regions(self.options)))
         absent = checks.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
         return refused if absent is None else [absent]
 
     def doctor(self, job: Wanted) -> Iterator[Finding]:
-        """What works with this project and what does not, each with what to type."""
+        """Check the project's setup; each finding has the command that fixes it."""
         return doctor.findings(self._client(), self.options, job)
 
     def links(self, handle: Handle) -> dict[str, str]:
-        """Where a run can be looked at. Asks nobody."""
+        """Return links to the run's job and logs in the Google Cloud console, without a request."""
         name = "" if handle.details.get(ORIGIN) else str(handle.details.get("job", ""))
         project = self.options.project or ""
         return (
@@ -80,14 +80,14 @@ class VertexTarget:
         )
 
     def evidence(self, handle: Handle) -> list[str]:
-        """For `headway why`: how Vertex AI says that its job ended, and what the machines printed last."""
+        """Return, for `headway why`, the last line its machines printed and the error of its job in Vertex AI."""
         job = self._newest(handle)
         if job is None:
             return []
         return [line for line in (client.last_words(self._client(), job.id), job.error) if line]
 
     def limits(self, job: Wanted) -> Limits:
-        """Durations as they hold there. Behind the budget stands Vertex AI's own limit, which is always set."""
+        """Return the durations that apply on Vertex AI. Its own timeout, always set, is the backstop of the budget."""
         hours = regions.hours(job, self.options)
         budget_s = None if hours is None else hours * 3600
         limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + render.ENDING_S
@@ -95,15 +95,15 @@ class VertexTarget:
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
     def cpus(self, job: Wanted, ranks: int) -> int:
-        """On each node: what the ranks' threads have to share."""
+        """Return the CPUs per node that the ranks' threads share."""
         return machines.cpus_of(places(job.resources, self.options)[0].machine)
 
     def render(self, plan: Plan) -> list[Request]:
-        """The package or image, and the custom job for each place it may go to. Nothing secret is in them."""
+        """Return the package or image, and the custom job per candidate region. No request contains a secret."""
         return render.requests(plan, self.options)
 
     def submit(self, plan: Plan, run: str) -> Handle:
-        """Send what the machines will fetch, then create one job. What fails leaves none."""
+        """Upload what the machines will fetch, then create one job. A failed submit leaves no job."""
         lifecycle.refuse_secrets(plan, self.options)
         url = run_url(str(plan.job["outputs"]), run)
         handle = Handle(target=plan.target, run=run, url=url)
@@ -112,16 +112,16 @@ class VertexTarget:
             raise RunBusy(f"{run}: {live[-1]} is {live[-1].words}", fix=f"headway stop {run}")
         lifecycle.lay_ready(plan, self.options, self.engine)
         try:
-            # Vertex AI's own limit counts each submission anew: it is given what is left of the budget.
+            # Vertex AI's timeout starts anew with each submission, so set it from the rest of the budget.
             left = remainder(plan, spent_s(folder_of(handle)))
             job, place = lifecycle.create(self._client(), left, self.options, run, self.sleep)
-        except BaseException:  # Ctrl-C too: a job in the queue would run one day
+        except BaseException:  # Ctrl-C too: a queued job would run eventually
             self._take_back(handle)
             raise
         return Handle(target=plan.target, run=run, url=url, details={"job": job.name, "place": str(place)})
 
     def status(self, handle: Handle) -> Status:
-        # Asked before the folder is read: a job that has ended has written all it will ever write.
+        # Query Vertex AI before reading the folder: a job that has ended by then writes nothing more.
         try:
             job: Job | None = self._newest(handle)
         except ApiError as error:
@@ -134,14 +134,14 @@ class VertexTarget:
         return seen.end or self._without_a_farewell(job, seen)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        """Every line of the run's folder; before the supervisor begins, what Cloud Logging holds."""
+        """Yield the lines of the run folder; until the supervisor starts, those of Cloud Logging."""
         over = self._over(handle) if follow else None
         if rank is None:
             yield from self._before(handle, over)
         yield from tail(folder_of(handle), spool=None, over=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
-        """A stop through the folder, the plan's grace period, then a cancel, and a second look."""
+        """Request a stop through the run folder, wait for the grace period, cancel the job, and list again."""
         receipt = lifecycle.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
         if not receipt.left:
             free_the_lease(handle)
@@ -159,7 +159,7 @@ class VertexTarget:
         return self._clients[0]
 
     def _jobs(self, handle: Handle) -> list[Job]:
-        """By label, wherever they are; and the one that was recorded, should a label ever be lost."""
+        """List the run's jobs by label in all regions, and the recorded one in case a label is lost."""
         found = lifecycle.of_run(self._client(), regions_regions(self.options), handle.url)
         known = str(handle.details.get("job", ""))
         if known and known not in {job.name for job in found}:
@@ -181,10 +181,10 @@ class VertexTarget:
                 if job.live:
                     self._client().cancel(job.name)
         except HeadwayError:
-            pass  # the launcher looks for what is left, and says so
+            pass  # the launcher lists and reports what is left
 
     def _standing(self, handle: Handle, job: Job, seen: StatusInputs) -> Status:
-        """Of a run whose job lives. One that was preempted, and that Vertex AI starts again, has not ended."""
+        """Return the status of a run with a live job. A preempted run that Vertex AI restarts has not ended."""
         where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.end is None:
             return Status(state=State.RUNNING, reason=where)
@@ -192,7 +192,7 @@ class VertexTarget:
         return Status(state=State.PENDING, reason=where + again)
 
     def _without_a_farewell(self, job: Job | None, seen: StatusInputs) -> Status:
-        """No job lives, and the run has not said how it ended."""
+        """Return the status of a run without a live job or an `ended` event."""
         if job is None:
             reason = "its job is gone, and Vertex AI has forgotten it" if seen.started else "was never submitted"
             return Status(state=State.LOST, reason=reason)
@@ -207,13 +207,13 @@ class VertexTarget:
         return Status(state=State.FAILED, reason=f"{why}, before the supervisor started{last} ({link})", exit_code=1)
 
     def _before(self, handle: Handle, over: Callable[[], bool] | None) -> Iterator[LogLine]:
-        """What was printed before the first attempt of this submission."""
+        """Yield what Cloud Logging has from before the first attempt of this submission."""
         if evidence(folder_of(handle)).started:
             return
         try:
             job = self._newest(handle)
         except ApiError:
-            return  # the folder is still to be read
+            return  # the run folder is read next
         if job is None:
             return
         preamble = client.CloudLogReader(self._client(), job.id)
@@ -233,7 +233,7 @@ def _label(job: Job) -> dict[str, str]:
 
 
 def _unasked(handle: Handle, trouble: ApiError) -> Status:
-    """Vertex AI does not answer: what the folder says, and that nobody could be asked."""
+    """Return the status from the run folder alone, with the reason why Vertex AI could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
     reason = "; ".join(filter(None, (status.reason, trouble.problem.what)))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)

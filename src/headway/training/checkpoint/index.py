@@ -1,4 +1,7 @@
-"""Which checkpoints there are, what they are called, and which may go. Kept in `checkpoints/last.json` by rank 0."""
+"""The checkpoint index: committed checkpoints, their names (`best`, …), retention, and lease-fenced writes.
+
+Rank 0 writes the index to `checkpoints/last.json`.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,29 @@ from headway.storage.parallel import for_each
 from headway.storage.transfer import subfolders
 from headway.training.checkpoint.serialization import Damaged, encode_record, read_record
 
-# Writing under the lease: never over what a later attempt has written, however long this one was held still.
+# Fenced writes
 
 
 class FencedWriter:
-    """For what attempts of a run write under the same name: manifests, pointers, the record of commits."""
+    """Compare-and-swap writes guarded by the lease, so that a stalled attempt cannot overwrite a newer one.
+
+    For objects that all attempts of a run write under the same key: manifests, pointers, the checkpoint index.
+    """
 
     def __init__(self, store: Store, still_ours: Callable[[], bool] = lambda: True) -> None:
         self._store, self._still_ours = store, still_ours
 
     def require(self) -> None:
-        """LeaseLost once a later attempt has begun."""
+        """Raise LeaseLost if a later attempt has begun."""
         if not self._still_ours():
             raise LeaseLost("this run was taken over by another start of it", where=self._store.url)
 
     def write(self, bodies: Mapping[str, bytes]) -> None:
-        """One after the other, each only over the version that was there before the lease was last seen to be ours.
+        """Write the objects in order, each only over the version it had before the last check of the lease.
 
-        So a later attempt wrote after that look, and its version is another: ours is refused. A refusal is also what it
-        meets itself, once, where an attempt that was held still writes just before it: the lease tells who goes on.
+        If a later attempt has written since that check, the version differs and the store refuses our write. The later
+        attempt can be refused once itself, if a stalled attempt writes just before it. After a refusal the versions are
+        read and the lease is checked again, which only the later attempt passes.
         """
         while True:
             seen = {key: self._version(key) for key in bodies}
@@ -53,13 +60,15 @@ class FencedWriter:
             return ABSENT
 
 
+# Index and retention
+
 LAST = LAST_CHECKPOINT
 _FOLDER = re.compile(r"\d{8,}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One committed checkpoint, as far as choosing among them needs."""
+    """Index entry of one committed checkpoint."""
 
     step: int
     epoch: int
@@ -69,7 +78,7 @@ class CheckpointEntry:
 
 
 class CheckpointIndex:
-    """The committed checkpoints of a run, newest last, and the rule of which are kept."""
+    """The committed checkpoints of a run, newest last, and their retention policy."""
 
     def __init__(
         self,
@@ -81,57 +90,58 @@ class CheckpointIndex:
     ) -> None:
         self._store, self._rule = store, rule
         self.fence = FencedWriter(store, still_ours)
-        self.protected = protected  # the one this attempt resumed from
+        self.protected = protected  # the step this attempt resumed from
         self._kept: dict[int, CheckpointEntry] = {}
-        self._spared: set[int] = set()  # damaged: no checkpoint, and no rubbish either
-        self._emptied: set[int] = set()  # on a disk their folders are still there
+        self._spared: set[int] = set()  # damaged ones: not in the index, but not deleted either
+        self._emptied: set[int] = set()  # deleted ones: on a local disk their empty folders are still listed
 
     @property
     def steps(self) -> list[int]:
         return sorted(self._kept)
 
     def adopt(self, kept: Iterable[CheckpointEntry]) -> None:
-        """What earlier attempts left."""
+        """Add the checkpoints of earlier attempts."""
         for one in kept:
             self._kept[one.step] = one
         for name in self._names:
             self._give(name)
 
     def settle(self) -> None:
-        """Bring record and pointers up to what was adopted: a kill may have come between a manifest and them."""
+        """Rewrite the index and pointers where they lag behind the manifests: a kill may have come in between."""
         if not self._kept:
             return
         wanted = self._pointers(self._names) | {LAST: encode_record(self._body())}
         self.fence.write({key: body for key, body in wanted.items() if self._found(key) != body})
 
     def forget(self, step: int) -> None:
-        """A checkpoint that proved to be damaged: it counts no more, and its files are left for people to look at."""
+        """Drop a damaged checkpoint from the index; its files stay for inspection."""
         self._kept.pop(step, None)
         self._spared.add(step)
 
     def named(self, name: str) -> int | None:
-        """The step a name points to: the newest that was given it."""
+        """Return the step that a name points to, which is the newest checkpoint of that name, or None."""
         return max((one.step for one in self._kept.values() if name in one.names), default=None)
 
     @property
     def newest_best(self) -> int | None:
-        """The best of the run, or of the newest phase that has one."""
+        """The step of the run's best checkpoint, or that of the newest phase which has one; None if there is none."""
         steps = [s for s, one in self._kept.items() if any(n == "best" or n.endswith("_best") for n in one.names)]
         return max(steps, default=None)
 
     def record(self, new: CheckpointEntry) -> None:
-        """Note a commit and point its names at it. Written before anything is removed."""
+        """Add a committed checkpoint, point its names at it, and write the index, all before anything is deleted."""
         self._kept[new.step] = new
         self._spared.discard(new.step)
-        self._emptied = {step for step in self._emptied if step < new.step}  # a run that was rolled back comes by again
+        self._emptied = {step for step in self._emptied if step < new.step}  # a rolled-back run repeats later steps
         for name in new.names:
             self._give(name)
         self.fence.write(self._pointers(new.names) | {LAST: encode_record(self._body())})
 
     def prune(self) -> None:
-        """Remove what the rule does not keep: first from the record, then the manifest, then the files.
+        """Delete checkpoints that retention does not keep: first the index entry, then the manifest, then the files.
 
-        So too what lies below the newest commit and is none: parts that others did not follow up, half a removal.
+        Also delete uncommitted folders of steps before the newest commit: parts of a checkpoint that other ranks did
+        not complete, and half-finished deletions.
         """
         going = set(self._kept) - self._keepers()
         if going:
@@ -143,7 +153,10 @@ class CheckpointIndex:
             self._emptied.add(step)
 
     def _rubbish(self) -> set[int]:
-        """Every rank writes its parts in order, so nobody writes below a commit any more."""
+        """Return the uncommitted steps before the newest commit.
+
+        Every rank writes its parts in the order of steps, so no rank still writes to one of these.
+        """
         found = {int(name) for name in subfolders(self._store, "checkpoints/") if _FOLDER.fullmatch(name)}
         known = self._spared | self._emptied | self._kept.keys()
         return {step for step in found - known if step < max(self._kept)}
@@ -153,7 +166,7 @@ class CheckpointIndex:
         return {name for one in self._kept.values() for name in one.names}
 
     def _give(self, name: str) -> None:
-        """A name is the newest one's alone."""
+        """Take a name away from all checkpoints but the newest that has it."""
         owner = self.named(name)
         for step, one in self._kept.items():
             if step != owner and name in one.names:
@@ -185,7 +198,7 @@ class CheckpointIndex:
 
 
 def read_last(store: Store) -> list[CheckpointEntry] | None:
-    """The recorded commits; None when none was ever recorded. Damaged when the record is."""
+    """Read the index; return None if none was ever written. Raises Damaged if it is corrupt."""
     try:
         record = read_record(store, LAST)
     except NotThere:
@@ -200,7 +213,7 @@ def read_last(store: Store) -> list[CheckpointEntry] | None:
 
 
 def remove(store: Store, step: int) -> None:
-    """The manifest first: what is half removed is no checkpoint."""
+    """Delete a checkpoint, manifest first, so that a half-deleted one does not count as a checkpoint."""
     folder = checkpoint_folder(step)
     store.delete(f"{folder}/manifest.json")
     for_each(store.delete, [entry.key for entry in store.list(f"{folder}/")])

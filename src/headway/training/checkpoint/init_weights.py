@@ -1,6 +1,6 @@
-"""Weights to start from: another run's, a bundle's, a safetensors file's or a foreign `.pth`. All of them must fit.
+"""Load initial weights from another run, a bundle, a safetensors file or a `.pth` file. All of them must fit.
 
-The one place where a file of torch's own pickle format is opened, and then only as plain tensors (`weights_only`).
+The only module that opens torch's pickle format, and only as plain tensors (`weights_only`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOREIGN = (".pth", ".pt", ".bin", ".ckpt")
 
 
 def initialise(model: nn.Module, url: str) -> None:
-    """Give the model the weights at `url`. All of them must fit, and everything that does not is listed."""
+    """Load the weights at `url` into the model. Raises BadInput listing every name and shape that does not match."""
     weights = weights_at(url)
     problems = mismatches(model, weights)
     if problems:
@@ -51,10 +51,10 @@ def weights_at(url: str) -> dict[str, Tensor]:
 
 
 def foreign(body: bytes, where: str) -> dict[str, Tensor]:
-    """A state dict that torch.save wrote: tensors and plain containers, never code."""
+    """Read a state dict written by torch.save: tensors and plain containers, never code."""
     try:
         found = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever a damaged or malicious pickle provokes ends here
+    except Exception as error:  # noqa: BLE001 - a damaged or malicious pickle can raise anything
         raise BadInput(
             f"not a file of plain weights: {error}",
             where=where,

@@ -1,4 +1,7 @@
-"""What a run must not lose: the objects it was given, where it is, and how both go into checkpoints and come back."""
+"""The checkpoint manager: decides when to take a checkpoint, collects the state, and restores it on resume.
+
+Also removes stale temporary files that killed writers left in a run folder on disk.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,18 @@ from headway.training.finite import FiniteCheck
 from headway.training.optim import Average
 from headway.training.progress_state import CheckpointSchedule, Scores, TrainState
 
-# Files that a killed writer had begun and never named: hidden from every listing, and swept by the next attempt.
-#
-# Only in folders; a bucket shows nothing before it is whole. What somebody may still be writing is younger than an
-# hour, by the clock of the disk itself: that of this machine may have jumped.
+# Stale temporary files
 
-
-OLD_S = 3600.0
+OLD_S = 3600.0  # a younger file may still be being written
 
 
 def sweep(store: Store, *, old_s: float = OLD_S) -> int:
-    """How many were removed. Whoever loses one that it was still writing finds it gone, and writes it again."""
+    """Delete stale temporary files of killed writers; return their number.
+
+    Only for run folders on disk: a bucket shows no object before it is complete. Listings hide these files. Age is
+    measured by the clock of the file system, because this machine's clock may have jumped. A writer that loses a file
+    it is still writing notices and writes it again.
+    """
     root = local_path(store.url)
     if root is None or not Path(root).is_dir():
         return 0
@@ -45,7 +49,7 @@ def sweep(store: Store, *, old_s: float = OLD_S) -> int:
         old = [path for path in found if now - path.stat().st_mtime > old_s]
         for path in old:
             path.unlink(missing_ok=True)
-    except OSError:  # not allowed, or removed by another: rubbish is not worth an attempt
+    except OSError:  # no permission, or deleted by another process: not worth failing the attempt
         return 0
     return len(old)
 
@@ -59,11 +63,11 @@ def _clock_of(folder: Path) -> float:
         return os.fstat(probe.fileno()).st_mtime
 
 
-RESERVED = ("run",)
+RESERVED = ("run",)  # the key of the run's own state
 
 
 class CheckpointManager:
-    """The state of a run, in memory and in its folder."""
+    """Collects a run's state (models, optimizers, position, scores), saves it as checkpoints, and restores it."""
 
     def __init__(
         self, session: Session, flush_metrics: Callable[[int], None], modules: Sequence[nn.Module] = ()
@@ -74,7 +78,7 @@ class CheckpointManager:
         self.schedule = CheckpointSchedule(job.checkpoint, spot=job.resources.spot)
         self.objects: dict[str, Any] = {}
         self.finite = FiniteCheck(modules, self.objects)
-        self.data: dict[str, Any] = {}  # the feed's fingerprint and length
+        self.data: dict[str, Any] = {}  # the dataset's fingerprint and length
         self._catalogue = CheckpointIndex(
             session.store,
             job.checkpoint,
@@ -91,18 +95,18 @@ class CheckpointManager:
             flush_metrics=flush_metrics,
             pin=session.device.type == "cuda",
         )
-        self.resumed_attempt: int | None = None  # which attempt wrote the checkpoint that this one goes on from
-        self._turns: dict[int, int] = {}  # how often the newest step was taken
-        self._names: list[str] = []  # pointers that the next checkpoint is to get
+        self.resumed_attempt: int | None = None  # the attempt that wrote the checkpoint this one resumed from
+        self._turns: dict[int, int] = {}  # how many snapshots of the newest step were taken before the last one
+        self._names: list[str] = []  # names to give to the next checkpoint
         self._score: float | None = None
-        self._taken: tuple[int, ...] | None = None  # where the newest snapshot was taken
+        self._taken: tuple[int, ...] | None = None  # the position of the newest snapshot
         self._began = self._here
-        self.prepared = False  # whether memory for a snapshot was asked for
+        self.prepared = False  # whether the staging buffer was requested
 
-    # Coming back
+    # Restore
 
     def restore(self, objects: Mapping[str, Any]) -> Loaded | None:
-        """Load the newest good checkpoint into `objects`, or find that there never was one."""
+        """Load the newest valid checkpoint into `objects`; return it, or None if the run never had one."""
         _check(objects)
         for name, thing in objects.items():
             self.finite.accept(thing, name)
@@ -116,7 +120,7 @@ class CheckpointManager:
         return loaded
 
     def _choose(self) -> Loaded | None:
-        """Rank 0 decides, so that all ranks go on from the same step."""
+        """Choose the checkpoint on rank 0 and broadcast its step, so that all ranks resume from the same one."""
         session = self._session
         damaged: list[Damage] = []
         trouble: HeadwayError | None = None
@@ -155,7 +159,7 @@ class CheckpointManager:
             raise NoCheckpoint(f"rank 0 could read the checkpoint of step {step}, this one not: {damage}") from None
 
     def _look_for_traces(self) -> None:
-        """No checkpoint is there: was there ever one? The events would say so."""
+        """Raise NoCheckpoint if the events record a commit although no checkpoint is left."""
         from headway.rundir.layout import RunFolder
 
         session = self._session
@@ -201,24 +205,30 @@ class CheckpointManager:
                     fix="bring back the data and batch size, or start a new run with init_from",
                 )
 
-    # Going forth
+    # Save
 
     def name_next(self, name: str, score: float | None = None) -> None:
-        """The next checkpoint is to be called this."""
+        """Give this name (and score) to the next checkpoint."""
         if name not in self._names:
             self._names.append(name)
         if score is not None:
             self._score = score
 
     def judge(self, name: str, value: float) -> bool:
-        """Note a score, higher being better; the best yet has the next checkpoint named after it."""
+        """Record a score, where higher is better; return whether it is the best so far.
+
+        If it is, and `keep_best` is set, the next checkpoint gets this name.
+        """
         better = self.scores.better(name, value, self.position.step)
         if better and self._session.identity.job.checkpoint.keep_best:
             self.name_next(name, value)
         return better
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be taken after this step. While a named one waits, others can wait too."""
+        """Return whether to take a checkpoint after this step.
+
+        Unnamed ones are postponed while a named snapshot waits to be written.
+        """
         if self._names:
             return True
         return self.schedule.due_after_step(step) and not self.saver.crowded
@@ -231,11 +241,14 @@ class CheckpointManager:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was done since the start or the restore."""
+        """Whether the position has not changed since the start or the restore."""
         return self._here == self._began
 
     def prepare(self) -> None:
-        """Once the optimizer has its state: have the memory ready, and find out early what cannot be kept."""
+        """Allocate the staging buffer, and fail early on state that cannot be saved.
+
+        Call once the optimizer has its state.
+        """
         self.prepared = True
         if not self.objects:
             return
@@ -243,7 +256,7 @@ class CheckpointManager:
         self.saver.prepare(tensors, self._spread(tensors))
 
     def take(self, *, epoch_ended: bool = False) -> None:
-        """Snapshot the state as it is now, to be written in the background. RunFailed where it is not finite."""
+        """Snapshot the current state and write it in the background. Raises RunFailed if it is not finite."""
         self.require_finite()
         if not self.objects:
             return
@@ -259,14 +272,14 @@ class CheckpointManager:
         self.saver.take(moment, tensors, self._spread(tensors))
 
     def hold(self) -> None:
-        """Snapshot the state as it is now, to be written only if we are stopped before the next one."""
+        """Snapshot the current state, to be written only if the run is stopped before the next snapshot."""
         if self.objects and not self.taken_here:
             self.require_finite()
             tree, tensors = flatten(self._state())
             self.saver.hold(self._moment(tree), tensors, self._spread(tensors))
 
     def require_finite(self) -> None:
-        """Raise RunFailed where weights are not finite: such a state is never kept, pointed to or exported."""
+        """Raise RunFailed if weights are not finite: such a state is never saved, named or exported."""
         found = self.finite.trouble()
         if found is not None:
             name, what = found
@@ -277,13 +290,19 @@ class CheckpointManager:
             )
 
     def _moment(self, tree: Any, **more: Any) -> CheckpointRequest:
-        """Counted whether or not there is room for it, so that all ranks call their parts the same."""
+        """Make the request of a snapshot, numbered by `turn` within its step.
+
+        Every request counts, even one that is never written, so that all ranks use the same file names.
+        """
         step = self.position.step
         self._turns = {step: self._turns.get(step, -1) + 1}
         return CheckpointRequest(step=step, epoch=self.position.passed, tree=tree, turn=self._turns[step], **more)
 
     def load_best(self) -> int:
-        """The weights of the best checkpoint, or else of the newest, into the modules; returns its step."""
+        """Load the best checkpoint's weights into the modules and return its step.
+
+        If there is none, keep the current weights and return the current step.
+        """
         step = self._catalogue.newest_best
         if step is None:
             return self.position.step
@@ -295,7 +314,7 @@ class CheckpointManager:
 
     @property
     def taken_here(self) -> bool:
-        """Whether the newest snapshot is of this very moment."""
+        """Whether the newest snapshot is of the current position."""
         return self._taken == self._here
 
     @property
@@ -307,7 +326,10 @@ class CheckpointManager:
         return {**{name: thing.state_dict() for name, thing in self.objects.items()}, "run": own}
 
     def _spread(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """What every rank holds alike: parameters and optimizer state. Anything else is saved as rank 0 has it."""
+        """Return the tensors that are identical on all ranks: parameters and optimizer state, written by any rank.
+
+        All others are saved from rank 0.
+        """
         alike: set[str] = set()
         for name, thing in self.objects.items():
             if isinstance(thing, Optimizer | Average):

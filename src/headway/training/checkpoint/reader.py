@@ -1,7 +1,8 @@
-"""Finding the newest good checkpoint. Never a silent restart: damage is named, and the one before is used.
+"""Find, verify and load the newest valid checkpoint. A run never restarts from step 0 silently.
 
-No commit ever recorded: a fresh start. A recorded commit that cannot be verified: the one before it, with an event.
-None left: NoCheckpoint. A store that does not answer is asked again: that is neither damage nor absence.
+If no commit was ever recorded, the run starts fresh. If a recorded checkpoint fails verification, the one before it is
+used and the damage is reported as an event. If none is left, NoCheckpoint is raised. A store that does not respond is
+retried: that is neither damage nor absence.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from headway.training.checkpoint.staging import read_image
 
 Result = TypeVar("Result")
 _MANIFEST = re.compile(r"checkpoints/(\d{8,})/manifest\.json$")
-TRY_FOR_S = 300.0  # a store that does not answer
-STALE_FOR_S = 10.0  # an object that was recorded and is not seen yet
+TRY_FOR_S = 300.0  # how long to retry a store that does not respond
+STALE_FOR_S = 10.0  # how long to retry a recorded object that is not visible yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Why a recorded checkpoint was passed over."""
+    """Why a recorded checkpoint was skipped."""
 
     step: int
     why: str
 
 
 class CheckpointReader:
-    """The committed checkpoints of a run, read with suspicion."""
+    """Reader of a run's committed checkpoints that verifies every byte."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class CheckpointReader:
         self._try_for_s, self._stale_for_s = try_for_s, stale_for_s
 
     def recorded(self) -> list[CheckpointEntry]:
-        """Every commit that left a trace, in the record or as a manifest. The record may be damaged, or behind."""
+        """Return all commits, from the index and the manifests: the index may be damaged or out of date."""
         try:
             kept = {one.step: one for one in self.ask(lambda: read_last(self._store)) or ()}
         except Damaged as damage:
@@ -70,14 +71,17 @@ class CheckpointReader:
             kept = {}
         newest = max(kept, default=-1)
         for step in self.ask(self._listed):
-            if step >= newest:  # written before the record, also where a step is committed twice
+            if step >= newest:  # the manifest is written before the index, also if a step is committed twice
                 kept[step] = self._described(step) or kept.get(step) or CheckpointEntry(step, 0)
-            elif step not in kept:  # it was to be removed: whatever it was called is another's name by now
+            elif step not in kept:  # was about to be deleted: its names belong to other checkpoints by now
                 kept[step] = CheckpointEntry(step, 0)
         return [kept[step] for step in sorted(kept)]
 
     def newest(self, damaged: list[Damage], *, below: int | None = None) -> Loaded | None:
-        """The newest that verifies; None when none was ever recorded. What was passed over is put into `damaged`."""
+        """Load the newest checkpoint that passes verification; return None if none was ever recorded.
+
+        Appends the skipped ones to `damaged`. Raises NoCheckpoint if all recorded ones are damaged.
+        """
         steps = [kept.step for kept in self.recorded() if below is None or kept.step < below]
         for step in reversed(steps):
             try:
@@ -94,7 +98,7 @@ class CheckpointReader:
         )
 
     def load(self, step: int) -> Loaded:
-        """One checkpoint, every byte of it checked. Damaged when anything is missing or is not what was written."""
+        """Load one checkpoint and verify all its checksums. Raises Damaged if a file is missing or corrupt."""
         folder = checkpoint_folder(step)
         manifest = check_checksum(self._bytes(f"{folder}/manifest.json"), f"{folder}/manifest.json")
         try:
@@ -120,7 +124,7 @@ class CheckpointReader:
         return body
 
     def _bytes(self, key: str) -> bytes:
-        """A recorded object may be hidden for a moment by a stale view; then it is missing."""
+        """Read an object. Retries for `stale_for_s`, as a stale listing or cache may hide it; then raises Damaged."""
         for pause in (*_pauses(self._stale_for_s), None):
             try:
                 return self.ask(lambda: self._store.read(key))
@@ -134,17 +138,20 @@ class CheckpointReader:
         return [int(match[1]) for match in found if match]
 
     def _described(self, step: int) -> CheckpointEntry | None:
-        """A commit as its manifest describes it."""
+        """Return the index entry of a commit from its manifest, or None if that is unreadable."""
         try:
             manifest = self.ask(lambda: read_record(self._store, f"{checkpoint_folder(step)}/manifest.json"))
             return CheckpointEntry(
                 step, manifest["epoch"], tuple(manifest["names"]), manifest["score"], manifest["forever"]
             )
         except (Damaged, NotThere, KeyError, TypeError):
-            return None  # it will be found out when it is read
+            return None  # `load` will report the damage
 
     def ask(self, operation: Callable[[], Result]) -> Result:
-        """Until the store answers. No permission and no bucket are answers; only silence is asked again."""
+        """Retry an operation with back-off until the store responds or `try_for_s` is over.
+
+        NotThere, Denied and NoBucket are responses and raised at once.
+        """
         said = False
         for pause in (*_pauses(self._try_for_s), None):
             try:

@@ -1,8 +1,9 @@
-"""State as plain data: tensors by name, everything else as JSON, and back to the bit. No pickle, no code in files.
+"""Serialize state as named tensors plus JSON, and restore it bit for bit. No pickle, no code in files.
 
 JSON holds None, booleans, integers, strings, lists, dictionaries with string keys and finite floats (which JSON's
-shortest form keeps exactly). What it cannot hold is written as a dictionary with one key that starts with `$`:
-`$tensor` `$array` (a name), `$tuple`, `$items` (a dictionary with other keys), `$float` (nan, inf), `$bytes`, `$dtype`.
+shortest form preserves exactly). Other values are written as a dictionary with one key that starts with `$`: `$tensor`
+and `$array` (a tensor's name), `$tuple`, `$items` (a dictionary with other keys), `$float` (nan, inf), `$bytes`,
+`$dtype`. Also the encoding of a checkpoint's small JSON files, with an optional checksum.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from headway.storage.base import Store
 
 
 class Damaged(HeadwayError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint file that is missing or corrupt."""
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """The state as (JSON tree, tensors by path). A tensor that appears twice, as tied weights do, is stored once."""
+    """Split a state into a JSON tree and tensors by path. A tensor that appears twice (tied weights) is stored once."""
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
 
@@ -57,7 +58,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
 
 def build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `flatten` took apart. Damaged where it took nothing like this apart."""
+    """Rebuild the state from the output of `flatten`. Raises Damaged for anything else."""
     try:
         return _build(tree, tensors)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -123,7 +124,7 @@ def _unfit(value: Any, path: str) -> BadInput:
     )
 
 
-# Small JSON files of a checkpoint, written one way and read with suspicion.
+# JSON files of a checkpoint: one canonical encoding, validated when read
 
 
 def encode_record(value: Any) -> bytes:
@@ -141,7 +142,7 @@ def decode_record(body: bytes, key: str) -> dict[str, Any]:
 
 
 def with_checksum(record: dict[str, Any]) -> bytes:
-    """The record with a checksum of its own, for a file that no other vouches for."""
+    """Encode a record with its own checksum, for a file whose checksum no other file holds."""
     return encode_record({**record, "checksum": hashlib.sha256(encode_record(record)).hexdigest()})
 
 
@@ -150,7 +151,7 @@ def check_checksum(body: bytes, key: str) -> dict[str, Any]:
     checksum = record.pop("checksum", None)
     try:
         found = hashlib.sha256(encode_record(record)).hexdigest()
-    except (ValueError, RecursionError):  # half a character, or deeper than we ever write: nothing of ours
+    except (ValueError, RecursionError):  # a lone surrogate, or nested deeper than we ever write: not our file
         found = None
     if checksum is None or checksum != found:
         raise Damaged(f"{key} is not what was written: its checksum differs")
@@ -158,5 +159,5 @@ def check_checksum(body: bytes, key: str) -> dict[str, Any]:
 
 
 def read_record(store: Store, key: str) -> dict[str, Any]:
-    """NotThere when it was never written, Damaged when it is not what was."""
+    """Read a JSON record. Raises NotThere if it does not exist, Damaged if it is not valid."""
     return decode_record(store.read(key), key)

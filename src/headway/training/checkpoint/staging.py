@@ -1,7 +1,7 @@
-"""A copy of the state in memory that already is the file: taking one costs a memory copy and nothing else.
+"""Host staging buffers for checkpoints, laid out as safetensors files: a snapshot costs one memory copy.
 
-Tensors are dealt out over the ranks by size. Each rank's share has a fixed layout, so its safetensors header is written
-once and every snapshot is one pass of copies into views of a preallocated buffer (pinned where there is a GPU).
+Tensors are partitioned over the ranks by size. Each rank's share has a fixed layout, so its safetensors header is
+written once, and every snapshot is one pass of copies into views of a preallocated buffer (pinned if there is a GPU).
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def partition_tensors(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
-    """Which rank writes which tensor: those in `spread`, alike on every rank, by size; the rest is rank 0's."""
+    """Assign each tensor to the rank that writes it.
+
+    Tensors in `spread`, identical on every rank, are balanced over the ranks by size; rank 0 writes the others.
+    """
     shares: list[list[str]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     alike = set(spread) if ranks > 1 else set()
@@ -55,10 +58,10 @@ def partition_tensors(tensors: Mapping[str, Tensor], spread: Iterable[str], rank
 
 
 class Layout:
-    """Where each tensor lies in the file. Two states with the same names, types and shapes have the same layout."""
+    """The offset of each tensor in the file. States with the same names, dtypes and shapes have the same layout."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        # Widest first: without holes, which the format forbids, every tensor is still aligned to its own width.
+        # Widest dtype first: every tensor is aligned to its element size without padding, which the format forbids.
         self.names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self.signature = signature(tensors)
         self.spans: dict[str, tuple[int, int]] = {}
@@ -84,11 +87,11 @@ def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
 
 
 class Image:
-    """One preallocated file. `fill` copies a state into it; `bytes` is what is written."""
+    """One preallocated staging buffer. `fill` copies a state into it; `bytes` is the content of the file."""
 
     def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], *, pin: bool = False) -> None:
         self.layout = layout
-        # Zeros, not empty: pages are touched now rather than while training waits for the first copy.
+        # Zeros rather than empty: touch the pages now, not while training waits for the first copy.
         self._buffer = torch.zeros(layout.size, dtype=torch.uint8, pin_memory=pin)
         self._buffer[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
         self._views = [self._view(name, tensors[name]) for name in layout.names]
@@ -99,7 +102,7 @@ class Image:
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy. On a GPU the copies are queued behind the step that made the values and ahead of the next."""
+        """Copy the tensors into the buffer. On a GPU the copies are queued after this step and before the next."""
         if self._views:
             torch._foreach_copy_(self._views, [tensors[name] for name in self.layout.names], non_blocking=True)
 
@@ -109,7 +112,7 @@ class Image:
 
 
 def read_image(body: Any) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, as views of its bytes. Damaged if it is not one."""
+    """Parse a safetensors file into tensors that are views of its bytes. Raises Damaged if it is invalid."""
     try:
         data = torch.frombuffer(body, dtype=torch.uint8)
         length = int.from_bytes(bytes(data[:8].numpy()), "little")
@@ -129,7 +132,7 @@ def _read_tensor(data: Tensor, entry: Mapping[str, Any]) -> Tensor:
     if piece.numel() != end - start:
         raise ValueError("it ends too early")
     if piece.storage_offset() % max(1, torch.empty((), dtype=dtype).element_size()):
-        piece = piece.clone()  # foreign files need not be aligned
+        piece = piece.clone()  # files written by other programs may be unaligned
     return piece.view(dtype).view(shape)
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints written while training goes on: each rank its part, rank 0 the manifest, and without a manifest nothing.
+"""Write checkpoints in the background: each rank writes its part, and rank 0 commits the checkpoint with a manifest.
 
-A thread of each rank hashes and writes what the main thread has copied. At most two snapshots exist: one being written,
-one waiting; a newer one replaces the one that waits, unless that has a name. No collectives here: rank 0 looks for the
-other ranks' part records in the store.
+The main thread copies the state; one thread per rank hashes and writes the copy. At most two snapshots exist, one being
+written and one waiting; a newer one replaces the waiting one unless that has a name. No collectives are used: rank 0
+polls the store for the other ranks' part records. A checkpoint without a manifest does not exist for readers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headway.training.checkpoint.staging import Image, Layout, partition_tensors
 from headway.training.control_channel import ControlChannel, say
 from headway.training.retry import GiveUp, RetryPolicy
 
-_POLL_S = (0.02, 1.0)  # how often rank 0 looks for parts: soon at first, seldom later
-PART_S = 900.0  # a rank that has not written its part by then will not
+_POLL_S = (0.02, 1.0)  # first and longest interval at which rank 0 polls for parts
+PART_S = 900.0  # how long rank 0 waits for another rank's part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRequest:
-    """What a checkpoint is of."""
+    """Metadata of one checkpoint: its step, names, score and state without tensors."""
 
     step: int
     epoch: int
@@ -44,7 +44,7 @@ class CheckpointRequest:
     names: tuple[str, ...] = ()  # pointers to set: best, epoch_5
     score: float | None = None
     forever: bool = False  # retention never removes it
-    turn: int = 0  # how many of this very step were taken before, in this attempt
+    turn: int = 0  # how many snapshots of the same step this attempt took before
     stall_s: float = 0.0
 
 
@@ -52,26 +52,29 @@ class CheckpointRequest:
 class Snapshot:
     moment: CheckpointRequest
     image: Image
-    ready: Any = None  # a CUDA event behind the copies
+    ready: Any = None  # a CUDA event recorded after the copies
     done: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSlot:
-    """This rank among its like, under one attempt."""
+    """This rank, the number of ranks, and the attempt, as they appear in file names."""
 
     rank: int
     ranks: int
     attempt: int
 
     def part(self, rank: int, turn: int = 0) -> str:
-        """The stem of a part's file. A step taken twice in one attempt gets new files, so that the first stay whole."""
+        """Return the stem of a part's file name.
+
+        A second snapshot of a step in one attempt gets new files, so that those of the first stay intact.
+        """
         return f"a{self.attempt:04d}-r{rank}" if not turn else f"a{self.attempt:04d}.{turn}-r{rank}"
 
 
 class AsyncCheckpointWriter:
-    """Takes snapshots in the main thread; a thread of its own makes checkpoints of them."""
+    """Takes snapshots on the main thread and writes them as checkpoints on a background thread."""
 
     def __init__(
         self,
@@ -97,11 +100,11 @@ class AsyncCheckpointWriter:
         self._abandon_at: float | None = None
         self.fenced: LeaseLost | None = None
         self.committed = -1  # the newest step whose manifest is written
-        self.last_seconds = 0.0  # how long the newest took, from snapshot to manifest
+        self.last_seconds = 0.0  # how long the newest took to write, including its manifest
         self._thread = threading.Thread(target=self._work, name="headway-saver", daemon=True)
         self._thread.start()
 
-    # In the main thread
+    # On the main thread
 
     @property
     def busy(self) -> bool:
@@ -109,12 +112,12 @@ class AsyncCheckpointWriter:
 
     @property
     def crowded(self) -> bool:
-        """Whether a snapshot waits that no other may replace."""
+        """Whether the waiting snapshot must not be replaced by another."""
         waiting = self._waiting
         return waiting is not None and (waiting.moment.forever or bool(waiting.moment.names))
 
     def prepare(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
-        """Have the memory ready before the first checkpoint is due."""
+        """Allocate the staging buffer, on a thread, before the first checkpoint is due."""
         mine = self._mine(tensors, spread)
         threading.Thread(target=self._preallocate, args=(mine,), daemon=True).start()
 
@@ -125,25 +128,25 @@ class AsyncCheckpointWriter:
                 self._free.append(image)
 
     def take(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
-        """Copy the state and queue it. What this takes is all that training waits for."""
+        """Copy the state and queue it for writing. Training waits for this call only."""
         snapshot = self._copy(moment, tensors, spread)
         self._queue(snapshot)
         return snapshot
 
     def hold(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
-        """Copy the state without writing it: for the case that we are stopped before the next one."""
-        if self._waiting is None:  # else there would be three
+        """Copy the state without queueing it, in case the run is stopped before the next snapshot."""
+        if self._waiting is None:  # otherwise there would be three snapshots
             self._held = self._copy(moment, tensors, spread)
 
     def release(self) -> None:
-        """What was held is of no use any more."""
+        """Discard the held snapshot."""
         with self._change:
             if self._held is not None:
                 self._free.append(self._held.image)
                 self._held = None
 
     def write_snapshot(self) -> None:
-        """We are being stopped: write what was held."""
+        """Queue the held snapshot for writing, because the run is being stopped."""
         held, self._held = self._held, None
         if held is not None:
             self._queue(held)
@@ -166,7 +169,7 @@ class AsyncCheckpointWriter:
             self._change.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything taken is written; False if that was not done in time, and then it is given up."""
+        """Wait until all snapshots are written; return False if they are not in time, and then give them up."""
         with self._change:
             if timeout_s is not None:
                 self._abandon_at = time.monotonic() + timeout_s
@@ -195,7 +198,7 @@ class AsyncCheckpointWriter:
                 self._waiting.done.set()
                 self._waiting = None
             fitting = [image for image in self._free if image.layout.signature == signature(mine)]
-            self._free = []  # of another layout: never used again
+            self._free = []  # buffers of another layout are never used again
             if fitting:
                 return fitting[0]
         return Image(Layout(mine), mine, pin=self._pin)
@@ -204,7 +207,7 @@ class AsyncCheckpointWriter:
     def _replaceable(old: CheckpointRequest, new: CheckpointRequest) -> bool:
         return not old.forever and set(old.names) <= set(new.names)
 
-    # In the thread
+    # On the background thread
 
     def _work(self) -> None:
         _be_nice()
@@ -263,7 +266,10 @@ class AsyncCheckpointWriter:
         )
 
     def _parts(self, moment: CheckpointRequest) -> dict[str, dict[str, Any]]:
-        """What the other ranks say they wrote; Impatient when one went on to a later one instead."""
+        """Poll for the other ranks' part records and return them by file name.
+
+        Raises GiveUp if a rank has skipped this checkpoint for a later one, or is too late.
+        """
         pause, longest = _POLL_S
         give_up = time.monotonic() + PART_S
         found: dict[int, dict[str, Any]] = {}
@@ -286,7 +292,7 @@ class AsyncCheckpointWriter:
         return {f"{self._seat.part(rank, moment.turn)}.safetensors": found[rank] for rank in sorted(found)}
 
     def _come(self, moment: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """The records of those of `ranks` that have written their part."""
+        """Return the part records of those of `ranks` that have written theirs."""
         keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
         records = self._patience(lambda: for_each(self._look, keys))
         return {rank: record for rank, record in zip(ranks, records, strict=True) if record is not None}
@@ -298,7 +304,7 @@ class AsyncCheckpointWriter:
             return None
 
     def _commit(self, moment: CheckpointRequest, files: Mapping[str, Mapping[str, Any]]) -> None:
-        """State, metrics, then the manifest: whoever sees a manifest can rely on everything else."""
+        """Write the state, the metrics, then the manifest: once a manifest is visible, everything else is complete."""
         folder, patient = checkpoint_folder(moment.step), self._patience
         state_name = self._seat.part(0, moment.turn).replace("-r0", "-state.json")
         state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
@@ -317,7 +323,7 @@ class AsyncCheckpointWriter:
             "files": dict(files),
         }
         patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": with_checksum(manifest)}))
-        patient(self._catalogue.fence.require)  # held still meanwhile, and overtaken: then nothing is ours to remove
+        patient(self._catalogue.fence.require)  # if we stalled and lost the lease, nothing is ours to delete
         self.committed = moment.step
         patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
         kept = CheckpointEntry(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
@@ -325,14 +331,14 @@ class AsyncCheckpointWriter:
         patient(self._catalogue.prune)
 
     def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
-        """Part records have served, and so have the files of earlier takes, here or by attempts that died."""
+        """Delete part records and the files of earlier snapshots of this step, from this or earlier attempts."""
         newest = _age(self._seat.part(0, turn))
         there = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
-        served = [name for name in there if name not in mine and _age(name) <= newest]  # other ranks may be ahead
+        served = [name for name in there if name not in mine and _age(name) <= newest]  # newer: a rank that is ahead
         for_each(self._store.delete, [f"{folder}/{name}" for name in served])
 
     def _hopeless(self, why: str) -> None:
-        """Called between tries: ends them when the grace period is over."""
+        """Raise GiveUp if the grace period is over or the writer is closed. Called between retries."""
         if self._abandon_at is not None and time.monotonic() > self._abandon_at:
             raise GiveUp(f"out of time ({why})")
         if self._closed:
@@ -340,13 +346,13 @@ class AsyncCheckpointWriter:
 
 
 def _age(name: str) -> tuple[int, int]:
-    """Attempt and turn of a checkpoint's file."""
+    """Return the attempt and turn in the name of a checkpoint's file."""
     match = re.match(r"a(\d+)(?:\.(\d+))?-", name)
     return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
 
 def lease_is_ours(store: Store, attempt: int) -> bool:
-    """Whether no later attempt has begun. A run without a lease (a rehearsal, a test) is always ours."""
+    """Return whether no later attempt has begun. A run without a lease (a rehearsal, a test) is always ours."""
     from headway.rundir import lease
 
     record, _ = lease.read(store)
@@ -354,8 +360,8 @@ def lease_is_ours(store: Store, attempt: int) -> bool:
 
 
 def _be_nice() -> None:
-    """Give way to the training on a full machine."""
+    """Lower this thread's priority, to give way to training on a busy machine."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    except (OSError, AttributeError):  # not Linux, or not allowed: then it competes
+    except (OSError, AttributeError):  # not Linux, or no permission: keep the normal priority
         pass

@@ -1,7 +1,8 @@
-"""Training data as a pure function of (epoch, step, part): no position to save, and the same batches on any world size.
+"""Datasets as pure functions of (epoch, step, part): no position to save, and the same batches with any world size.
 
-A feed is anything with `len()`, `batch(epoch, step, part, parts)` and `fingerprint`. `Loader` makes one of a map-style
-dataset. Shuffling and augmentation are keyed by (seed, epoch, index), so prefetching and resuming change nothing.
+A Feed is anything with `len()`, `batch(epoch, step, part, parts)` and `fingerprint`. `Loader` makes one from a
+map-style dataset. Shuffling and augmentation are keyed by (seed, epoch, index), so prefetching and resuming
+change nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, permute, rng, share
 from headway.training.determinism import ITEM, RngSeeder
 
-BLOCK = 4096  # indices shuffled at a time: one call of the permutation serves many steps
+BLOCK = 4096  # indices shuffled at a time, so that one call of the permutation serves many steps
 
 
 @runtime_checkable
 class Feed(Protocol):
-    """Batches by number. `batch` must not depend on what was asked before."""
+    """Batches by number. `batch` must be a pure function: it must not depend on earlier calls."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the batches would: content, order, batch size."""
+        """A digest that changes when the batches would: content, order, batch size."""
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Steps per epoch."""
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
-        """Part `part` of `parts` of one global batch; `Filler` where that part is empty."""
+        """Return part `part` of `parts` of one global batch, or a PaddingBatch if that part is empty."""
 
 
 class Loader:
-    """A feed over a map-style dataset.
+    """A Feed over a map-style dataset.
 
-    A dataset with `item(index, rng)` is handed a numpy generator of its own for every item of every epoch. Any other is
-    indexed, with Python's, numpy's and torch's default generators seeded for that item: that costs about 10 µs an item.
+    If the dataset has `item(index, rng)`, that is called with a numpy generator for each item of each epoch. Otherwise
+    the dataset is indexed after seeding Python's, numpy's and torch's default generators, at about 10 µs per item.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Loader:
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
-        """Which items: also what an error message names when a batch goes wrong."""
+        """Return the indices of the items in a batch. Error messages about a bad batch name them, too."""
         first = step * self.batch_size
         start, stop = share(min(self.batch_size, len(self.dataset) - first), part, parts)
         if not self.shuffle:
@@ -124,6 +125,6 @@ def _default_collate() -> Callable[[list[Any]], Any]:
 
 
 def batch_names(feed: Any, epoch: int, step: int) -> Sequence[int] | None:
-    """The items of a global batch where the feed can tell: for messages about a batch that went wrong."""
+    """Return the items of a global batch if the feed can name them, for messages about a bad batch."""
     indices = getattr(feed, "indices", None)
     return indices(epoch, step) if callable(indices) else None

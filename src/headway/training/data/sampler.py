@@ -1,6 +1,7 @@
-"""Batches one after the other from any position, made ahead of time by worker processes where the feed asks for them.
+"""This rank's batches from any position, prefetched by worker processes if the feed asks for them.
 
-Feeds are pure, so being ahead changes nothing. Other iterables are replayed up to the position, which costs their time.
+Feeds are pure functions, so prefetching changes nothing. Other iterables are replayed up to the position, which takes
+as long as producing those batches.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Keys(Sampler[Key]):
-    """The keys of an epoch from a step on: what the workers are asked for, in order."""
+    """Yields the keys of an epoch's batches from a step on, in the order in which workers produce them."""
 
     def __init__(self) -> None:
         self.epoch, self.first, self.last, self.parts = 0, 0, 0, range(1)
@@ -49,7 +50,7 @@ class ByKey(Dataset[Any]):
 
 
 class Prefetcher:
-    """Worker processes for one feed, kept over epochs."""
+    """Worker processes for one feed, kept across epochs."""
 
     def __init__(self, feed: Feed, workers: int, *, pin: bool = False) -> None:
         self._keys = Keys()
@@ -61,9 +62,9 @@ class Prefetcher:
             collate_fn=_identity,
             worker_init_fn=_settle_worker,
             persistent_workers=True,
-            multiprocessing_context="fork",  # the feed is shared as it is: nothing is pickled, nothing loaded again
+            multiprocessing_context="fork",  # workers inherit the feed: nothing is pickled or loaded again
             pin_memory=pin,
-            generator=torch.Generator(),  # its own: the default one belongs to the model
+            generator=torch.Generator(),  # not the default generator, which belongs to the model
         )
 
     def batches(self, epoch: int, first: int, last: int, parts: range, of: int) -> Iterator[Any]:
@@ -72,7 +73,7 @@ class Prefetcher:
         return iter(self._loader)
 
     def close(self) -> None:
-        """End the workers. Whoever does not heed the loader's word is killed: they do not heed signals either."""
+        """Shut the workers down, and kill those that remain: they ignore SIGTERM and SIGINT."""
         iterator = self._loader._iterator
         if iterator is None:
             return
@@ -84,17 +85,17 @@ class Prefetcher:
 
 
 def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iterator[Any]:
-    """The same batches, made here and now."""
+    """Yield the same batches without workers, in this process."""
     for step in range(first, len(feed)):
         for part in parts:
             yield feed.batch(epoch, step, part, of)
 
 
 def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: int) -> Iterator[Any]:
-    """The batches of a DataLoader or any other sized iterable, the first `skip` of them made and thrown away.
+    """Yield the batches of a DataLoader or other sized iterable, after producing and discarding the first `skip`.
 
-    Generators are seeded for the epoch before it begins and for each batch before it is made, so that a replay draws
-    what the first pass drew.
+    Generators are seeded before the epoch and before each batch, so that a replay draws the same numbers as the first
+    pass.
     """
     sampler = getattr(source, "sampler", None)
     if isinstance(sampler, DistributedSampler):
@@ -123,21 +124,18 @@ def _identity(batch: Any) -> Any:
 
 
 def _settle_worker(worker: int) -> None:
-    """A loader's process neither heeds the signals meant for its rank nor outlives it."""
+    """Make a worker ignore the signals meant for its rank, and die with the rank."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the rank died before prctl took effect
         os._exit(1)
 
 
-# Which batches this rank gets, from whatever the script hands over: a feed, a DataLoader, any sized iterable.
-
-
 class BatchSource:
-    """Batches for one rank. Worker processes are kept for as long as the run lives."""
+    """This rank's batches from a Feed, a DataLoader or any sized iterable. Workers live as long as the run."""
 
     def __init__(self, world: RankTopology, device: torch.device, dice: RngSeeder) -> None:
         self._world, self._device, self._seeder = world, device, dice
@@ -145,12 +143,12 @@ class BatchSource:
         self._prefetchers: dict[int, Prefetcher] = {}
 
     def adopt(self, feed: Any) -> None:
-        """A feed without a seed of its own gets the run's."""
+        """Give the run's seed to a feed that has none."""
         if getattr(feed, "seed", 0) is None:
             feed.seed = self._seeder.seed
 
     def training(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
-        """This rank's micro-batches of the epoch from the position on; `Filler` where a part is empty."""
+        """Yield this rank's micro-batches of the epoch from the position on; PaddingBatch where a part is empty."""
         world = self._world
         if not isinstance(feed, Feed):
             if position.batch and world.rank == 0:
@@ -165,7 +163,7 @@ class BatchSource:
         return self._prefetcher(feed, workers).batches(position.passed, position.batch, len(feed), parts, of)
 
     def evaluation(self, feed: Any) -> Iterator[Any]:
-        """Whole batches, dealt out in turn: nothing is padded, so sums and counts are right as they are."""
+        """Yield whole batches, round-robin over ranks: without padding, so that sums and counts need no correction."""
         rank, size = self._world.rank, self._world.size
         if not isinstance(feed, Feed):
             return (batch for number, batch in enumerate(feed) if number % size == rank)
@@ -173,7 +171,7 @@ class BatchSource:
         return (feed.batch(0, step, 0, 1) for step in range(rank, len(feed), size))
 
     def placed(self, batch: Any) -> Any:
-        """The batch itself, on this rank's device."""
+        """Return the batch on this rank's device, without its PaddingBatch wrapper."""
         inner = batch.batch if type(batch) is PaddingBatch else batch
         return inner if self.on_cpu else moved(inner, self._device)
 
@@ -188,7 +186,7 @@ class BatchSource:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Every tensor of a nested batch on the device, without waiting."""
+    """Copy every tensor of a nested batch to the device, without blocking."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -1,13 +1,14 @@
-"""Gradients summed over ranks in a layout that never changes, with everything the ranks must agree on riding along.
+"""All-reduce gradients in fixed buckets, together with the flags and metrics that the ranks must agree on.
 
 Parameters are grouped, last ones first, into flat buckets of about 25 MB that exist from the first step on. A large
-gradient is copied as soon as it is there, small ones together when all of their bucket have come; then the bucket is
-sent while the backward pass still runs. The layout is a function of the model alone, so a resumed run adds the same
-numbers in the same order (DDP rearranges its buckets after the first step, which changes the sums of three or more
+gradient is copied as soon as it is computed, small ones together once their bucket is complete; then the bucket is
+reduced while the backward pass still runs. The layout depends on the model alone, so a resumed run adds the same
+numbers in the same order (DDP rearranges its buckets after the first step, which changes the sums over three or more
 ranks).
 
-The last bucket ends in a tail: the batch's weight, stop and save flags, which parameters were used, metrics to average,
-and the running statistics of batch normalisation, which are averaged so that every rank holds the same model.
+The last bucket ends in control slots (the tail): the batch's weight, stop and save flags, which parameters were used,
+metrics to average, and the running statistics of batch normalization, which are averaged so that every rank holds the
+same model.
 """
 
 from __future__ import annotations
@@ -22,40 +23,41 @@ from torch import Tensor, nn
 
 from headway.core.errors import BadInput
 
-# What rides at the end of the last gradient bucket: everything the ranks must agree on after a step.
+# Control slots at the end of the last gradient bucket
 #
-# head         weight of the batch, whether this rank had one, stop, budget, save and bad-loss flags, names of metrics
-# metrics      one row a rank: a weight and the logged values times it. Rows are added by each rank for itself, in the
-#              order of ranks, so that a sum does not depend on where in the buffer its terms have travelled
+# head         weight of the batch, whether this rank had one, stop, budget, save and bad-loss flags, and a digest of
+#              the names of the logged metrics
+# metrics      one row per rank: a weight and the logged values times it. Each rank adds the rows itself, in the order
+#              of ranks, so that a sum does not depend on the position of its terms in the buffer
 # used         which parameters had a gradient
-# statistics   running statistics of batch normalisation
+# statistics   running statistics of batch normalization
 
 
 WEIGHT, PRESENT, STOP, BUDGET, SAVE, BAD, NAMES = range(7)  # slots of the head
 HEAD = 7
-METRICS = 32  # a weight, and how many logged values can be averaged over ranks
+METRICS = 32  # slots per rank: one weight, the others for logged values to average
 
 
 @dataclass(slots=True)
 class ReducedFlags:
-    """What all ranks know after a reduction."""
+    """Flags and metrics reduced over all ranks."""
 
     weight: float = 0.0
     stop: bool = False
     budget: bool = False
     save: bool = False
     bad: bool = False
-    names: float = 0.0  # the sum of the ranks' digests of what they logged
+    names: float = 0.0  # the sum of the ranks' digests of the metric names they logged
     metrics: list[float] = field(default_factory=list)
 
 
 def room(ranks: int, parameters: int, statistics: Sequence[Tensor]) -> int:
-    """How many numbers the tail has."""
+    """Return the number of control slots."""
     return HEAD + ranks * METRICS + parameters + sum(tensor.numel() for tensor in statistics)
 
 
 class ControlSlots:
-    """Views into the end of the last bucket."""
+    """Views of the control slots at the end of the last bucket."""
 
     def __init__(self, flat: Tensor, rank: int, ranks: int, parameters: int, statistics: Sequence[Tensor]) -> None:
         self.head, rest = flat[:HEAD], flat[HEAD:]
@@ -66,10 +68,10 @@ class ControlSlots:
             self.statistics.append(rest[: tensor.numel()].view(tensor.shape))
             rest = rest[tensor.numel() :]
         self._rank = rank
-        self._count = 0  # of metrics in this step
+        self._count = 0  # number of metrics in this step
 
     def fill(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
-        """This rank's part, before it is sent."""
+        """Write this rank's values before the reduction."""
         put(self.head, [weight, *flags])
         self._metrics.zero_()
         put(self._metrics[self._rank], metrics)
@@ -89,7 +91,7 @@ class ControlSlots:
 
 
 def exchange(rank: int, ranks: int, names: float, metrics: Sequence[Any], device: torch.device) -> ReducedFlags:
-    """Add up logged values between two steps, to the same bits as if they had ridden on one."""
+    """All-reduce logged values between two steps, bit-identical to sending them with a step's gradients."""
     flat = torch.zeros(1 + ranks * METRICS, dtype=torch.float32, device=device)
     rows = flat[1:].view(ranks, METRICS)
     flat[0] = names
@@ -99,7 +101,7 @@ def exchange(rank: int, ranks: int, names: float, metrics: Sequence[Any], device
 
 
 def added(rows: Tensor, count: int) -> list[float]:
-    """The columns' sums, term by term in the order of ranks."""
+    """Sum each column term by term, in the order of ranks."""
     if not count:
         return []
     totals = [0.0] * count
@@ -109,7 +111,7 @@ def added(rows: Tensor, count: int) -> list[float]:
 
 
 def put(slots: Tensor, values: Sequence[Any]) -> None:
-    """Numbers are copied; what is on a device stays there, because reading it would wait for the forward pass."""
+    """Copy values into slots. Tensors are copied on their device: reading them would wait for the forward pass."""
     if not values:
         return
     numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
@@ -119,22 +121,24 @@ def put(slots: Tensor, values: Sequence[Any]) -> None:
             slots[slot] = value.detach()
 
 
+# Gradient buckets
+
 BUCKET_BYTES = 25 << 20
-LARGE_BYTES = 64 << 10  # a gradient that is copied as it comes: still in the cache, and its memory serves the next one
-_LEAST = 1e-30  # a batch that weighs nothing has no gradient: 0 / tiny is 0, 0 / 0 would not be
+LARGE_BYTES = 64 << 10  # copy larger gradients at once, while they are in the cache; the next one reuses the memory
+_LEAST = 1e-30  # smallest divisor: a batch of weight 0 has a gradient of 0, and 0 / 0 would be NaN
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Some parameters, and one flat buffer for all their gradients."""
+    """A group of parameters and one flat buffer for all their gradients."""
 
     members: list[int]
     flat: Tensor
-    missing: int = 0  # members whose gradient has not come yet in this pass
+    missing: int = 0  # members whose gradient is not computed yet in this backward pass
 
 
 class GradientSync:
-    """Sums gradients over ranks. Made once the trainable parameters are known; made anew when they change."""
+    """Sums gradients over ranks. Create it once the trainable parameters are known, and again when they change."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], norms: Sequence[nn.Module] = (), *, bucket_bytes: int | None = None
@@ -163,23 +167,26 @@ class GradientSync:
         return [t for norm in self._norms for t in (norm.running_mean, norm.running_var)]  # type: ignore[misc]
 
     def fits(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether the trainable parameters are still the ones this layout was made for."""
+        """Return whether the trainable parameters are still those of this layout."""
         mine = self.parameters
         return len(mine) == len(parameters) and all(a is b for a, b in zip(mine, parameters, strict=True))
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether every one of them that learns is in this layout."""
+        """Return whether all of `parameters` that require gradients are in this layout."""
         return all(id(parameter) in self._known for parameter in parameters if parameter.requires_grad)
 
     def remove(self) -> None:
-        """Let go of the parameters; their gradients are gone."""
+        """Remove the hooks and clear the parameters' gradients."""
         for hook in self._hooks:
             hook.remove()
         for parameter in self.parameters:
             parameter.grad = None
 
     def arm(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
-        """Before the backward pass of a step's last micro-batch: from here on, full buckets are sent."""
+        """Reduce buckets from now on as they become complete.
+
+        Call before the backward pass of a step's last micro-batch.
+        """
         self._slots.fill(weight, flags, metrics)
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
@@ -187,7 +194,10 @@ class GradientSync:
         self._armed, self._launched = True, 0
 
     def reduce(self, divided_by: float = 1.0) -> ReducedFlags:
-        """After that pass: send what is left, wait, and divide by what is left of the weight of all ranks."""
+        """Reduce the remaining buckets, wait, and divide the gradients by all ranks' weight over `divided_by`.
+
+        Call after the backward pass that followed `arm`.
+        """
         self._armed = False
         used = self._complete()
         self._slots.used.copy_(torch.tensor(used, dtype=torch.float32))
@@ -212,7 +222,10 @@ class GradientSync:
             payload.div_(by)
 
     def _complete(self) -> list[bool]:
-        """What did not come in this pass: a gradient of earlier micro-batches, or none at all. Which were used?"""
+        """Fill in gradients not computed in this pass, from earlier micro-batches or with zeros.
+
+        Return which parameters have a gradient.
+        """
         used = list(self._arrived)
         for bucket in self._buckets:
             if bucket.missing:
@@ -233,7 +246,7 @@ class GradientSync:
         large, view = self._large[index], self._views[index]
 
         def arrived(parameter: Tensor) -> None:
-            if not self._armed or self._arrived[index]:  # a recomputed layer may come twice
+            if not self._armed or self._arrived[index]:  # a recomputed layer may fire its hook twice
                 return
             self._arrived[index] = True
             if large:
@@ -244,7 +257,7 @@ class GradientSync:
             if home.missing:
                 return
             self._fill(home)
-            # In order, so that all ranks send the same bucket at the same time; the last one waits for its tail.
+            # In order, so that all ranks reduce the same bucket at the same time; the last one waits for its slots.
             while self._launched < last and not self._buckets[self._launched].missing:
                 self._launch()
 
@@ -252,7 +265,7 @@ class GradientSync:
 
     @torch.no_grad()
     def _fill(self, bucket: Bucket) -> None:
-        """All small gradients that have come in this pass, in one call: by one it would be twice as slow."""
+        """Copy all small gradients of this pass in one call: one at a time would be twice as slow."""
         come = [index for index in bucket.members if self._arrived[index] and not self._large[index]]
         if not come:
             return
@@ -266,7 +279,7 @@ class GradientSync:
         self._launched += 1
 
     def _drop_unused(self) -> None:
-        """A parameter that no rank used has no gradient, rather than a zero that would still feed weight decay."""
+        """Set the gradient of a parameter that no rank used to None: with zeros, weight decay would still apply."""
         for parameter, count in zip(self.parameters, self._slots.used.tolist(), strict=True):
             if count == 0:
                 parameter.grad = None
@@ -281,7 +294,7 @@ class GradientSync:
         if not self._norms:
             return
         torch._foreach_div_(self._slots.statistics, self._slots.head[PRESENT].clamp_min(1))
-        # A frozen layer's statistics did not move, and an average of equal numbers may be off in the last bit.
+        # Skip frozen layers: their statistics did not change, and averaging equal numbers may be off in the last bit.
         moving = [norm.training for norm in self._norms for _ in range(2)]
         pairs = zip(self._statistics(), self._slots.statistics, moving, strict=True)
         chosen = [(mine, mean) for mine, mean, moved in pairs if moved]
@@ -290,7 +303,10 @@ class GradientSync:
 
 
 def _buckets(parameters: Sequence[nn.Parameter], tail: int, bucket_bytes: int) -> tuple[list[Bucket], list[Tensor]]:
-    """Buckets of one dtype and device each, last parameters first; the tail closes the last one, which is float32."""
+    """Group parameters into buckets of one dtype and device each, last parameters first.
+
+    The last bucket is float32 and ends in the control slots (`tail`).
+    """
     groups: list[list[int]] = []
     size = 0
     for index in reversed(range(len(parameters))):
@@ -326,7 +342,7 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _view(flat: Tensor, start: int, parameter: Tensor) -> Tensor:
-    """A gradient with the parameter's own strides where they are dense: channels_last stays channels_last."""
+    """Return a gradient view with the parameter's strides if they are dense: channels_last stays channels_last."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     if span == parameter.numel():
         return torch.as_strided(flat, parameter.shape, parameter.stride(), start)

@@ -1,4 +1,4 @@
-"""The ranks as one: meeting, and the few words they say to each other outside the gradients. Main thread only."""
+"""The process group: initialize and destroy it, and the collectives other than gradient sync. Main thread only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headway.training.distributed import grad_sync
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.rank_info import RankTopology
 
-TIMEOUT = timedelta(minutes=5)  # torch's half hour is half an hour of paying for a rank that died
+TIMEOUT = timedelta(minutes=5)  # by default torch waits up to 30 minutes, all billed, for a rank that died
 
 
 class ProcessGroup:
-    """All ranks of the run. Alone, every verb is free."""
+    """All ranks of the run. With a single rank no method communicates; `exchange` is for several ranks only."""
 
     def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device
@@ -48,7 +48,7 @@ class ProcessGroup:
             dist.destroy_process_group()
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value, summed over ranks, in double precision: the same bits on every rank."""
+        """All-reduce each value (sum) in double precision: bit-identical on every rank."""
         if self.world.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -56,7 +56,7 @@ class ProcessGroup:
         return tensor.tolist()
 
     def exchange(self, names: float, metrics: Sequence[Any]) -> ReducedFlags:
-        """Logged values, added up over ranks to the same bits as if they had ridden on a step."""
+        """Sum logged values over ranks, bit-identical to sending them with a step's gradients."""
         return grad_sync.exchange(self.world.rank, self.world.size, names, metrics, self.device)
 
     def sum_tensor(self, value: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class ProcessGroup:
         return total
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
-        """Rank 0's values, on every rank."""
+        """Return rank 0's values on every rank."""
         if self.world.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -86,7 +86,7 @@ class ProcessGroup:
         return bytes(letters.cpu().tolist()).decode()
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Every rank has rank 0's values afterwards."""
+        """Broadcast rank 0's tensors to every rank, in place."""
         if self.world.size == 1:
             return
         for tensor in tensors:

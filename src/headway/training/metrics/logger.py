@@ -1,7 +1,7 @@
-"""What a run logs: numbers of each step, averaged over micro-batches and ranks by weight, at no extra collective.
+"""Metrics of each step, averaged over micro-batches and ranks by weight, and written to the run folder in segments.
 
-Values logged for a step wait and ride on the next step's gradients. Where no next step comes (a checkpoint, the end
-of an epoch) `settle` sums them at once.
+Averaging over ranks needs no extra collective: the values logged for a step are reduced with the next step's gradients.
+Where there is no next step (a checkpoint, the end of an epoch), `settle` reduces them at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from headway.training.distributed.grad_sync import METRICS, ReducedFlags
 from headway.training.metrics.progress import Reporter
 from headway.training.metrics.trackers.base import Loggers, open_loggers
 
-# Numbers over time: buffered without waiting for the device, written in segments by a thread. About 1 µs a value.
-
 
 class Metrics:
-    """One record a step, also when it is logged in pieces. A number on a GPU is read when it is written."""
+    """Buffers one record per step, even if it is logged in pieces, and writes them in segments.
+
+    Logging takes about 1 µs per value and does not wait for the device: numbers on a GPU are read when the
+    records are written.
+    """
 
     def __init__(
         self,
@@ -42,8 +44,8 @@ class Metrics:
     ) -> None:
         """`also` is called with records once they are in the store.
 
-        `resume_attempt` wrote the checkpoint that we go on from: what it logged is our past. Mostly it is the attempt
-        before; a manifest that came late to the store may belong to an older one.
+        `resume_attempt` is the attempt that wrote the checkpoint we resumed from, whose metrics are our history. It is
+        usually the attempt before; a manifest that reached the store late may belong to an older one.
         """
         self._also = also
         self._untold: list[dict[str, Any]] = []
@@ -62,8 +64,8 @@ class Metrics:
                 records.append({"step": step, "epoch": epoch, "time": time.time(), **values})
 
     def flush(self, through: int | None = None) -> None:
-        """Everything up to and with step `through` is in the store when this returns; by default all complete steps."""
-        with self._flushing:  # one at a time: what another call has taken out must be written before this one returns
+        """Write all records up to and including step `through` to the store; by default, all complete steps."""
+        with self._flushing:  # records taken out by another call must be written before this one returns
             records = _numbers(self._take_out(through))
             for record in records:
                 self._writer.add(json.dumps(record, allow_nan=False))
@@ -85,7 +87,7 @@ class Metrics:
 
 
 def plain(name: str, value: Any) -> Any:
-    """A number now, or a detached tensor that becomes one later without stopping the device."""
+    """Return a number, or a detached tensor that is read later, without synchronizing the device now."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise BadInput(f"{name} has {value.numel()} values, a metric is one", fix=f"log {name}.mean()")
@@ -99,7 +101,7 @@ def plain(name: str, value: Any) -> Any:
 
 
 def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with all device values read in one go."""
+    """Replace the tensors in the records by numbers, with a single read from the device."""
     waiting = [(record, name) for record in records for name, value in record.items() if isinstance(value, Tensor)]
     if waiting:
         values = torch.stack([record[name].reshape(()).float() for record, name in waiting]).tolist()
@@ -109,12 +111,12 @@ def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         record["time"] = round(record["time"], 3)
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
-                record[name] = repr(value)  # JSON has no nan; readers see "nan" rather than a broken line
+                record[name] = repr(value)  # JSON has no NaN: readers see "nan" rather than a broken line
     return records
 
 
 class MetricsLogger:
-    """Collects, averages and records. Only rank 0 writes."""
+    """Collects, averages and records metrics. Only rank 0 writes."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -122,14 +124,14 @@ class MetricsLogger:
         self._metrics: Metrics | None = None
         self._reporter: Reporter | None = None
         self._loggers = Loggers()
-        self._body: dict[str, Any] = {}  # logged since the loop's body began
+        self._body: dict[str, Any] = {}  # logged in the current loop body
         self._sums: dict[str, Any] = {}  # value × weight, over the micro-batches of a step
         self._weight: float | Tensor = 0.0
         self._epoch = 0
         self.latest: dict[str, Any] = {}
 
     def begin(self, step: int, look: Any, resumed_attempt: int | None = None) -> None:
-        """The attempt's first record: everything after `step` that was logged before is void."""
+        """Start the attempt's metrics: records that earlier attempts logged after `step` are void."""
         if self._metrics is None and self._session.first:
             session = self._session
             self._loggers = open_loggers(session, step)
@@ -143,17 +145,17 @@ class MetricsLogger:
             self._reporter = Reporter(look, self._session.control, self._metrics.flush)
 
     def note(self, values: Mapping[str, Any]) -> None:
-        """Logged inside the loop's body."""
+        """Collect values that were logged in the loop body."""
         for name, value in values.items():
             self._body[name] = plain(name, value)
 
     def forget_body(self) -> bool:
-        """The batch was left out, and what was logged of it with it. Always False: nothing is left out any more."""
+        """Drop the values of a skipped batch. Always returns False, the caller's new "skipped" state."""
         self._body = {}
         return False
 
     def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Logged elsewhere, the same on every rank."""
+        """Record values that were logged outside the loop body, where they are the same on every rank."""
         self._keep(step, epoch, {name: plain(name, value) for name, value in values.items()})
 
     def _keep(self, step: int, epoch: int, values: dict[str, Any]) -> None:
@@ -162,7 +164,7 @@ class MetricsLogger:
             self._metrics.log(step, epoch, values)
 
     def end_body(self, weight: float | Tensor, step: int, epoch: int, *, micro: bool) -> None:
-        """A body is over. `micro` when it was not the last of its step, or others' values must be added."""
+        """End a loop body. `micro` is True if more micro-batches of the same step follow."""
         if not self._body:
             return
         body, self._body = self._body, {}
@@ -178,22 +180,22 @@ class MetricsLogger:
 
     @property
     def piggyback(self) -> tuple[float, list[Any]]:
-        """For the next reduction: a digest of the names, and the weight and sums to be added over ranks."""
+        """Return what the next all-reduce carries: a digest of the names, and the weight and sums to add up."""
         names = self._riding
         return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
 
     def arrived(self, agreed: ReducedFlags, step: int) -> None:
-        """The riders have been added up: they belong to `step`."""
+        """Record the metrics that the all-reduce carried, as those of `step`."""
         names = self._riding
         if not names:
             return
         sums, weight = self._sums, self._weight
         if agreed.names == _digest(names) * self._session.group.world.size:
             sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
-        self._close_step(step, sums, weight)  # where ranks logged different things, rank 0's own stand
+        self._close_step(step, sums, weight)  # if ranks logged different metrics, rank 0's own values are used
 
     def settle(self, exchange: Callable[[float, Sequence[Any]], ReducedFlags], step: int) -> None:
-        """Add up now what would have ridden on the next step. Every rank calls this at the same place."""
+        """Reduce now what the next step would have carried. A collective: every rank calls it at the same place."""
         self.arrived(exchange(*self.piggyback), step)
 
     @property
@@ -213,7 +215,7 @@ class MetricsLogger:
             self._reporter.close()
 
     def close_trackers(self, *, finished: bool, within_s: float) -> None:
-        """Let the trackers end: the last thing, when everything is in the run folder."""
+        """Close the trackers, after everything else is in the run folder."""
         self._loggers.close(finished=finished, within_s=within_s)
 
     def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
@@ -223,5 +225,5 @@ class MetricsLogger:
 
 
 def _digest(names: list[str]) -> float:
-    """Exact in single precision, also as the sum of many."""
+    """Hash the names to a number that is exact in float32, even when summed over many ranks."""
     return float(1 + zlib.crc32(" ".join(names).encode()) % 4093) if names else 0.0

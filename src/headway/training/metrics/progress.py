@@ -1,6 +1,6 @@
-"""Where the run is, for people: one live line on a terminal, a plain line every ten seconds elsewhere.
+"""The progress line: live on a terminal, a plain line every ten seconds elsewhere; with the cost of the run so far.
 
-A thread of rank 0 looks at the run once a second and writes what has gathered: training itself never waits for it.
+A thread of rank 0 polls the run once a second and writes the buffered metrics; training never waits for it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from headway.core.errors import BadInput, StoreError
 from headway.rundir.layout import interval_s
 from headway.training.control_channel import ControlChannel, say
 
-# What a run has cost so far, for its progress line: the price of all nodes times the time of all attempts.
-#
-# HEADWAY_USD_PER_HOUR and HEADWAY_BUDGET_USD come with the plan, HEADWAY_SPENT_S from the supervisor when it starts
-# the rank. Time is measured, never taken from a calendar: clocks may jump.
-
-
 RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
 
 
 class Bill:
-    """Counts from the moment it is made."""
+    """The run's cost so far: the hourly price of all nodes times the duration of all attempts.
+
+    HEADWAY_USD_PER_HOUR and HEADWAY_BUDGET_USD come from the plan, HEADWAY_SPENT_S from the supervisor when it starts
+    the rank. Uses the monotonic clock from construction on: wall clocks may jump.
+    """
 
     def __init__(self, env: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._budget = _number(env, RATE), _number(env, BUDGET)
@@ -35,7 +33,7 @@ class Bill:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """`usd`, and `budget_usd` where there is one; nothing where nothing is billed."""
+        """`usd`, and `budget_usd` if there is a budget; empty if the run is not billed."""
         if not self._rate:
             return {}
         hours = (self._before + self._clock() - self._began) / 3600
@@ -44,7 +42,7 @@ class Bill:
 
 
 def words(numbers: Mapping[str, object]) -> str:
-    """$0.12 of $5.00"""
+    """Format the cost: $0.12 of $5.00"""
     usd, budget = numbers.get("usd"), numbers.get("budget_usd")
     if not isinstance(usd, float):
         return ""
@@ -63,7 +61,7 @@ LOOK_S, PLAIN_S, WINDOW = 1.0, 10.0, 20
 
 
 class Reporter:
-    """Calls `look` for the newest numbers, tells them onwards, and has the metrics written."""
+    """A thread that calls `look` for the newest numbers, shows and reports them, and flushes the metrics."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class Reporter:
         try:
             self._flush()
             self._complained = False
-        except StoreError as error:  # nothing is lost: it is written with the next ones
+        except StoreError as error:  # nothing is lost: the next flush writes it
             if not self._complained:
                 say(f"metrics cannot be written yet: {error}")
             self._complained = True
@@ -133,7 +131,7 @@ class Reporter:
 
 
 def line(numbers: dict[str, Any]) -> str:
-    """epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left  $0.12 of $5.00"""
+    """Format the progress line: epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left  $0.12 of $5.00"""
     parts = []
     if "epoch" in numbers:
         parts.append(f"epoch {numbers['epoch'] + 1}" + (f"/{numbers['epochs']}" if numbers.get("epochs") else ""))

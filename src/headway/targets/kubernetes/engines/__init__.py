@@ -1,1 +1,1 @@
-"""The ways to run a job in a cluster: PyTorchJob, TrainJob, StatefulSet. One module each, with the same names."""
+"""Engines that run a job in a cluster: PyTorchJob, TrainJob, StatefulSet. Their modules share one set of names."""

@@ -1,4 +1,4 @@
-"""A PyTorchJob of Kubeflow's training operator (kubeflow.org/v1). Pure."""
+"""Manifest of a PyTorchJob for Kubeflow's training operator (kubeflow.org/v1). Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def requests(plan: Plan, options: Options, spent_s: float = 0.0) -> list[Request
     if plan.nodes > 1:
         replicas["Worker"] = _replica(plan, options, plan.nodes - 1)
     policy: Object = {
-        "suspend": True,  # until everything that its pods need is there
-        "cleanPodPolicy": "Running",  # a worker that outlives the master is billed; what has ended stays for kubectl
+        "suspend": True,  # until everything that its pods need exists
+        "cleanPodPolicy": "Running",  # delete workers that outlive the master; keep ended pods for kubectl
         "ttlSecondsAfterFinished": math.ceil(options.keep),
     }
     seconds = pod.of_plan(plan, spent_s)
@@ -47,5 +47,5 @@ def _replica(plan: Plan, options: Options, count: int) -> Object:
         "metadata": {key: metadata(plan, options, RUN, part="worker")[key] for key in ("labels", "annotations")},
         "spec": pod.pod_spec(plan, options, container=CONTAINER, restart=None, env={}),
     }
-    # ExitCode: 0 to 127 is the run's own word, 128 and more (a preemption's 143) is started again.
+    # ExitCode: the operator treats 0 to 127 as final and restarts 128 and above (143 after a preemption).
     return {"replicas": count, "restartPolicy": "ExitCode", "template": template}

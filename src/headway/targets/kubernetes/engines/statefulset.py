@@ -1,8 +1,8 @@
-"""A StatefulSet that ends by itself, on a cluster without any operator. Pure.
+"""Manifests of a StatefulSet that ends by itself, on a cluster without an operator. Pure.
 
-The reaper is a small Job: it alone may speak to the cluster, and only about this one set; it owns everything else, so
-that its own end, whatever that was, takes the rest along. The set is made empty, and the reaper, once it runs, calls
-the workers: there are none that nobody guards.
+The reaper is a small Job, and the only part with access to the API server, limited to this one StatefulSet. It owns
+everything else, so that Kubernetes deletes the rest when the reaper ends for any reason. The StatefulSet is created
+with 0 replicas and scaled up by the running reaper, so that no worker ever runs without one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 OWNER = "batch/v1", "Job", REAPER
 START: Object = {"parallelism": 1}
-TTL_S = 60  # after its end the reaper's Job goes, and with it all it owns
-LAST_RESORT_S = 600  # after the reaper's own timer: then its Job fails, and everything goes with it
-TRIES = 1000  # of the reaper, which must outlive any trouble
+TTL_S = 60  # after the reaper ends, its Job is deleted with everything it owns
+LAST_RESORT_S = 600  # after the reaper's own timer, the Job's deadline deletes everything
+TRIES = 1000  # of the reaper, which must survive any failure
 WORKER = {PART_LABEL: "worker"}
 
 
@@ -58,7 +58,7 @@ def _set(plan: Plan, options: Options) -> Object:
         "HEADWAY_SERVICE": RUN,
         "HEADWAY_NAMESPACE": options.namespace,
         "HEADWAY_REPLICAS": str(plan.nodes),
-        "HEADWAY_AFTER_END": "idle",  # whatever ends here is started again: it must not train a finished run anew
+        "HEADWAY_AFTER_END": "idle",  # containers are always restarted: a finished run must not train again
     }
     template = {
         "metadata": {key: metadata(plan, options, RUN, part="worker")[key] for key in ("labels", "annotations")},
@@ -71,7 +71,7 @@ def _set(plan: Plan, options: Options) -> Object:
         "spec": {
             "replicas": 0,  # until the reaper runs
             "serviceName": RUN,
-            "podManagementPolicy": "Parallel",  # a gang that starts one after the other waits for itself for ever
+            "podManagementPolicy": "Parallel",  # an ordered start would deadlock in the rendezvous
             "selector": {"matchLabels": _selected()},
             "template": template,
         },
@@ -83,7 +83,7 @@ def _selected() -> dict[str, str]:
 
 
 def _service(plan: Plan, options: Options) -> Object:
-    """Headless: it gives every pod a name, from before it is ready."""
+    """Build the headless Service that gives every pod a DNS name before it is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -107,7 +107,7 @@ def _account(plan: Plan, options: Options) -> Object:
 
 
 def _role(plan: Plan, options: Options) -> Object:
-    """This set and its number of workers; what the workers are is not the reaper's to change."""
+    """Build the reaper's Role: get, delete and scale this one StatefulSet, but not change its pods."""
     one = {"apiGroups": ["apps"], "resourceNames": [RUN]}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -131,13 +131,13 @@ def _binding(plan: Plan, options: Options) -> Object:
 
 
 def _who(options: Options) -> str:
-    """It reads the run's folder as the workers do: with their account where they have one."""
+    """Return the reaper's account: that of the workers if they have one, because it reads the run folder as they do."""
     return options.service_account or REAPER
 
 
 def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
     spec: Object = {
-        "parallelism": 0,  # until everything that its pod needs is there
+        "parallelism": 0,  # until everything that its pod needs exists
         "backoffLimit": TRIES,
         "ttlSecondsAfterFinished": TTL_S,
         "template": {
@@ -151,7 +151,7 @@ def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
 
 
 def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
-    """No GPU, no special node: it waits where waiting is cheap."""
+    """Build the reaper's pod, without a GPU or node selector: it runs where waiting is cheap."""
     words = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
     if seconds is not None:
         words += ["--lifetime", str(seconds)]
@@ -176,7 +176,7 @@ def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
         "containers": [container],
         "volumes": pod.volumes(plan, options),
     }
-    if options.tolerations:  # where all nodes are tainted, it must wait on one of them
+    if options.tolerations:  # all nodes may be tainted, and it must run on one of them
         spec["tolerations"] = [dict(each) for each in options.tolerations]
     if options.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]

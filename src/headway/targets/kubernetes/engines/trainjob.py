@@ -1,7 +1,7 @@
-"""A TrainJob of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1), for the release that is installed. Pure.
+"""Manifest of a TrainJob for the installed release of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1). Pure.
 
-Releases differ in how a job changes its runtime's pods: 2.0 podSpecOverrides, 2.1 podTemplateOverrides, since 2.2
-runtimePatches. What a release cannot say is said in the plan.
+Releases differ in how a job overrides its runtime's pods: 2.0 podSpecOverrides, 2.1 podTemplateOverrides, since 2.2
+runtimePatches. The plan's notes list the settings that a release cannot express.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ API_VERSION, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
 OWNER = API_VERSION, KIND, RUN
 START: Object = {"suspend": False}
 CRD = "trainjobs.trainer.kubeflow.org"
-JOB, CONTAINER = "node", "node"  # of Kubeflow's own torch runtimes
+JOB, CONTAINER = "node", "node"  # in Kubeflow's own torch runtimes
 MANAGER = "headway.io/launcher"
 POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
-LONGEST = 63 - len("-node-0-") - len("-abcde")  # JobSet's pods carry its name, an index and five letters
+LONGEST = 63 - len("-node-0-") - len("-abcde")  # names of JobSet's pods: its name, an index and five characters
 
 
 def requests(plan: Plan, options: Options, release: Trainer, spent_s: float = 0.0) -> list[Request]:
@@ -42,7 +42,7 @@ def requests(plan: Plan, options: Options, release: Trainer, spent_s: float = 0.
 
 
 def release_of(schema: Mapping[str, Any]) -> Trainer | None:
-    """Which release an installed CRD is of, by the fields that it has; None for one we do not know."""
+    """Return the release of an installed CRD, by the fields in its schema; None if unknown."""
     spec = schema.get("properties", {}).get("spec", {}).get("properties", {})
     if "runtimePatches" in spec:
         return "2.3" if "terminationGracePeriodSeconds" in _pod_fields(spec) else "2.2"
@@ -52,7 +52,7 @@ def release_of(schema: Mapping[str, Any]) -> Trainer | None:
 
 
 def unsaid(options: Options, release: Trainer) -> list[str]:
-    """What this release has no words for: the runtime's own settings hold."""
+    """List the settings that this release cannot express, for which the runtime's own apply."""
     lacking = []
     if release in ("2.0", "2.1"):
         lacking.append("non-root and read-only pods (the runtime decides)")
@@ -66,7 +66,7 @@ def unsaid(options: Options, release: Trainer) -> list[str]:
 
 
 def _pod_fields(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Down the levels of a runtime patch to the pod's fields."""
+    """Return the pod spec's fields from the schema of a runtime patch."""
     node: Mapping[str, Any] = spec["runtimePatches"]["items"]
     for name in ("trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec", "template", "spec"):
         node = node.get("properties", {}).get(name, {})
@@ -78,7 +78,7 @@ def _pod_fields(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _spec(plan: Plan, options: Options, release: Trainer, spent_s: float) -> Object:
     worker = pod.worker(plan, options, CONTAINER, {})
     spec: Object = {
-        "suspend": True,  # until everything that its pods need is there
+        "suspend": True,  # until everything that its pods need exists
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": options.runtime},
         "trainer": {
             "image": worker["image"],
@@ -102,7 +102,7 @@ def _overrides(plan: Plan, options: Options, release: Trainer, worker: Object) -
     changed: Object = {"volumes": pod.volumes(plan, options), **pod.placement(plan, options)}
     container = {"name": CONTAINER, "volumeMounts": worker["volumeMounts"]}
     if not options.token:
-        changed.setdefault("serviceAccountName", RUN)  # one of our own, whose token is given to nobody
+        changed.setdefault("serviceAccountName", RUN)  # our own account, with automountServiceAccountToken: false
     if release == "2.0":
         changed.pop("imagePullSecrets", None)
         return {"podSpecOverrides": [{"targetJobs": [{"name": JOB}], **changed, "containers": [container]}]}

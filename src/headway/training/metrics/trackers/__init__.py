@@ -1,1 +1,1 @@
-"""Experiment trackers, each in a process of its own."""
+"""Experiment trackers, each in its own process."""

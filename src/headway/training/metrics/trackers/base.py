@@ -1,6 +1,9 @@
-"""One tracker's line out of rank 0: a thread that hands records to a process and bears whatever becomes of it.
+"""Experiment trackers beside the run folder (W&B, TensorBoard, MLflow): their protocol, and rank 0's client for each.
 
-While the process is down records are let go: they are in the segments, from which the next process takes them.
+The metric segments in the run folder are the source of truth. Each tracker receives the same records in a process of
+its own, fed by a thread of rank 0, so that nothing it does (block, crash, print, handle signals, hold the GIL) affects
+training. A failure is logged once, and the process is restarted after a pause. Records are dropped while it is down:
+the next process reads what it missed from the segments.
 """
 
 from __future__ import annotations
@@ -32,26 +35,19 @@ if TYPE_CHECKING:
     from headway.training.context import Session
 
 
-# Metrics for trackers besides the run folder: W&B, TensorBoard, MLflow. Fed on rank 0, never waited for.
-#
-# The run folder's segments are the truth. A tracker is given the same records by a process of its own, so that
-# nothing it does (block, crash, print, take signals, hold the interpreter) reaches the training. One that fails is
-# said once, tried again after a pause, and then given what it missed out of the segments.
-
-
 class Loggers:
-    """All trackers of a run; without any, nothing."""
+    """All trackers of a run, possibly none."""
 
     def __init__(self, lines: Sequence[TrackerClient] = ()) -> None:
         self._lines = lines
 
     def feed(self, records: Sequence[dict[str, Any]]) -> None:
-        """Records that are in the run folder now. Returns at once."""
+        """Hand over records that are already in the run folder. Returns at once."""
         for line in self._lines:
             line.feed(records)
 
     def close(self, *, finished: bool, within_s: float) -> None:
-        """Let them end. Whatever is not done in time is taken from the segments by the next attempt."""
+        """Close the trackers within a time limit. The next attempt reads whatever was not sent from the segments."""
         for line in self._lines:
             line.close(finished=finished)
         until = time.monotonic() + within_s
@@ -60,7 +56,7 @@ class Loggers:
 
 
 def open_loggers(session: Session, resume_step: int) -> Loggers:
-    """The trackers that the job's `log_to` names, for an attempt that goes on from `resume_step`."""
+    """Open the trackers that the job's `log_to` names, for an attempt that resumes from `resume_step`."""
     names = session.identity.job.log_to
     if not names:
         return Loggers()
@@ -71,38 +67,38 @@ def open_loggers(session: Session, resume_step: int) -> Loggers:
     return Loggers([TrackerClient(name, told, say=session.say, event=session.event) for name in names])
 
 
-# What a tracker is told about the run: plain JSON, so that it can be handed to another process.
+# The tracker protocol, and the run information that is sent to the tracker's process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerRunInfo:
-    """One attempt of one run, as trackers see it."""
+    """One attempt of a run as trackers see it. Plain JSON values, to be sent to another process."""
 
     run: str
-    id: str  # the same for all attempts of the run, and never another run's
+    id: str  # the same for all attempts of a run, and unique among runs
     project: str
     url: str
-    folder: str  # what is written here is mirrored to the run folder's files/
+    folder: str  # files written here are mirrored to files/ in the run folder
     attempt: int
     resume_step: int
     config: Mapping[str, Any]
-    facts: Mapping[str, Any]  # image, command, code, plan: what the numbers come from
-    pid: int  # of rank 0: whose memory and CPU a tracker may show
+    facts: Mapping[str, Any]  # provenance of the numbers: image, command, code, plan
+    pid: int  # of rank 0, whose memory and CPU a tracker may show
 
 
 class Tracker(Protocol):
-    """One tracker, open for one run. Any exception means: closed, to be opened again later."""
+    """One tracker, open for one run. After any exception it counts as closed, and is opened again later."""
 
-    where: str  # for people: an address or a folder
+    where: str  # an address or a folder, for the log
 
     def knows(self, name: str, step: int) -> bool:
-        """Whether it has that value already, from an earlier attempt."""
+        """Whether the tracker already has that value, from an earlier attempt."""
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        """All values of one step. Called once a step, steps rising."""
+        """Log all values of one step. Called once per step, in increasing order."""
 
     def flush(self) -> None:
-        """What was logged can be seen by others."""
+        """Make the logged values visible to others."""
 
     def close(self, *, finished: bool) -> None: ...
 
@@ -126,7 +122,7 @@ def tracked(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInf
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """Where a number comes from, to the byte. Secrets are not among it: a plan has none."""
+    """Return the exact provenance of a run's numbers. Contains no secrets, because a plan has none."""
     job = plan.job
     image = os.environ.get("HEADWAY_IMAGE") or (job.get("image") or {}).get("uri")
     program = [f"recipe {job['recipe']}"] if job.get("recipe") else [str(job.get("script")), *map(str, job["args"])]
@@ -149,13 +145,13 @@ def _plan(folder: RunFolder) -> Plan:
 
 
 def _birth(folder: RunFolder, plan: Plan) -> str:
-    """Tells runs apart that have had the same name: a tracker remembers the one that was removed here."""
+    """Distinguish runs of the same name: a tracker still has the one that was deleted here."""
     created = (folder.read_json(INTENT) or {}).get("created_at")
     return hashlib.sha256(f"{created}\0{plan.hash}".encode()).hexdigest()[:8]
 
 
 def _files(url: str, run: str) -> str:
-    """Under a supervisor the folder that it mirrors; by hand the run folder's own, or this machine's."""
+    """Return the folder for trackers' files: the one that a supervisor mirrors, the run folder's, or a local one."""
     chosen = os.environ.get("HEADWAY_RUN_DIR")
     if chosen:
         return chosen
@@ -163,17 +159,17 @@ def _files(url: str, run: str) -> str:
     return str(home() / "trackers" / run if here is None else here / "files")
 
 
-SILENCE_S = 180.0  # without a sign of life it is taken for stuck; W&B's own patience with its server is 90 s
-PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # before it is tried again
-LAST_LINE = 300  # characters of its last words that are repeated
+SILENCE_S = 180.0  # without a reply the process counts as stuck; W&B's own timeout for its server is 90 s
+PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # before each retry
+LAST_LINE = 300  # characters of its last output line to repeat in the log
 
 
 class Failed(Exception):
-    """The tracker's process said so, died, or went silent."""
+    """The tracker's process reported a failure, died or stopped responding."""
 
 
 class TrackerClient:
-    """Feeds one tracker. Nothing here raises, and nothing waits but `join`."""
+    """Feeds one tracker from a thread. No method raises, and only `join` blocks."""
 
     def __init__(
         self,
@@ -189,7 +185,7 @@ class TrackerClient:
         self._pauses_s, self._silence_s = pauses_s, silence_s
         self._change = threading.Condition()
         self._records: list[dict[str, Any]] = []
-        self._ending: bool | None = None  # whether the run is finished, once it ends
+        self._ending: bool | None = None  # set when the run ends: whether it finished
         self._process: Process | None = None
         self._given_up = False
         self._failures = 0
@@ -208,7 +204,7 @@ class TrackerClient:
             self._change.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end; a tracker that is not done by then is ended."""
+        """Wait for the tracker to end; kill it after the timeout."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._say(f"{self._name} was not done in time; the run folder has everything")
@@ -217,16 +213,16 @@ class TrackerClient:
                 process.kill()
             self._thread.join(1.0)
 
-    # In the thread
+    # Methods of the thread
 
     def _work(self) -> None:
-        self._attempt([], None)  # at once, so that what is wrong is seen at the start
+        self._attempt([], None)  # at once, so that problems show at the start of the run
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._records or self._ending is not None)
                 records, self._records = self._records, []
                 ending = self._ending
-            # One last try at the end of a finished run; a run that goes on later has time then.
+            # Try once more at the end of a finished run; otherwise the next attempt sends what is missing.
             if not self._given_up and (self._process or ending or time.monotonic() >= self._retry_at):
                 self._attempt(records, ending)
             if ending is not None:
@@ -241,15 +237,15 @@ class TrackerClient:
                 process.end()
         except (Failed, HeadwayError, OSError, ValueError) as error:
             self._fail(error)
-        except BaseException as error:  # a bug of ours: the thread ends, the training does not, and the log says why
+        except BaseException as error:  # a bug in Headway: the thread ends and logs it, training continues
             self._fail(error)
             raise
 
     def _open(self) -> Process:
-        """A new process, which has been given all that the segments hold."""
+        """Start a process and let it catch up from the segments."""
         told = self._told()
         process = self._process = Process(self._name, self._silence_s)
-        if self._given_up:  # while it was being started
+        if self._given_up:  # set while the process was starting
             raise Failed("out of time")
         where = process.ask(asdict(told)).get("where", "")
         process.ask({"records": []})
@@ -262,7 +258,7 @@ class TrackerClient:
         return process
 
     def _fail(self, error: BaseException) -> None:
-        """Said once, however often it is tried again."""
+        """Kill the process and schedule a retry. Log the failure once, however many retries fail."""
         why = str(error) or type(error).__name__
         if self._process is not None:
             self._process.kill()
@@ -276,11 +272,11 @@ class TrackerClient:
 
 
 class Process:
-    """The tracker's process: asked one thing at a time, answering with one JSON line each."""
+    """The tracker's process. Takes one request at a time, and answers each with one JSON line."""
 
     def __init__(self, name: str, silence_s: float) -> None:
         self._silence_s = silence_s
-        # Its chatter goes to a file that is read only when it fails: the rank's log is for the run.
+        # Its output goes to a file that is read only if it fails, to keep the rank's log free of it.
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._child = subprocess.Popen(
             [sys.executable, "-m", "headway.training.metrics.trackers.worker", name, str(os.getpid())],
@@ -292,7 +288,7 @@ class Process:
         self._heard = b""
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Its answer. Failed when it has none, or says that it cannot."""
+        """Send a request and return the answer. Raises Failed if there is none, or it reports a failure."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message).encode() + b"\n")
@@ -306,7 +302,7 @@ class Process:
         return answer
 
     def end(self) -> None:
-        """It has said that it is done: let it go."""
+        """Wait for the process to exit, after it has confirmed the close request."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -343,6 +339,6 @@ class Process:
 
 
 def _scratch() -> dict[str, str]:
-    """What it writes for itself goes beside the supervisor's copy of the plan, and goes with it, kill or not."""
+    """Put the tracker's temporary files beside the supervisor's copy of the plan, deleted with it even after a kill."""
     plan = os.environ.get("HEADWAY_PLAN")
     return {"TMPDIR": os.path.dirname(plan)} if plan else {}

@@ -1,7 +1,7 @@
-"""MLflow: $MLFLOW_TRACKING_URI where it is set, else MLflow's own file store below files/mlruns.
+"""MLflow tracker: logs to $MLFLOW_TRACKING_URI or, if that is not set, to MLflow's file store in files/mlruns.
 
-The file store of the run folder is written anew from the history by every attempt. Any other store is asked how far
-each metric is. Steps that a killed attempt had sent and this one does again stay there as they were.
+Every attempt rewrites the file store from the run's history. Any other store is queried for the last step of each
+metric. Steps that a killed attempt had sent and this one repeats keep their first values there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mlflow.tracking import MlflowClient
 
 from headway.training.metrics.trackers.base import TrackerRunInfo
 
-BATCH = 1000  # metrics that MLflow takes in one request
-_LONGEST = 500  # characters of a parameter's value, on the oldest servers
+BATCH = 1000  # metrics per request, MLflow's limit
+_LONGEST = 500  # characters of a parameter's value, the limit of the oldest servers
 _FORBIDDEN = re.compile(r"[^\w\-. /]")
 
 
@@ -29,7 +29,7 @@ class MLflow:
         self.where = given or f"{told.folder}/mlruns"
         if not given:
             shutil.rmtree(self.where, ignore_errors=True)
-            # MLflow 3 wants to be asked: its SQLite store needs all of MLflow, seven seconds, and a disk of its own.
+            # MLflow 3 requires opting in. Its SQLite store needs all of MLflow, seven seconds and a local disk.
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         self._client = MlflowClient(tracking_uri=given or Path(self.where).absolute().as_uri())
         self._run_id, new = self._find(told)
@@ -47,7 +47,7 @@ class MLflow:
         self._waiting += own
 
     def flush(self) -> None:
-        """A step's metrics go in one request, so that a store that is a database has all of them or none."""
+        """Send the waiting metrics. A step's metrics share a request, so that a database has all of them or none."""
         while self._waiting:
             self._client.log_batch(self._run_id, metrics=self._waiting[:BATCH])
             del self._waiting[:BATCH]
@@ -57,7 +57,7 @@ class MLflow:
         self._client.set_terminated(self._run_id, status="FINISHED" if finished else "KILLED")
 
     def _find(self, told: TrackerRunInfo) -> tuple[str, bool]:
-        """The run of an earlier attempt, or a new one; and whether it is new."""
+        """Return the MLflow run of an earlier attempt or a new one, and whether it is new."""
         client = self._client
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or told.project
         known = client.get_experiment_by_name(name)
@@ -89,5 +89,5 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _name(name: str) -> str:
-    """MLflow takes letters, digits and few signs."""
+    """Replace the characters that MLflow does not allow in names."""
     return _FORBIDDEN.sub("_", name)

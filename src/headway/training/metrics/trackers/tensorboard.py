@@ -1,4 +1,4 @@
-"""TensorBoard: event files below files/tensorboard, written anew from the history by every attempt."""
+"""TensorBoard tracker: event files in files/tensorboard, rewritten from the run's history by every attempt."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from headway.training.metrics.trackers.base import TrackerRunInfo
 
 
 class TensorBoard:
-    """One event a step. Earlier files are replaced: a kill may have torn them, and the segments have it all."""
+    """Writes one event per step. Replaces earlier files: a kill may have truncated them, and segments have it all."""
 
     def __init__(self, told: TrackerRunInfo) -> None:
         folder = Path(told.folder, "tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         self.where = f"tensorboard --logdir {folder}"
         older = sorted(folder.glob("*.tfevents.*"))
-        # The name rises with the attempt, so that a reader who has the old file goes on to this one.
+        # Names increase with the attempt, so that a reader of the old file moves on to this one.
         count = 1 + sum(path.name.startswith(_prefix(told)) for path in older)
         self._writer = RecordWriter(str(folder / f"{_prefix(told)}{count:04d}"))
         self._write(Event(file_version="brain.Event:2"))
-        # For whoever has read them already: everything from step 0 on is void.
+        # Tells readers of the old file to discard everything from step 0 on.
         self._write(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
         for path in older:
             path.unlink()

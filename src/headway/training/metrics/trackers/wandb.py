@@ -1,7 +1,8 @@
-"""Weights & Biases, by its own client: the same run over all attempts. Offline where there is no key.
+"""Weights & Biases tracker, by W&B's own client: one W&B run for all attempts. Offline if there is no API key.
 
-Offline, each attempt writes the whole history anew below files/wandb: one folder, which `wandb sync` sends as one run.
-Online, the server says how far it is. Steps that a killed attempt had sent and this one does again stay as they were.
+Offline, each attempt rewrites the whole history in files/wandb: one folder, which `wandb sync` uploads as one run.
+Online, the server reports its last step. Steps that a killed attempt had sent and this one repeats keep their first
+values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-# The client phones home about its own errors by default: what runs here is the user's business.
+# By default the client reports its own errors to W&B. Disabled, to keep what runs here private.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
@@ -35,7 +36,7 @@ class WeightsAndBiases:
             id=told.id,
             name=told.run,
             project=os.environ.get("WANDB_PROJECT") or told.project,
-            resume=None if mode == "offline" else "allow",  # offline there is nobody to ask
+            resume=None if mode == "offline" else "allow",  # offline there is no server to ask
             config={**told.config, "headway": {**told.facts, "run_folder": told.url}},
             settings=wandb.Settings(
                 mode=mode,
@@ -58,7 +59,7 @@ class WeightsAndBiases:
         self._run.log({**values, "_timestamp": time_s}, step=step)
 
     def flush(self) -> None:
-        pass  # the client sends by itself
+        pass  # the client sends in the background
 
     def close(self, *, finished: bool) -> None:
         if not finished:
@@ -68,7 +69,7 @@ class WeightsAndBiases:
 
 
 def has_key(env: Mapping[str, str]) -> bool:
-    """Whether the client would find credentials: in the environment, or where `wandb login` leaves them."""
+    """Whether the client would find credentials: in the environment, or where `wandb login` stores them."""
     if env.get("WANDB_API_KEY") or env.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     path = Path(env.get("NETRC") or "~/.netrc").expanduser()

@@ -1,7 +1,7 @@
-"""The process of one tracker, started by rank 0: `python -m headway.training.metrics.trackers.worker NAME PARENT`.
+"""A tracker's process, started by rank 0: `python -m headway.training.metrics.trackers.worker NAME PARENT`.
 
-It is sent JSON lines and answers each: first the run, then records, at last {"close": finished}. It dies with rank 0,
-unfinished business or not: what it had not sent, the next attempt's takes from the segments.
+It reads JSON lines and answers each: first the run's information, then records, finally {"close": finished}. It dies
+with rank 0, whatever is pending: the next attempt's process reads what was not sent from the segments.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from headway.training.metrics.trackers.base import Tracker, TrackerRunInfo
 
 _PR_SET_PDEATHSIG = 1
 _NOT_VALUES = ("step", "time")
-ALIVE_S = 1.0  # how often it says that it is still at work
+ALIVE_S = 1.0  # interval of its heartbeats during long requests
 
 
 class Steps:
-    """Passes on each step once, whole: when a later one has come, or when the run is finished.
+    """Passes on each step once and complete: when a later step arrives, or when the run is finished.
 
-    A step's numbers may come in pieces (the loss, then a score), and an evaluation that was cut short is done again by
-    the next attempt. Trackers cannot add to a step that they have closed.
+    A step's values may arrive in pieces (the loss, then a score), and the next attempt repeats an interrupted
+    evaluation. Trackers cannot add to a step that they have closed.
     """
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
@@ -42,7 +42,7 @@ class Steps:
     def add(self, record: Mapping[str, Any]) -> None:
         pending = self._pending
         if pending is not None and record["step"] < pending["step"]:
-            return  # of the segments, and then again by hand
+            return  # a duplicate: read from the segments, then handed over again
         if pending is None or record["step"] > pending["step"]:
             self.finish()
             self._pending = dict(record)
@@ -56,7 +56,7 @@ class Steps:
 
 
 class TrackerProcess:
-    """One tracker at work."""
+    """Sends records to one tracker."""
 
     def __init__(self, tracker: Tracker, alive: Callable[[], None]) -> None:
         self._tracker, self._alive = tracker, alive
@@ -85,12 +85,12 @@ class TrackerProcess:
 
 
 def number(value: Any) -> float:
-    """JSON has no nan: the segments hold it as a word."""
+    """Convert a logged value to a float. JSON has no NaN, so segments contain it as a string."""
     return float(value) if isinstance(value, str) else value
 
 
 def missed(told: TrackerRunInfo) -> Iterator[dict[str, Any]]:
-    """The run's merged history so far. What earlier attempts logged beyond the step we go on from is void."""
+    """Return the run's merged history so far, without what earlier attempts logged beyond the resume step."""
     folder = RunFolder(open_store(told.url))
     begun = any(segment.attempt == told.attempt for segment in segments(folder.store, "metrics"))
     last = math.inf if begun else told.resume_step
@@ -104,7 +104,7 @@ def open_tracker(name: str, told: TrackerRunInfo) -> Tracker:
 
 
 def serve(name: str, asked: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Until it is told to close, or nobody asks any more."""
+    """Answer requests until the close request or the end of the input."""
     told = TrackerRunInfo(**json.loads(asked.readline()))
     tracker = open_tracker(name, told)
     desk = TrackerProcess(tracker, lambda: answer({"alive": True}))
@@ -127,7 +127,7 @@ def main() -> int:
     name, parent = sys.argv[1], int(sys.argv[2])
     _stay_with(parent)
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the tracker prints is not an answer
+    os.dup2(2, 1)  # keep what the tracker prints out of the answers
 
     def answer(message: dict[str, Any]) -> None:
         channel.write(json.dumps(message) + "\n")
@@ -138,18 +138,18 @@ def main() -> int:
         missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", lacking=error.name or "a package")
         answer({"failed": str(missing)})
         return 1
-    except Exception as error:  # noqa: BLE001  told to the rank, and the process ends
+    except Exception as error:  # noqa: BLE001  reported to the rank, then the process ends
         answer({"failed": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
 
 def _stay_with(parent: int) -> None:
-    """The rank decides when this ends: signals to the group are its own, and so is its death."""
+    """Leave this process's end to the rank: ignore signals to the process group, and die with the rank."""
     for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(heeded, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the rank died before prctl took effect
         os._exit(1)
 
 
@@ -157,4 +157,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a client that waits for its server at exit must not keep the rank from ending
+    os._exit(status)  # skip exit handlers: a client that waits for its server must not delay the rank's end

@@ -135,7 +135,7 @@ def _list_as(start: Start, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
     run.restore(model=model, optimizer=optimizer, data=feed)
     train(run, model, optimizer, feed, epochs=1)
     run._checkpoints.saver.drain()
-    run._session.outside.event("checkpoint", step=4)
+    run._session.control.event("checkpoint", step=4)
 
     def again(listing: Callable[..., Any]) -> int:
         following = start(checkpoint=Checkpoint(every=Cadence(steps=2)))

@@ -130,7 +130,7 @@ ledger = Ledger(Path(sys.argv[1]), say=lambda text: sys.exit(text))
 for i in range(25):
     name = f"w{sys.argv[2]}-{i}"
     ledger.record(Row(name=name, url=f"/runs/{name}", target="local", job="j", created=float(i)))
-    ledger.saw(f"/runs/{name}", "finished")
+    ledger.update_state(f"/runs/{name}", "finished")
 """
 
 

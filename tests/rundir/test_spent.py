@@ -100,7 +100,7 @@ def free_by_docker(hold: RunHandle) -> None:
 
 def free_by_waiting(hold: RunHandle) -> None:
     """As `resume` does for a holder of which nothing is heard any more."""
-    assert lifecycle._outwaited(hold, 0.05) is not None
+    assert lifecycle._wait_until_stale(hold, 0.05) is not None
 
 
 def free_to_move(hold: RunHandle) -> None:

@@ -73,7 +73,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def history(run: Run) -> list[dict[str, Any]]:
-    run._journal.finish()
+    run._metrics.finish()
     return RunFolder(open_store(run.folder)).metrics()
 
 

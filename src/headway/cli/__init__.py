@@ -1,4 +1,4 @@
-"""The command line. Each verb is one module, imported only when it is typed, so that `headway --help` is instant."""
+"""The command line. A verb's module is imported only when the verb is typed, so that `headway --help` is instant."""
 
 from __future__ import annotations
 

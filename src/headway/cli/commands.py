@@ -1,4 +1,4 @@
-"""The table of verbs: one line each. A verb that does not work yet is not here."""
+"""The table of verbs: one line each, with the functions that implement it."""
 
 from __future__ import annotations
 

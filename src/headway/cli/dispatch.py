@@ -1,4 +1,4 @@
-"""From words to a verb's `main`, and from any error to a message and an exit code."""
+"""Parse a command line, run the verb, and turn any error into a message and an exit code. Shell completion."""
 
 from __future__ import annotations
 

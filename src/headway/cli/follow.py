@@ -1,4 +1,4 @@
-"""A run watched from a terminal: its words above, its progress below, and a way out that stops nothing by accident."""
+"""Follow a run in the terminal: the verbs `logs` and `watch`, and the client attached to `run` and `resume`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway status`: how a run is doing, and what to type next."""
+"""The verbs that show runs: `ps status pull why ui notebook`."""
 
 from __future__ import annotations
 

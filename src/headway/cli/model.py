@@ -1,4 +1,4 @@
-"""`headway score`: captions, grades, classes or translations in files, scored without a run."""
+"""The verbs that use a trained model: `eval compare export predict score`."""
 
 from __future__ import annotations
 

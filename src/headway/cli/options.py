@@ -1,4 +1,4 @@
-"""The options by which verbs choose a job file and change it for one run."""
+"""Options that several verbs share: the job file and its overrides, the run, `--json`; and the paid-run prompt."""
 
 from __future__ import annotations
 

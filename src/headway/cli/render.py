@@ -1,4 +1,4 @@
-"""Progress of what takes longer than a moment: a bar on a terminal, a plain line now and then elsewhere."""
+"""What the terminal shows while a command works: progress bars, spinners, links to trackers."""
 
 from __future__ import annotations
 

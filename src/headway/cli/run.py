@@ -1,4 +1,4 @@
-"""`headway run`: launch a job, and watch it unless it is detached."""
+"""The verbs that start runs: `init plan run resume`."""
 
 from __future__ import annotations
 

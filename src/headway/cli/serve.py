@@ -1,4 +1,4 @@
-"""`headway serve`: a model behind HTTP, made from a bundle alone."""
+"""The verbs `serve` and `deploy`: answer requests with a model here, on Cloud Run or on Vertex AI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headway image`: the container image of a job, as a Dockerfile to read, or built, pushed, or with a shell in it."""
+"""The verbs that set things up: `image infra ci prices`."""
 
 from __future__ import annotations
 

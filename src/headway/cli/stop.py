@@ -1,4 +1,4 @@
-"""`headway gc`: what runs left behind, everywhere, listed and removed. Live runs are listed and left alone."""
+"""The verbs `stop`, `down` and `gc`: end runs, remove what they made, find what was left behind."""
 
 from __future__ import annotations
 

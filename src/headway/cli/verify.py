@@ -1,4 +1,4 @@
-"""`headway doctor`: what works here and what does not, each with what to type. Spends nothing, changes nothing."""
+"""The verbs `doctor` and `verify-resume`: check this machine, a target, or that a job resumes exactly."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_script_that_does_not_starts_from_the_beginning_and_destroys_nothing(h
 
 
 def kill_rank(headway: Headway, run: str) -> None:
-    os.kill(int(headway("logs", run).out.partition("process ")[2].split()[0]), signal.SIGKILL)
+    os.kill(int(headway("logs", run).out.partition("; process ")[2].split()[0]), signal.SIGKILL)
 
 
 def test_a_killed_rank_starts_from_the_beginning_on_a_machine_that_costs_nothing(headway: Headway) -> None:

@@ -66,12 +66,12 @@ FORMS = {
         "gs://bucket/coco",
     ),
     "weights": Form(
-        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://).*$",
+        rf"^{_SLASHES_MISSING}(?!(?!gs:|s3:|az:|file:|memory:)[A-Za-z][A-Za-z0-9+.-]+://)[\s\S]*$",
         "a folder or file, or a gs://, s3:// or az:// URL",
         "gs://bucket/runs/captions-1",
     ),
     "local folder": Form(
-        rf"^{_SLASHES_MISSING}(?![A-Za-z][A-Za-z0-9+.-]+://).*$", "a folder of the machine", "/data/cache"
+        rf"^{_SLASHES_MISSING}(?![A-Za-z][A-Za-z0-9+.-]+://)[\s\S]*$", "a folder of the machine", "/data/cache"
     ),
     "absolute path": Form(r"^/.*$", "an absolute path", "/data"),
     "nfs export": Form(r"^[^/: ]+:/.*$", "SERVER:/EXPORT", "server:/export"),

@@ -263,12 +263,7 @@ def text(catalog: Catalog | None = None) -> str:
     return json.dumps(job_schema(catalog or shipped()), indent=2, ensure_ascii=False) + "\n"
 
 
-if __name__ == "__main__":
-    PATH.write_text(text())
-    sys.stdout.write(f"wrote {PATH}\n")
-
-
-# The tables of docs/job-file.md, from the same annotations: `python -m headway.spec.reference docs/job-file.md`.
+# The tables of docs/job-file.md, from the same annotations: `python -m headway.spec.schema docs/job-file.md`.
 
 
 BEGIN, END = "<!-- keys: begin (generated) -->", "<!-- keys: end -->"
@@ -335,6 +330,8 @@ def renewed(document: str, catalog: Catalog | None = None) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(renewed(page.read_text()))
-    sys.stdout.write(f"wrote {page}\n")
+    PATH.write_text(text())
+    sys.stdout.write(f"wrote {PATH}\n")
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(renewed(page.read_text()))
+        sys.stdout.write(f"wrote {page}\n")

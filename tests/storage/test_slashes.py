@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,9 @@ def test_a_job_file_knows_every_scheme_that_stores_know(scheme: str) -> None:
         ["predict", "gs:/bucket/bundle", "x.png"],
         ["deploy", "gs:/bucket/bundle", "--to", "cloud-run", "--project", "p"],
         ["plan", "--set", "outputs=az:/c/runs"],
-        ["ui", "gs:/bucket"],
+        pytest.param(
+            ["ui", "gs:/bucket"], marks=pytest.mark.skipif(not find_spec("uvicorn"), reason="needs the serve extra")
+        ),
         ["data", "verify", "gs:/bucket/x"],
         ["data", "inspect", "gs:/bucket/x"],
         ["data", "prepare", "gs:/bucket/x", "--to", "out"],

@@ -63,7 +63,7 @@ def trained(recipe: str, folder: Path) -> Any:
 
 def whole(recipe: str, bundle: Any) -> int:
     """Answers of the service, as a server gives them."""
-    from headway.artifacts import inference_engine
+    from headway.artifacts import predictor as inference_engine
     from headway.artifacts.predictor import service_of
 
     plain, other = service_of(bundle), service_of(bundle)
@@ -86,7 +86,7 @@ def parts(recipe: str, bundle: Any, folder: Path) -> int:
     """The graphs of a recipe that searches; a server stays with torch whatever they take."""
     import torch
 
-    from headway.artifacts import inference_engine
+    from headway.artifacts import predictor as inference_engine
     from headway.artifacts.onnx import checked, write_onnx
     from headway.artifacts.predictor import service_of
 

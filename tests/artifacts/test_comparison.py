@@ -10,10 +10,9 @@ import pytest
 from headway.artifacts.compare import RunSummary, compare, differs, flat, page, shown
 from headway.core.errors import BadInput
 from headway.metrics.bleu import BleuCounts
-from headway.metrics.bootstrap import interval
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.ordinal import score
-from headway.metrics.samples import of_counts, of_grades, of_values, size, statistic
+from headway.metrics.samples import interval, of_counts, of_grades, of_values, size, statistic
 
 LABELS = np.arange(200) % 10
 

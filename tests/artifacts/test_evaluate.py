@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.artifacts.evaluate import evaluate_run
+from headway.artifacts.evaluate import evaluate_run, predict
 from headway.artifacts.export import export_run
-from headway.artifacts.predict import predict
 from headway.bundle.format import Bundle
 from headway.core.errors import BadInput, NoCheckpoint, UnknownRun
 from headway.data.synthetic import scenes

@@ -15,7 +15,7 @@ from headway.artifacts.onnx import Graph, NotExported, write_onnx, write_pt2
 from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import Grader
-from headway.spec.serialize import from_plain
+from headway.spec.loading import from_plain
 from headway.training.checkpoint.init_weights import initialise
 from tests.recipes.grading.trained import trained_grader
 
@@ -131,8 +131,7 @@ def test_files_are_not_put_in_place_of_a_file(run: Path, tmp_path: Path) -> None
 def test_a_classifier_as_onnx_and_as_an_exported_program(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from headway.recipes.classification.config import Config as Settings
-    from headway.recipes.classification.model import Classifier
-    from headway.recipes.classification.onnx import graphs
+    from headway.recipes.classification.model import Classifier, graphs
 
     cfg = Settings(model="alexnet", model_size="small", image_size=64)
     (whole,) = graphs(Classifier(cfg, ["healthy", "sick"], published=False), cfg)

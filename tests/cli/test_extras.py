@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headway import targets
 from headway.launcher import lifecycle
-from headway.targets import registry
 from headway.targets.fake import FakeTarget
 from tests.contract.plays import FAKE, plan_play, write_project
 from tests.contract.suite import WAITS
@@ -28,7 +28,7 @@ def test_what_is_loaded_late_is_missed_with_a_pip_command_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setitem(registry.TARGETS, "fake", FAKE)
+    monkeypatch.setitem(targets.TARGETS, "fake", FAKE)
     plan = plan_play(write_project(tmp_path / "project"), WAITS, on="fake", outputs=str(tmp_path / "runs"))
     url = lifecycle.launch(plan, name="r1", detach=True, target=FakeTarget()).url
     done = subprocess.run([sys.executable, "-c", WITHOUT, verb, url], capture_output=True, text=True, check=False)

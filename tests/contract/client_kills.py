@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from headway import targets
 from headway.core.errors import HeadwayError
 from headway.core.types import Target
 from headway.launcher import lifecycle
@@ -33,7 +34,6 @@ from headway.plugins import TARGETS
 from headway.rundir.layout import PLAN, RunFolder
 from headway.rundir.submission import owner
 from headway.storage import join, open_store, subfolders
-from headway.targets import registry
 from tests.contract.plays import FAKE
 from tests.contract.suite import eventually
 
@@ -181,7 +181,7 @@ def _place(plan: Plan) -> TargetRef:
 
 
 def _start(plan: Plan, name: str, request: int, *, attached: bool) -> None:
-    target = registry.of_plan(plan)
+    target = targets.of_plan(plan)
     try:
         die_at(request)
         lifecycle.launch(plan, name=name, detach=not attached, target=target)
@@ -200,7 +200,7 @@ def _wait_for(plan: Plan, name: str) -> None:
 
 def _watch(plan: Plan, name: str, request: int, *, ended: bool) -> None:
     try:
-        hold = lifecycle.launch(plan, name=name, detach=True, target=registry.of_plan(plan))
+        hold = lifecycle.launch(plan, name=name, detach=True, target=targets.of_plan(plan))
         if ended:
             eventually(lambda: hold.folder.ended() is not None, f"{name} ends", within_s=END_S)
         die_at(request)
@@ -222,7 +222,7 @@ def main(words: list[str]) -> int:
     asked = parser.parse_args(words)
     TARGETS.setdefault("fake", FAKE)
     plan = Plan.from_json(asked.plan.read_text())
-    registry.of_plan(plan)  # imported once, for all
+    targets.of_plan(plan)  # imported once, for all
     owner()  # made once, for all: a start that made it would make more requests than the next
     announce_store_requests()
     for request in range(asked.first, MOST + 1, asked.every):

@@ -22,9 +22,9 @@ from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir import lease, submission
-from headway.rundir.accounting import spent_s
 from headway.rundir.index import LONGEST
 from headway.rundir.layout import INTENT, RECEIPT, STOP
+from headway.rundir.lease import spent_s
 from headway.rundir.submission import owner
 from headway.spec import Accelerator, Budget, Resources, Secret
 from headway.storage import Store, open_store, subfolders

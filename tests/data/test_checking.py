@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.data.dataset.checking import check_data
+from headway.data.dataset.manifest import check_data
 from headway.data.prepare.pipeline import prepare
 from headway.spec.model import Data, Source
 from tests.data import layouts
@@ -61,6 +61,6 @@ def test_data_of_another_kind_than_the_recipe_learns_is_a_problem(made: str) -> 
 
 def test_checking_imports_neither_torch_nor_numpy() -> None:
     script = (
-        "import sys, headway.data.dataset.checking; sys.exit(bool({'torch', 'numpy', 'pyarrow'} & set(sys.modules)))"
+        "import sys, headway.data.dataset.manifest; sys.exit(bool({'torch', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

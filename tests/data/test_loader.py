@@ -20,8 +20,8 @@ from headway.data.loading.sampler import PaddingBatch  # noqa: E402
 from headway.data.loading.text import SentenceFeed  # noqa: E402
 from headway.data.loading.transforms import Augment  # noqa: E402
 from headway.data.prepare.pipeline import PrepareOptions, prepare  # noqa: E402
-from headway.data.tokenizers import END, PAD, START  # noqa: E402
-from headway.training.data.dataset import Feed  # noqa: E402
+from headway.data.text import END, PAD, START  # noqa: E402
+from headway.training.batches import Feed  # noqa: E402
 from tests.data import layouts  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -24,8 +24,7 @@ from headway.data.prepare.executor import ClusterGone
 from headway.data.prepare.images import Shape, decode
 from headway.data.prepare.pipeline import PrepareOptions, Summary, prepare
 from headway.data.prepare.quality import Threshold, TooMuchBad
-from headway.data.text_filters import Rules
-from headway.data.tokenizers import load_tokenizer
+from headway.data.text import Rules, load_tokenizer
 from headway.storage import open_store
 from tests.data import layouts
 from tests.data.layouts import picture, put

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from headway.data.synthetic import scenes
-from headway.data.synthetic.scene_model import HELD_OUT_COUNTS, HELD_OUT_PAIRS, SIDE, UNIT, Scene
+from headway.data.synthetic.scene_drawing import HELD_OUT_COUNTS, HELD_OUT_PAIRS, SIDE, UNIT, Scene
 
 # The first twenty of each split, pixels and captions. Changes with GENERATION only: results depend on it.
 GOLDEN = {

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from headway.core.errors import BadInput, NotThere, StoreError
-from headway.data.dataset.cache import ShardCache
 from headway.data.dataset.manifest import Manifest, ShardFile, read_manifest
 from headway.data.dataset.open import lies_on_a_share, open_rows, open_sources
 from headway.data.dataset.rows import Rows
+from headway.data.dataset.shards import ShardCache
 from headway.data.prepare.pipeline import prepare
 from headway.spec.model import Cache, Source
 from headway.storage import Store, open_store
@@ -117,7 +117,7 @@ def test_what_arrives_damaged_is_fetched_again_and_twice_is_an_error(made: Path,
 
 SLOW = """
 import sys, time
-from headway.data.dataset import cache as module
+from headway.data.dataset import shards as module
 from headway.data.dataset.manifest import read_manifest
 from headway.storage import open_store
 fetch = module.fetch_file

@@ -8,16 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
-from headway.data.tokenizers import (
+from headway.data.text import (
     END,
     PAD,
     SPECIAL,
     START,
     UNKNOWN,
     BpeTokenizer,
+    Rules,
     WordTokenizer,
+    caption_drop,
     load_tokenizer,
+    normalised,
+    pair_drop,
     split_words,
 )
 
@@ -78,7 +81,7 @@ def test_subwords_survive_being_saved_and_have_the_special_ones_first() -> None:
 
 def test_the_same_text_gives_the_same_subwords_in_another_process() -> None:
     script = (
-        "from headway.data.tokenizers import BpeTokenizer\n"
+        "from headway.data.text import BpeTokenizer\n"
         "lines = [f'the quick brown fox number {n} jumps über den faulen Hund' for n in range(60)]\n"
         "made = BpeTokenizer.train(iter(lines), size=320).to_json()\n"
         "import hashlib; print(hashlib.sha256(made.encode()).hexdigest())"

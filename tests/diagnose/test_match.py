@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.diagnose.match import catalogue, diagnose, last_words
+from headway.diagnose.diagnosis import catalogue, diagnose, last_words
 from tests.diagnose.messages import MESSAGES
 
 

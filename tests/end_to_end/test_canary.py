@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Headway
-from tests.cli.conftest import headway as headway
 from tests.servers import processes
 from tests.servers.google_auth import GoogleAuthServer
 from tests.servers.kube_secrets import KubeSecretsServer

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from headway.core.errors import BadInput
-from headway.metrics import bootstrap
-from headway.metrics.bootstrap import difference, interval, kappa_interval, of_bleu, of_kappa, of_mean
+from headway.metrics import samples
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.classification import Confusion
 from headway.metrics.ordinal import quadratic_weighted_kappa
+from headway.metrics.samples import difference, interval, kappa_interval, of_bleu, of_kappa, of_mean
 from headway.metrics.translation import translation_counts
 
 MADE = json.loads((Path(__file__).parent / "fixtures" / "coco_scores.json").read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def test_the_value_is_the_corpus_score() -> None:
 
 
 def test_a_resample_of_bleu_is_the_bleu_of_the_drawn_captions() -> None:
-    weights = next(iter(bootstrap._draws(16, 1, seed=3)))
+    weights = next(iter(samples._draws(16, 1, seed=3)))
     drawn = np.repeat(np.arange(16), weights[0].astype(int)).tolist()
     again = CaptionScorer([MADE["references"][i] for i in drawn], tokenized=True)
     expected = again.score([MADE["hypotheses"][i] for i in drawn])["bleu_4"]
@@ -51,7 +51,7 @@ def test_the_interval_of_a_mean_is_that_of_statistics() -> None:
 
 def test_blocks_that_fit_in_memory_draw_what_one_block_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interval(of_mean(SCORES.rouge_l), 16, resamples=100)
-    monkeypatch.setattr(bootstrap, "_CELLS", 16 * 7)
+    monkeypatch.setattr(samples, "_CELLS", 16 * 7)
     blocks = interval(of_mean(SCORES.rouge_l), 16, resamples=100)
     assert (blocks.low, blocks.high) == (pytest.approx(whole.low), pytest.approx(whole.high))
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.packaging.dockerfile import Blueprint, of_parts
-from headway.packaging.ignore import dockerignore, left_out
+from headway.packaging.dockerfile import Blueprint, dockerignore, left_out, of_parts
 
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = Blueprint(

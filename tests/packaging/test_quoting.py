@@ -13,8 +13,7 @@ import pytest
 from headway.bundle.format import RECORD, Bundle
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadBundle, BadInput
-from headway.packaging.dockerfile import Blueprint
-from headway.packaging.quoting import labels, quoted, run
+from headway.packaging.dockerfile import Blueprint, labels, quoted, run
 from headway.serving.deploy.image import serving_image
 from tests.deploy.bundles import small_bundle
 from tests.deploy.test_image import ANY

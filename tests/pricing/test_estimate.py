@@ -11,8 +11,8 @@ from headway.planning.cost import reserved
 from headway.pricing import history
 from headway.pricing.estimate import Device, device_of, estimate, examples_per_epoch, flops_per_example, loading_core_s
 from headway.pricing.history import PastRun, learn, length_of, remembered, work_of
-from headway.pricing.machines import sustained_tflops
 from headway.pricing.quote import export_s, kept, retained
+from headway.pricing.table import sustained_tflops
 from headway.spec import Budget, Job
 
 T4 = Device(kind="T4")

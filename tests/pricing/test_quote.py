@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.pricing.machines import accelerators_of, machine_for, machine_with
 from headway.pricing.quote import Quote, compare_regions, quote, region_of
-from headway.pricing.table import load, update
+from headway.pricing.table import accelerators_of, load, machine_for, machine_with, update
 from headway.spec import Job, Resources
+from headway.spec.fields import ACCELERATORS
 from headway.spec.model import Accelerator
-from headway.spec.units import ACCELERATORS
 
 JOB = Job(name="j", script="t.py", resources=Resources(accelerator=Accelerator(kind="T4"), machine="n1-standard-8"))
 EAST = {"region": "us-east1"}

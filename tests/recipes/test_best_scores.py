@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.artifacts.best_scores import scores_in
+from headway.rundir.history import scores_in
 
 
 def test_what_a_supervisor_notes_of_every_event_is_no_score() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headway.recipes.common.layers import Dropout
+from headway.recipes.common import Dropout
 
 pytestmark = pytest.mark.torch
 

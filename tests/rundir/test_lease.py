@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import RunBusy, Transient
 from headway.rundir import lease
 from headway.rundir.layout import RunFolder
@@ -161,11 +161,11 @@ def test_a_damaged_lease_is_replaced_above_every_attempt_that_left_a_trace(store
 
 def test_a_pid_used_again_by_another_process_does_not_look_alive() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    since = processes.started(child.pid)
-    assert processes.alive(child.pid, since)
-    assert not processes.alive(child.pid, str(int(since) - 1))
+    since = platform.started(child.pid)
+    assert platform.alive(child.pid, since)
+    assert not platform.alive(child.pid, str(int(since) - 1))
     child.communicate()
-    assert not processes.alive(child.pid, since)
+    assert not platform.alive(child.pid, since)
 
 
 # What a holder had spent is never lost and never counted twice.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import BadPlan, RunBusy, UnknownRun
 from headway.core.types import State
 from headway.launcher import lifecycle
@@ -167,7 +167,7 @@ def test_the_newest_attempts_own_word_counts(folder: RunFolder, state: str) -> N
 
 def test_the_end_of_an_earlier_attempt_is_not_the_end_of_this_one(folder: RunFolder) -> None:
     tell(folder, 1, kind="ended", state="stopped")
-    hold(folder, 2, boot=processes.here(), pid=os.getpid(), started=processes.started(os.getpid()))
+    hold(folder, 2, boot=platform.here(), pid=os.getpid(), started=platform.started(os.getpid()))
     assert folder_status(folder).state is State.RUNNING
 
 
@@ -181,7 +181,7 @@ def test_a_resumed_run_is_pending_until_its_new_attempt_begins(folder: RunFolder
 
 
 def test_a_killed_holder_is_seen_at_once_on_its_own_host(folder: RunFolder) -> None:
-    hold(folder, 1, boot=processes.here(), pid=os.getpid(), started="another process had this pid")
+    hold(folder, 1, boot=platform.here(), pid=os.getpid(), started="another process had this pid")
     assert folder_status(folder).state is State.LOST
 
 

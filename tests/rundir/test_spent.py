@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import BadInput
 from headway.core.plan import Limits
 from headway.core.types import State
@@ -20,7 +20,7 @@ from headway.launcher.migrate import Migration
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease, status
-from headway.rundir.accounting import rate_usd, remainder, spent_s, spent_usd, with_budget
+from headway.rundir.lease import rate_usd, remainder, spent_s, spent_usd, with_budget
 from headway.spec.model import Budget
 from headway.supervisor.restart_policy import past
 from headway.targets.docker import resources
@@ -94,7 +94,7 @@ def free_by_target(hold: RunHandle) -> None:
 
 def free_by_docker(hold: RunHandle) -> None:
     """As docker does for the process 1 of a container that it has removed."""
-    aged(hold, 3000.0, boot=f"{processes.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
+    aged(hold, 3000.0, boot=f"{platform.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
     resources.free_the_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
 
 
@@ -105,7 +105,7 @@ def free_by_waiting(hold: RunHandle) -> None:
 
 def free_to_move(hold: RunHandle) -> None:
     """As `resume --on` does for a process that is seen to be gone."""
-    gone = {"boot": processes.here(), "pid": os.getpid(), "started": "long ago"}
+    gone = {"boot": platform.here(), "pid": os.getpid(), "started": "long ago"}
     aged(hold, 3000.0, **gone)
     with pytest.raises(BadInput, match="no target is called"):
         lifecycle.resume(hold.url, target=hold.target, move=Migration(on="nowhere"))

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("tokenizers")
 
-from headway.artifacts.predict import predict  # noqa: E402
+from headway.artifacts.evaluate import predict  # noqa: E402
 from headway.cli import main  # noqa: E402
 from tests.contract.suite import eventually  # noqa: E402
 from tests.serving.test_services import MADE, picture  # noqa: E402

@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 from PIL import Image  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from headway.artifacts.predict import predict  # noqa: E402
+from headway.artifacts.evaluate import predict  # noqa: E402
 from headway.artifacts.predictor import SERVICES, PredictionError, Service, service_of  # noqa: E402
 from headway.bundle.format import Bundle  # noqa: E402
 from headway.core.errors import BadBundle  # noqa: E402

@@ -28,10 +28,10 @@ from headway.spec import (
     Source,
     TargetEntry,
     dump,
+    fields,
     from_plain,
     to_plain,
     undump,
-    units,
 )
 from tests.spec.world import Config, Load, Schedule
 
@@ -51,7 +51,7 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 MAPPINGS = st.dictionaries(NAMES, ANYTHING, max_size=3)
-ACCELERATORS = st.builds(Accelerator, kind=st.sampled_from(units.ACCELERATORS), count=COUNTS)
+ACCELERATORS = st.builds(Accelerator, kind=st.sampled_from(fields.ACCELERATORS), count=COUNTS)
 MAYBE = st.none() | WORDS
 
 

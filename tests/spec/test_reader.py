@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from headway.core.errors import Problem
-from headway.spec.document import Node
 from headway.spec.model import Bytes, ReferenceString, Seconds
 from headway.spec.validate import read_dataclass
-from headway.spec.yaml_reader import parse
+from headway.spec.yaml_reader import Node, parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

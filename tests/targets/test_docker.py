@@ -383,7 +383,7 @@ from pathlib import Path
 from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
 from headway.packaging import build, engine
 from headway.planning import Plan
-from headway.targets import registry
+from headway import targets as registry
 from headway.targets.docker.target import DockerTarget
 
 def die(*args, **more):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import HeadwayError, RunBusy, TargetError, UnknownRun
 from headway.core.types import Handle, State, Target
 from headway.launcher import lifecycle
@@ -28,7 +28,6 @@ from headway.spec import Accelerator, Job, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.fake import FakeBehaviour
 from headway.targets.local import processes as local_processes
-from headway.targets.local import spawn
 from headway.targets.local.target import LocalTarget, Options
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import CANARY, WAITS, TargetContract, eventually
@@ -39,7 +38,7 @@ def place(hold: RunHandle) -> Path:
 
 
 def supervisor(hold: RunHandle) -> local_processes.Process:
-    found = spawn.recorded(place(hold))
+    found = local_processes.recorded(place(hold))
     assert found is not None
     return found
 
@@ -82,7 +81,7 @@ class TestLocal(TargetContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(spawn, "_record", no_space)  # the process runs, and its pid file cannot be written
+            patch.setattr(local_processes, "_record", no_space)  # the process runs, and its pid file cannot be written
             yield
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
@@ -192,11 +191,11 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour(), env={"PIDFILE": str(pidfile)})
         assert hold.wait().status.state is State.FINISHED
         daemon = int(pidfile.read_text())
-        eventually(lambda: processes.started(daemon) == "", "the daemon is gone")
+        eventually(lambda: platform.started(daemon) == "", "the daemon is gone")
 
     def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
-        os.remove(place(hold) / spawn.PID)
+        os.remove(place(hold) / local_processes.PID)
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.down().left == ()
         assert hold.target.status(hold.handle).state is State.STOPPED
@@ -206,8 +205,8 @@ class TestLocal(TargetContract):
         hold.wait()
         bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
-            known = {"pid": bystander.pid, "started": "1", "boot": processes.here(), "host": os.uname().nodename}
-            (place(hold) / spawn.PID).write_text(json.dumps(known))
+            known = {"pid": bystander.pid, "started": "1", "boot": platform.here(), "host": os.uname().nodename}
+            (place(hold) / local_processes.PID).write_text(json.dumps(known))
             hold.target.down(hold.handle)
             assert bystander.poll() is None
         finally:
@@ -218,11 +217,11 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour())
         hold.wait()
         known = {"pid": 1, "started": "1", "boot": "another", "host": "far-away"}
-        (place(hold) / spawn.PID).write_text(json.dumps(known))
+        (place(hold) / local_processes.PID).write_text(json.dumps(known))
         with pytest.raises(TargetError, match="far-away"):
             hold.target.down(hold.handle)
         assert hold.target.status(hold.handle).state is State.FINISHED
-        (place(hold) / spawn.PID).unlink()
+        (place(hold) / local_processes.PID).unlink()
 
     def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "extra.txt").write_text("as planned")
@@ -441,7 +440,7 @@ import os, signal, sys
 from pathlib import Path
 from headway.launcher import lifecycle as launcher; from headway.rundir import submission as intent
 from headway.planning import Plan
-from headway.targets.local import spawn
+from headway.targets.local import processes as spawn
 
 def die(*args, **more):
     os.kill(os.getpid(), signal.SIGKILL)

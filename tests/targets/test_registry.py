@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from headway import targets
 from headway.core.errors import BadInput, BadPlan, MissingExtra
 from headway.plugins import TARGETS, Entry
 from headway.spec import Job, TargetEntry
-from headway.targets import registry
 from headway.targets.local.target import LocalTarget
 
 JOB = Job(name="job", script="x.py", targets={"desk": TargetEntry(kind="local", options={"python": "python3"})})
@@ -20,13 +20,13 @@ def test_the_table_is_sorted_and_every_entry_loads() -> None:
     assert list(TARGETS) == sorted(TARGETS)
     for name, entry in TARGETS.items():
         options = entry.load_options()()
-        assert registry.build(name, {}) == entry.load_target()(options)
+        assert targets.build(name, {}) == entry.load_target()(options)
         assert entry.summary
         assert type(options).__dataclass_params__.frozen
 
 
 def test_a_jobs_own_entry_comes_before_the_kind_of_that_name() -> None:
-    desk, plain = registry.make(JOB, "desk"), registry.make(JOB, "local")
+    desk, plain = targets.make(JOB, "desk"), targets.make(JOB, "local")
     assert isinstance(desk, LocalTarget)
     assert isinstance(plain, LocalTarget)
     assert (desk.options.python, plain.options.python) == ("python3", None)
@@ -34,21 +34,21 @@ def test_a_jobs_own_entry_comes_before_the_kind_of_that_name() -> None:
 
 def test_an_unknown_target_is_answered_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="did you mean 'local'"):
-        registry.make(JOB, "locla")
+        targets.make(JOB, "locla")
     with pytest.raises(BadInput, match="one of: desk, docker, kubernetes, local"):
-        registry.make(JOB, "zzz")
+        targets.make(JOB, "zzz")
 
 
 def test_options_edited_by_hand_into_a_plan_are_checked() -> None:
     with pytest.raises(BadPlan, match="pyhton"):
-        registry.build("local", {"pyhton": "x"})
+        targets.build("local", {"pyhton": "x"})
 
 
 def test_a_target_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     needy = Entry("no_such_package:X", options="no_such_package:Y", extra="train", summary="")
     monkeypatch.setitem(TARGETS, "needy", needy)
     with pytest.raises(MissingExtra, match="pip install"):
-        registry.build("needy", {})
+        targets.build("needy", {})
 
 
 def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +58,6 @@ def test_our_own_broken_import_is_not_taken_for_a_missing_extra(monkeypatch: pyt
 
 
 def test_reading_the_table_loads_no_target() -> None:
-    code = "import sys, headway.targets.registry; print('headway.targets.local.target' in sys.modules)"
+    code = "import sys, headway.targets; print('headway.targets.local.target' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

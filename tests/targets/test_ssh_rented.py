@@ -26,7 +26,7 @@ from headway.planning import Plan
 from headway.spec import Budget, TargetEntry
 from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh import rental
-from headway.targets.ssh.hosts import locked
+from headway.targets.ssh.lifecycle import locked
 from headway.targets.ssh.options import Options
 from headway.targets.ssh.rental import Records, fill, printed
 from headway.targets.ssh.target import SshTarget

@@ -15,7 +15,6 @@ import yaml
 
 from headway.tools.ci import github, gitlab
 from tests.cli.conftest import Headway
-from tests.cli.conftest import headway as headway
 
 WHEEL = "headway-0.1.0-0abc-py3-none-any.whl"
 GITHUB, GITLAB = github(wheel=WHEEL, on="vertex"), gitlab(wheel=WHEEL, on="gke")

@@ -20,21 +20,20 @@ from headway.rundir.lease import LeaseLost
 from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
-from headway.training import retry
+from headway.training.checkpoint import writer
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
 from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import build, flatten
 from headway.training.checkpoint.staging import Image, Layout, partition_tensors, read_image
-from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
-from headway.training.retry import GiveUp
+from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, GiveUp, RankSlot
 from tests.servers.faults import FaultyStore
 from tests.training.stores import Faulty, Heard
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_S", 0.001)
-    monkeypatch.setattr(retry, "LONGEST_S", 0.002)
+    monkeypatch.setattr(writer, "FIRST_S", 0.001)
+    monkeypatch.setattr(writer, "LONGEST_S", 0.002)
 
 
 def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> AsyncCheckpointWriter:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, share
-from headway.training.data.dataset import Feed, Loader
-from headway.training.data.sampler import Prefetcher, from_feed
+from headway.training.batches import Feed, Loader, Prefetcher, from_feed
 
 
 class Drawn:

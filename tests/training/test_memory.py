@@ -12,7 +12,7 @@ import torch
 
 from headway.core.errors import BadInput
 from headway.spec import Cadence, Checkpoint, Job, dump
-from headway.training.oom import MicroBatching, hint
+from headway.training.accumulation import MicroBatching, hint
 from headway.training.run import Run
 from tests.supervisor import supervised
 from tests.training.inside import Start, runs

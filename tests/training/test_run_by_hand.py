@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.accounting import spent_s
 from headway.rundir.layout import RunFolder
+from headway.rundir.lease import spent_s
 from headway.storage import open_store
 from tests.supervisor.supervised import quiet_environment
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.artifacts.best_scores import scores_in
 from headway.core.errors import BadInput, NoCheckpoint, NotThere
 from headway.plugins import RECIPES, Recipe
+from headway.rundir.history import scores_in
 from headway.rundir.layout import RunFolder
 from headway.spec import Job, undump
-from headway.spec.serialize import from_plain
+from headway.spec.loading import from_plain
 from headway.storage import open_store
 from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import Damaged, read_record

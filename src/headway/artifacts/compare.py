@@ -10,9 +10,9 @@ from string import Template
 from typing import Any, Final
 
 from headway._version import __version__
-from headway.artifacts.best_scores import scores_in
 from headway.artifacts.svg_chart import Line, chart, thinned
 from headway.core.errors import BadInput
+from headway.rundir.history import scores_in
 from headway.rundir.layout import REPORT, RunFolder
 from headway.storage import open_store
 
@@ -155,8 +155,7 @@ def _value(contender: RunSummary, first: RunSummary, name: str, resamples: int, 
     mine, theirs = contender.samples.get(name), first.samples.get(name)
     if mine is None:
         return found
-    from headway.metrics.bootstrap import difference, interval
-    from headway.metrics.samples import size, statistic
+    from headway.metrics.samples import difference, interval, size, statistic
 
     own = interval(statistic(mine), size(mine), resamples=resamples, level=level)
     found |= {"low": own.low, "high": own.high, "level": level}

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from headway.core.errors import BadInput, NotThere
+from headway.bundle.format import RECORD, Bundle
+from headway.core.errors import BadBundle, BadInput, NotThere
+from headway.plugins import Recipe, require_recipe
+from headway.rundir.layout import PLAN
 from headway.spec.model import Cache, Data, Source
-from headway.storage import fetch_file, local_path, open_store
+from headway.storage import fetch_file, join, local_path, open_store
 
 SPLITS = ("train", "val", "test")
 SAMPLES = "report_samples.json"
@@ -294,3 +297,46 @@ def _relative(path: str, base: str) -> str:
         if path.startswith(start):
             return path[len(start) :]
     return path
+
+
+# `headway predict`: apply a bundle's model, or that of a run that has exported one, to your inputs. Needs torch.
+
+
+Answer = Callable[[Sequence[str]], list[dict[str, Any]]]
+
+
+def predict(ref: str, inputs: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one answer per input, in order, each with at least `input` and `text`."""
+    _, answer = open_predictor(ref)
+    return answer(list(inputs))
+
+
+def open_predictor(ref: str) -> tuple[Recipe, Answer]:
+    """Open a bundle, or a run's bundle; return its recipe and a reusable prediction function."""
+    bundle = Bundle.open(bundle_of(ref))
+    recipe = require_recipe(bundle.recipe, where=bundle.url)
+    answer: Answer = recipe.load("predictor")(bundle)
+    return recipe, answer
+
+
+def bundle_of(ref: str) -> str:
+    """Return the URL of a bundle: `ref` itself, or the one in a run's folder."""
+    if _has(ref, RECORD):
+        return ref
+    inside = join(ref, "export")
+    if _has(inside, RECORD):
+        return inside
+    if _has(ref, PLAN):
+        raise BadInput(
+            f"the run {ref.rstrip('/').rsplit('/', 1)[-1]} has exported no bundle yet",
+            fix="wait until it has finished, or export its best checkpoint: headway export RUN",
+        )
+    raise BadBundle(f"{ref} is neither a bundle nor a run", fix="name a folder that `headway export` wrote, or a run")
+
+
+def _has(url: str, key: str) -> bool:
+    try:
+        open_store(url).stat(key)
+    except NotThere:
+        return False
+    return True

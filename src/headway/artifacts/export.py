@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from headway.artifacts.checkpoint_model import CheckpointModel, open_trained
-from headway.artifacts.torch_files import as_pth
 from headway.bundle.format import RECORD, Bundle, to_json
 from headway.bundle.publish import publish
 from headway.core.errors import BadInput, NotThere
 from headway.plugins import RECIPES, Recipe
 from headway.storage import join, local_path, open_store
 from headway.training.checkpoint.reader import CheckpointReader
+
+# Weights as `.pth` files: tensors and plain containers, no code.
+
+
+def as_pth(state: Mapping[str, Any]) -> bytes:
+    """Serialize for `torch.load(path, weights_only=True)`. The same values give the same bytes, with any strides."""
+    body = io.BytesIO()
+    torch.save(_plain(state), body)
+    return body.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value
 
 
 def export_run(run_url: str, *, to: str | None = None, checkpoint: str | None = None) -> str:

@@ -19,11 +19,20 @@ import yaml
 from headway._version import __version__
 from headway.artifacts.svg_chart import Line, chart
 from headway.plugins import RECIPES
-from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.layout import REPORT, RunFolder, encode
+from headway.rundir.lease import spent_s, spent_usd
 from headway.spec import Accelerator, Cadence, Job, TargetEntry, to_plain, undump
-from headway.spec.fields import Key, forms, keys_of, union_members, unmarked
-from headway.spec.units import accelerator_text, cadence_text, duration_text, size_text
+from headway.spec.fields import (
+    Key,
+    accelerator_text,
+    cadence_text,
+    duration_text,
+    forms,
+    keys_of,
+    size_text,
+    union_members,
+    unmarked,
+)
 from headway.storage import open_store
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from headway.cli.commands import GROUPS, VERBS
+from headway.cli.dispatch import GROUPS, VERBS
 
 __all__ = ["main"]
 

@@ -97,7 +97,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
 def _wishes(args: argparse.Namespace) -> PrepareOptions:
     from headway.data.prepare.pipeline import PrepareOptions
-    from headway.data.text_filters import Rules
+    from headway.data.text import Rules
 
     usual = Rules()
     shortest, longest = _words(args.words) if args.words else (usual.min_words, usual.max_words)

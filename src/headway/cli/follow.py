@@ -70,7 +70,7 @@ def shown(line: LogLine) -> str:
 
 def since(text: str) -> str:
     """The time meant, as log lines carry it."""
-    from headway.spec.units import duration
+    from headway.spec.fields import duration
 
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -159,7 +159,7 @@ def conclusion(outcome: Outcome, launched: RunHandle) -> str:
 
 def taken(launched: RunHandle) -> str:
     """What it took and cost, against what had been expected of it."""
-    from headway.rundir.accounting import spent_s, spent_usd
+    from headway.rundir.lease import spent_s, spent_usd
 
     try:
         plan, seconds = launched.folder.plan(), spent_s(launched.folder)
@@ -217,7 +217,7 @@ def first_of_all(kind: str) -> str:
 def _summary(outcome: Outcome, launched: RunHandle) -> dict[str, Any]:
     status = outcome.status
     left = list(outcome.receipt.left) if outcome.receipt else None
-    from headway.rundir.accounting import spent_s, spent_usd
+    from headway.rundir.lease import spent_s, spent_usd
 
     seconds = spent_s(launched.folder)
     cost = spent_usd(launched.folder.plan(), seconds)

@@ -257,7 +257,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
 
 def spent(folder: RunFolder) -> dict[str, Any]:
     """Of the budget, over all attempts."""
-    from headway.rundir.accounting import spent_s, spent_usd
+    from headway.rundir.lease import spent_s, spent_usd
 
     plan, seconds = folder.plan(), spent_s(folder)
     return {"seconds": round(seconds, 1), "usd": spent_usd(plan, seconds), "budget_usd": plan.price.get("ceiling_usd"),

@@ -101,10 +101,10 @@ def rehearsed(job: Job, on: str) -> None:
 
 
 def far_buckets(job: Job, on: str) -> list[str]:
+    from headway import targets
     from headway.planning.cost import elsewhere
-    from headway.targets import registry
 
-    entry = registry.entry(job, on)
+    entry = targets.entry(job, on)
     return elsewhere(job, entry.kind, entry.options)
 
 
@@ -123,11 +123,11 @@ def late_checkpoints(plan: Plan) -> list[str]:
 
 def online(plan: Plan) -> list[str]:
     """What the place itself says of it. BadJob where it would refuse."""
+    from headway import targets
     from headway.core.errors import BadJob
-    from headway.spec.serialize import undump
-    from headway.targets import registry
+    from headway.spec.loading import undump
 
-    target, job = registry.of_plan(plan), undump(plan.job)
+    target, job = targets.of_plan(plan), undump(plan.job)
     check, notes = getattr(target, "online", None), getattr(target, "online_notes", None)
     problems = check(job) if check is not None else []
     if problems:
@@ -282,7 +282,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _kept(text: str | None) -> dict[str, str]:
     from headway.rundir.teardown import KEEP
-    from headway.spec.units import BadUnit, duration
+    from headway.spec.fields import BadUnit, duration
 
     if text is None:
         return {}

@@ -83,7 +83,7 @@ def deploy_command(args: argparse.Namespace) -> int:
 
 
 def _bundle(named: str) -> tuple[str, Record]:
-    from headway.artifacts.predict import bundle_of
+    from headway.artifacts.evaluate import bundle_of
     from headway.bundle.format import read_record
     from headway.plugins import require_recipe
     from headway.storage import open_store
@@ -121,7 +121,7 @@ def _deployment(args: argparse.Namespace, url: str, record: Record) -> Deploymen
 
 
 def _accelerator(text: str | None) -> tuple[str, int] | None:
-    from headway.spec.units import BadUnit, accelerator
+    from headway.spec.fields import BadUnit, accelerator
 
     if text is None:
         return None
@@ -318,7 +318,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
     wait_briefly()
     with needs("serve", "serve"):
-        from headway.artifacts.predict import bundle_of
+        from headway.artifacts.evaluate import bundle_of
         from headway.bundle.format import Bundle
         from headway.serving.server import Address, listen, log_to_stderr, port_of, serve
     placed = any(os.environ.get(name) for name in ("AIP_HTTP_PORT", "PORT"))
@@ -335,7 +335,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 def _write_image(args: argparse.Namespace, named: str) -> int:
     """The container's Dockerfile, its folder, or itself. Needs neither torch nor what serving needs."""
-    from headway.artifacts.predict import bundle_of
+    from headway.artifacts.evaluate import bundle_of
     from headway.bundle.format import Bundle, read_record
     from headway.packaging.engine import run
     from headway.serving.deploy.image import build, serving_image, write
@@ -369,7 +369,7 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 def size_of(flag: str, text: str) -> int:
     """Bytes, or a BadInput that names the flag."""
-    from headway.spec.units import BadUnit, size
+    from headway.spec.fields import BadUnit, size
 
     try:
         return size(text)
@@ -378,8 +378,7 @@ def size_of(flag: str, text: str) -> int:
 
 
 def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
-    from headway.artifacts.inference_engine import choose
-    from headway.artifacts.predictor import service_of
+    from headway.artifacts.predictor import choose, service_of
     from headway.serving import batching
     from headway.serving.app import Server, Settings
     from headway.serving.inputs import fetcher

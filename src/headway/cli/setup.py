@@ -171,11 +171,11 @@ def blueprint(job: Job, platform: str) -> Blueprint:
 
 
 def _options(job: Job, on: str) -> Options:
-    from headway.spec.serialize import from_plain
-    from headway.targets import registry
+    from headway import targets
+    from headway.spec.loading import from_plain
     from headway.targets.docker.options import Options
 
-    entry = registry.entry(job, on)
+    entry = targets.entry(job, on)
     if entry.kind != DOCKER:
         raise BadInput(f"{on} is a target of kind {entry.kind}", fix="--on a target of kind docker, or leave it out")
     return from_plain(entry.options, Options, where=f"options of {on}")
@@ -284,8 +284,8 @@ def infra_command(args: argparse.Namespace) -> int:
 
 def _gpu(args: argparse.Namespace) -> tuple[str, int, str]:
     """Google's word for the accelerator, how many, and the machine."""
-    from headway.pricing.machines import machine_for
-    from headway.spec.units import BadUnit, accelerator
+    from headway.pricing.table import machine_for
+    from headway.spec.fields import BadUnit, accelerator
 
     try:
         asked = accelerator(args.accelerator)
@@ -380,7 +380,7 @@ def _cheapest(args: argparse.Namespace) -> list[Quote]:
 
 
 def _asked(text: str) -> tuple[str, int]:
-    from headway.spec.units import BadUnit, accelerator
+    from headway.spec.fields import BadUnit, accelerator
 
     try:
         asked = accelerator(text.upper())

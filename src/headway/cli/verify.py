@@ -94,13 +94,13 @@ def _target(file: str | None, on: str | None) -> Iterator[Finding]:
     """What the target itself has to say: its `doctor`, or what would stop the job there."""
     if on is None:
         return
+    from headway import targets
     from headway.cli.stop import billable_resources
     from headway.spec import Job
-    from headway.targets import registry
 
     try:
         job = Job.load(Path(file or DEFAULT)) if file or Path(DEFAULT).exists() else Job(name="job", script="none.py")
-        target = registry.make(job, on)
+        target = targets.make(job, on)
         own = getattr(target, "doctor", None)
         if file or Path(DEFAULT).exists():
             yield from (

@@ -19,9 +19,9 @@ from headway.core.errors import BadPlan, HeadwayError, UnknownRun
 from headway.core.plan import Plan
 from headway.core.types import State
 from headway.dashboard.views import Metrics, checkpoints, last_lines, verified
-from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import RECEIPT, REPORT, RunFolder
+from headway.rundir.lease import spent_s, spent_usd
 from headway.rundir.status import folder_status, row_of
 from headway.storage import Store, join, open_store, subfolders
 from headway.storage.base import Entry

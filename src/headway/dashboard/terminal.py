@@ -18,8 +18,8 @@ from rich.text import Text
 from headway.core.errors import HeadwayError
 from headway.core.format import duration, usd
 from headway.core.types import LogLine, State, Status
-from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.history import Curves
+from headway.rundir.lease import spent_s, spent_usd
 from headway.storage import local_path
 
 if TYPE_CHECKING:

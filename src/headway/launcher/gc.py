@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway import targets
 from headway.core.errors import HeadwayError, NotThere, StoreError, UnknownRun
 from headway.core.types import Handle, Receipt, State, Status, Target
 from headway.launcher import lifecycle
@@ -22,7 +23,6 @@ from headway.rundir.status import evidence, folder_of
 from headway.rundir.submission import known_id
 from headway.rundir.teardown import kept_until
 from headway.storage import local_path, open_store
-from headway.targets import registry
 
 if TYPE_CHECKING:
     from headway.spec import Job
@@ -41,7 +41,7 @@ class TargetRef:
     options: Mapping[str, Any]
 
     def build(self) -> Target:
-        return registry.build(self.kind, self.options)
+        return targets.build(self.kind, self.options)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

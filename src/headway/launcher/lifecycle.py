@@ -12,20 +12,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway import targets
 from headway.core import errors
 from headway.core import plan as core_plan
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.core.plan import Plan
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
-from headway.launcher import migrate, run_end_hooks
+from headway.launcher import migrate
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
-from headway.rundir import accounting, lease, submission, teardown
+from headway.pricing.estimate import learn_from
+from headway.rundir import lease, submission, teardown
 from headway.rundir.index import Ledger, Row, candidates, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
-from headway.rundir.status import StatusPoller, newest_attempt
-from headway.spec.serialize import undump
+from headway.rundir.lease import spent_s, spent_usd
+from headway.rundir.notify import Notification, notify_here
+from headway.rundir.status import StatusPoller, evidence, newest_attempt
+from headway.spec.loading import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
-from headway.targets import registry
+
+# Hooks that run once when a run has ended, in the first client that sees it: record its duration, notify people.
+
+
+def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Record the run for time estimates and send notifications. Never fails: errors are passed to `say`."""
+    try:
+        seconds = spent_s(folder)
+        plan, end = folder.plan(), evidence(folder).end
+        status = end or Status(state=State.LOST, reason="it went away without a last word")
+        if status.state is State.FINISHED:
+            learn_from(folder, seconds)
+        notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
+        notify_here(plan.job.get("notify") or {}, notice, lost=end is None, say=say)
+    except HeadwayError as error:
+        say(f"after the run's end: {error}")
+
 
 OnLine = Callable[[LogLine], None]
 Say = Callable[[str], None]
@@ -170,7 +190,7 @@ class RunHandle:
         except TargetError as error:  # it belongs to another machine: the next command there writes the receipt
             self.say(str(error))
             return None
-        run_end_hooks.on_run_end(self.folder, self.say)
+        on_run_end(self.folder, self.say)
         return receipt
 
     def _seen(self, status: Status, receipt: Receipt | None) -> Outcome:
@@ -201,7 +221,7 @@ def launch(
 
     `env`, and `secrets` (names of variables of this shell), are added to the plan. A failed start is taken down.
     """
-    target, ledger = target or registry.of_plan(plan), ledger or Ledger()
+    target, ledger = target or targets.of_plan(plan), ledger or Ledger()
     verify_plan(plan, target)
     plan = _amended(plan, target, env or {}, secrets)
     _check_online(plan, target)
@@ -229,7 +249,7 @@ def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, led
         run=folder.name,
         url=folder.url,
         handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
-        target=target or registry.build(known["kind"], known["options"]),
+        target=target or targets.build(known["kind"], known["options"]),
         ledger=ledger or Ledger(),
         say=say,
     )
@@ -265,8 +285,8 @@ def resume(
     if _at_rest(hold, patience_s).state is State.FINISHED:
         say(f"{hold.run} is finished: there is nothing to do")
         return hold
-    budgeted = accounting.with_budget(recorded, hours=budget_hours, usd=budget_usd)
-    accounting.require_some_left(budgeted, accounting.spent_s(hold.folder), hold.run)
+    budgeted = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
+    lease.require_some_left(budgeted, lease.spent_s(hold.folder), hold.run)
     if budgeted != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
         hold.folder.store.write(PLAN, budgeted.to_json().encode())
         recorded = budgeted
@@ -312,7 +332,7 @@ def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: migrate.Migration)
     # We can see from here that its holder's process is gone; another machine could not, and would wait.
     lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)
     folder, plan = migrate.elsewhere(hold, recorded, move)
-    target = registry.of_plan(plan)
+    target = targets.of_plan(plan)
     former = submission.read(folder)
     try:
         send_code(plan, also_at=str(recorded.job["outputs"]))

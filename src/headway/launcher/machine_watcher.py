@@ -17,7 +17,7 @@ from headway.launcher import lifecycle
 from headway.rundir import teardown
 from headway.rundir.status import place_of
 from headway.rundir.submission import now
-from headway.targets.local import spawn
+from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 from headway.targets.ssh.rental import STARTED, Records
 
@@ -28,7 +28,7 @@ TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # back-off after a failure: the mach
 
 def guard(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
-    while spawn.starting(place_of(url, KIND)):
+    while processes.starting(place_of(url, KIND)):
         time.sleep(HANDING_OVER_S)
     pause, trouble = FIRST_S, TROUBLE_S
     rented = Records().read(url) is not None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway import targets
 from headway.core.errors import BadInput, BadJob, Conflict, NotThere, Problem, RunBusy
 from headway.core.plan import Plan
 from headway.packaging.code import package, unpack
@@ -21,11 +22,10 @@ from headway.planning.build import _code, plan
 from headway.rundir import lease, submission
 from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.rundir.status import newest_attempt
+from headway.spec.loading import undump
 from headway.spec.model import Job, TargetEntry
-from headway.spec.serialize import undump
 from headway.storage import ABSENT, Store, join, local_path, open_store, require_conditional_put
 from headway.storage.transfer import send_file
-from headway.targets import registry
 
 if TYPE_CHECKING:
     from headway.launcher.lifecycle import RunHandle
@@ -106,7 +106,7 @@ def _entry(job: Job, move: Migration) -> TargetEntry:
     """Look up the target: in the current job file, in the run's own, or as the kind of that name."""
     if move.job is not None and move.on in move.job.targets:
         return move.job.targets[move.on]
-    return registry.entry(job, move.on)
+    return targets.entry(job, move.on)
 
 
 def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
@@ -134,7 +134,7 @@ def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:
         processes=recorded.processes,
         environment=recorded.environment,
     )
-    return replace(made, requests=tuple(registry.of_plan(made).render(made)))
+    return replace(made, requests=tuple(targets.of_plan(made).render(made)))
 
 
 def _refused(error: BadJob, move: Migration) -> BadJob:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
-from headway.core.paths import home
+from headway.core.platform import home
 from headway.pricing.estimate import device_of, examples_per_epoch
 from headway.pricing.history import REHEARSAL, PastRun, learn, length_of, what_of, work_of
 from headway.spec import Cadence, Checkpoint, dump
@@ -274,11 +274,11 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
 
 
 def _amended(made: Plan, folder: Path) -> Plan:
-    from headway.targets import registry
+    from headway import targets
 
     env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER), "HEADWAY_RESTART_PAUSE_S": "0"}
     amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
-    return replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
+    return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
 
 
 def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, TargetError
-from headway.core.paths import home
+from headway.core.platform import home
 from headway.packaging.context import context
 from headway.packaging.dockerfile import Blueprint
 from headway.packaging.engine import Engine, EngineError, NotFound

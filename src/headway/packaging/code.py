@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan
-from headway.core.paths import home
+from headway.core.platform import home
 from headway.storage import open_store
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pathlib import Path
 from headway.core.errors import BadPlan, NotThere
 from headway.packaging import requirements
 from headway.packaging.code import archive_path, unpack, wheel_path
-from headway.packaging.dockerfile import Blueprint
-from headway.packaging.ignore import dockerignore
+from headway.packaging.dockerfile import Blueprint, dockerignore
 from headway.storage import join, open_store
 
 OWN_IGNORE = ".dockerignore"

@@ -2,19 +2,111 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from headway.packaging.ignore import dockerignore
-from headway.packaging.quoting import exec_form, labels, quoted, run
+from headway.core.errors import BadInput
+from headway.packaging.code import NEVER, SECRETS
 from headway.packaging.requirements import extras
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
+
+
+# Files that never go into an image: data, weights, secrets, and what Headway itself writes. Pure.
+
+
+WEIGHTS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.keras", "*.onnx", "*.pb", "*.pt", "*.pth", "*.safetensors",
+           "*.tflite")  # fmt: skip
+DATA = ("*.arrow", "*.feather", "*.hdf5", "*.lmdb", "*.npy", "*.npz", "*.parquet", "*.tfrecord", "*.tfrecords",
+        "*.7z", "*.tar", "*.tar.*", "*.tgz", "*.zip")  # fmt: skip
+OUTPUTS = ("lightning_logs", "mlruns", "wandb")
+
+
+def dockerignore(own: Iterable[str] = ()) -> str:
+    """Render the .dockerignore. `own` are the lines of the project's own file: they come last, so they win."""
+    groups = (
+        ("weights: the run folder has them, and they stay on your disk or in your bucket", WEIGHTS),
+        ("data: mounted or fetched where the run is, never baked in", DATA),
+        ("what earlier runs wrote", OUTPUTS),
+        ("secrets: they are given to the run as references", SECRETS),
+        ("what no run needs", NEVER),
+    )
+    lines = ["# Made by Headway. A .dockerignore of your own beside the job file is added below, and wins."]
+    for title, patterns in groups:
+        lines += ["", f"# {title}", *(f"code/**/{pattern}" for pattern in patterns)]
+    mine = [_below_code(line) for line in own if line.strip() and not line.lstrip().startswith("#")]
+    return "\n".join([*lines, *(["", "# your own", *mine] if mine else [])]) + "\n"
+
+
+def left_out(names: Iterable[str]) -> list[str]:
+    """Return the code files that stay out because they look like data or weights, for the plan's notes."""
+    return [name for name in names if _looks_like_data(name)]
+
+
+def _looks_like_data(name: str) -> bool:
+    *folders, file = name.split("/")
+    return any(fnmatch.fnmatch(file, pattern) for pattern in (*WEIGHTS, *DATA)) or bool({*folders} & {*OUTPUTS})
+
+
+def _below_code(line: str) -> str:
+    """Rewrite a line of the project's .dockerignore for a project in `code/`."""
+    kept, pattern = ("!", line.strip()[1:]) if line.strip().startswith("!") else ("", line.strip())
+    return f"{kept}code/{pattern.lstrip('/')}"
+
+
+# Quote values for a Dockerfile: `quoted` is the only way in.
+#
+# A Dockerfile is read line by line before any shell sees it: a line feed ends an instruction even inside a shell's
+# quotation marks. Guarantees: a quoted value stays one value on one line. Raises BadInput where it cannot.
+
+
+Form = Literal["comment", "word", "label", "shell"]
+
+_CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9@%+=:,./_~-]*")  # an image, platform or file that needs no quotes anywhere
+
+
+def quoted(value: str, form: Form, what: str) -> str:
+    """Quote a value for a comment, as one bare word, as a label's value, or as one word for a shell.
+
+    `what` names it in the error: "the base image".
+    """
+    if form == "comment":
+        return _CONTROL.sub(" ", value).rstrip("\\")
+    if _CONTROL.search(value) or (form == "word" and not _WORD.fullmatch(value)):
+        raise BadInput(f"{what} cannot be written into a Dockerfile: {value[:200]!r}", fix=f"change {what}")
+    if form == "label":
+        return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
+    return value if form == "word" else shlex.quote(value)
+
+
+def labels(values: dict[str, str]) -> str:
+    """Render one LABEL instruction."""
+    pairs = [f"{quoted(key, 'word', 'a label')}={quoted(value, 'label', key)}" for key, value in values.items()]
+    return "LABEL " + " \\\n      ".join(pairs)
+
+
+def run(command: str) -> str:
+    """Render a shell command as one RUN instruction, in exec form where a plain line would mean something else."""
+    command = command.strip()
+    several = _CONTROL.search(command.replace("\t", " ")) or command.endswith("\\") or "<<" in command
+    if several or command.startswith(("[", "--", "#")):
+        return f"RUN {exec_form(['/bin/sh', '-ec', command])}"
+    return f"RUN {command}"
+
+
+def exec_form(words: Sequence[str]) -> str:
+    """Render the words of ENTRYPOINT, CMD or RUN in exec form: no shell reads them, and JSON escapes line feeds."""
+    return json.dumps(list(words))
+
 
 PLATFORM = "linux/amd64"
 CODE, HOME, ENVIRONMENT = "/headway/code", "/home/headway", "/opt/headway"

@@ -41,7 +41,7 @@ def data_problems(job: Job) -> list[Problem]:
     """Find splits, weights, limits and filters that the prepared data on this machine does not support."""
     if job.recipe not in _LEARNS:
         return []
-    from headway.data.dataset.checking import check_data
+    from headway.data.dataset.manifest import check_data
 
     here = {
         name: tuple(source for source in getattr(job.data, name) if _prepared(source.source))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headway import targets
 from headway._version import __version__
 from headway.core.errors import BadJob
 from headway.core.plan import EXACT, Code, Limits, Plan
@@ -21,17 +22,16 @@ from headway.planning.cost import Cost, cost_of, price_record, reserved
 from headway.rundir.notify import WEBHOOK
 from headway.spec import Job, dump
 from headway.spec.rules import processes
-from headway.targets import registry
 
 LOCAL_GRACE_S = 30.0
 
 
 def plan(job: Job, on: str = "local") -> Plan:
     """Plan `job` on the target that it calls `on`. Pure but for the code archive written to this machine's cache."""
-    entry = registry.entry(job, on)
+    entry = targets.entry(job, on)
     unfit = static_problems(job, entry.options)
     job = _absolute(job)
-    target = registry.make(job, on)
+    target = targets.make(job, on)
     problems = [*unfit, *target.check(job), *data_problems(job)]
     if problems:
         raise BadJob(problems)

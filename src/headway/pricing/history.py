@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.paths import home
+from headway.core.platform import home
 
 _REMEMBERED = 2000  # newest lines that are read back
 RUN, REHEARSAL = "run", "rehearsal"

@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.pricing.history import PastRun, length_of, remembered, what_of, work_of
-from headway.pricing.machines import accelerators_of, machine_for, machine_with
-from headway.pricing.table import ACCELERATOR, DISK, HOURS_A_MONTH, MACHINE, STORAGE, Price, Table, load
+from headway.pricing.table import (
+    ACCELERATOR,
+    DISK,
+    HOURS_A_MONTH,
+    MACHINE,
+    STORAGE,
+    Price,
+    Table,
+    accelerators_of,
+    load,
+    machine_for,
+    machine_with,
+)
 
 if TYPE_CHECKING:
     from headway.spec import Job

@@ -14,7 +14,7 @@ def main() -> int:
     """Train the job's recipe. Exit code: 0 finished, 143 stopped after a checkpoint, anything else failed."""
     import headway
     from headway.artifacts.checkpoint_model import recipe_of
-    from headway.spec.serialize import from_plain
+    from headway.spec.loading import from_plain
 
     if "HEADWAY_RUN_URL" not in os.environ:
         raise BadInput("this is started by Headway itself, inside a run", fix="headway run -f headway.yaml")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from headway.core.errors import BadInput
-from headway.core.paths import home
 from headway.core.plan import Plan
+from headway.core.platform import home
 
 if TYPE_CHECKING:
     import sqlite3

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from headway.core import processes
-from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy, json_of
+from headway.core import platform
+from headway.core.errors import BadInput, BadPlan, Conflict, HeadwayError, NotThere, RunBusy, json_of
+from headway.core.plan import Plan
 from headway.rundir.layout import RunFolder, segments
 from headway.storage import same_place
 from headway.storage.base import ABSENT, Store
@@ -63,9 +64,9 @@ class Record:
 
         In a copy of a live run's folder, the record names a live process that runs the original folder, not the copy.
         """
-        if self.boot != processes.here():
+        if self.boot != platform.here():
             return None
-        if not processes.alive(self.pid, self.started):
+        if not platform.alive(self.pid, self.started):
             return False
         labels = self._labels()
         return None if labels is None else not labels or any(same_place(label, url) for label in labels)
@@ -76,7 +77,7 @@ class Record:
 
     def _labels(self) -> list[str] | None:
         """Return the folders that its process declares: empty if started by hand, None if it cannot be inspected."""
-        carried = processes.environment(self.pid)
+        carried = platform.environment(self.pid)
         return None if carried is None else [carried[name] for name in _URLS if carried.get(name)]
 
 
@@ -240,7 +241,7 @@ def _next_attempt(store: Store, found: Record | None) -> int:
 def new_holder() -> str:
     """Return a unique holder name."""
     pid = os.getpid()
-    return f"{socket.gethostname()}-{pid}-{processes.started(pid)}-{os.urandom(4).hex()}"
+    return f"{socket.gethostname()}-{pid}-{platform.started(pid)}-{os.urandom(4).hex()}"
 
 
 def _credited(store: Store, found: Record | None) -> float:
@@ -273,9 +274,9 @@ def _mine(holder: str, attempt: int, spent_s: float, renew_s: float) -> Record:
         attempt=attempt,
         holder=holder,
         host=socket.gethostname(),
-        boot=processes.here(),
+        boot=platform.here(),
         pid=pid,
-        started=processes.started(pid),
+        started=platform.started(pid),
         spent_s=spent_s,
         renew_s=renew_s,
     )
@@ -283,3 +284,64 @@ def _mine(holder: str, attempt: int, spent_s: float, renew_s: float) -> Record:
 
 def _encode(record: Record) -> bytes:
     return (json.dumps(asdict(record), sort_keys=True) + "\n").encode()
+
+
+# Budget accounting: what a run has spent over all its attempts, computed from its folder alone, as durations.
+
+
+RESERVE_S = 60.0  # with less than this left, a new attempt would end at once
+
+
+def spent_s(folder: RunFolder, *more: Mapping[str, Any]) -> float:
+    """Return `lease.seconds_spent` of a folder. `more`: other records with a `spent_s`, such as the progress record."""
+    record, _ = read(folder.store)  # before the events: a lease is released after the last event
+    return seconds_spent([*folder.events(), *more], record)
+
+
+def spent_usd(plan: Plan, seconds: float) -> float | None:
+    """Convert seconds to dollars at the plan's price, disks included; None where nothing is billed."""
+    rate = rate_usd(plan)
+    return None if rate is None else seconds / 3600 * rate
+
+
+def rate_usd(plan: Plan) -> float | None:
+    """Return the plan's dollars per hour for all nodes; None where nothing is billed."""
+    price: dict[str, Any] = dict(plan.price)
+    if not price.get("usd_per_hour"):
+        return None
+    billed = price["spot_usd_per_hour"] if price.get("billed") == "spot" else price["usd_per_hour"]
+    return float(billed) + float((price.get("disk") or {}).get("usd_per_hour", 0.0))
+
+
+def remainder(plan: Plan, spent: float) -> Plan:
+    """Return the plan with the remaining budget as its limit, for targets that count from each start anew."""
+    budget = plan.limits.budget_s
+    if budget is None or not spent:
+        return plan
+    return replace(plan, limits=replace(plan.limits, budget_s=max(RESERVE_S, budget - spent)))
+
+
+def require_some_left(plan: Plan, spent: float, run: str) -> None:
+    """Raise BadInput if another attempt would end at once because the budget is spent."""
+    budget = plan.limits.budget_s
+    if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
+        what = f"the budget of {run} is spent: {spent / 3600:.2f} of {budget / 3600:.2f} hours"
+        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (the new total)")
+
+
+def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
+    """Return the plan with a new total budget. Dollars become time at the plan's own price."""
+    rate = rate_usd(plan)
+    if usd is not None and rate is None:
+        raise BadInput("nothing is billed on this target, so dollars limit nothing", fix="--budget-hours N")
+    limits = [value for value in (hours, usd / rate if usd is not None and rate else None) if value is not None]
+    if not limits:
+        return plan
+    if min(limits) <= 0:
+        raise BadInput("a budget is more than nothing", fix="--budget-hours 8")
+    allowed = min(limits)
+    job = {**plan.job, "budget": {"usd": usd, "hours": hours}}
+    price = {**plan.price, "ceiling_usd": round(allowed * rate, 3)} if rate else plan.price
+    if rate:
+        job["env"] = {**job["env"], "HEADWAY_BUDGET_USD": f"{allowed * rate:.6g}"}
+    return replace(plan, job=job, price=price, limits=replace(plan.limits, budget_s=allowed * 3600))

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun, json_of
-from headway.core.paths import home
 from headway.core.plan import BEGINNING, again
+from headway.core.platform import home
 from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
-from headway.rundir.accounting import rate_usd
 from headway.rundir.index import Ledger, Row
 from headway.rundir.layout import PLAN, RunFolder, lines, segments
+from headway.rundir.lease import rate_usd
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy, StoreError
-from headway.core.paths import home
 from headway.core.plan import Plan
+from headway.core.platform import home
 from headway.core.types import Handle
 from headway.rundir.layout import INTENT, PLAN, RunFolder
 from headway.storage import ABSENT, open_store, same_place

@@ -12,8 +12,8 @@ from typing import Any
 from headway.core.errors import BadPlan, HeadwayError
 from headway.core.plan import Plan
 from headway.core.types import Receipt
-from headway.rundir.accounting import rate_usd, spent_s
 from headway.rundir.layout import RECEIPT, RunFolder
+from headway.rundir.lease import rate_usd, spent_s
 from headway.rundir.status import newest_attempt
 from headway.rundir.submission import copied_from, now, unix, who
 

@@ -25,10 +25,10 @@ from starlette.staticfiles import StaticFiles
 
 from headway.artifacts.predictor import MEDIA_TYPE as PROBLEM
 from headway.artifacts.predictor import PredictionError, Service, bad_request
-from headway.serving import kserve
+from headway.serving import openapi
 from headway.serving.batching import Batcher
 from headway.serving.inputs import Fetch, Limits, Reader
-from headway.serving.openapi import described, page
+from headway.serving.openapi import describe_openapi, page
 
 # Prometheus metrics
 
@@ -192,7 +192,7 @@ def application(server: Server) -> Starlette:
 class _Handlers:
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._openapi = described(server.settings, server.service.fields)
+        self._openapi = describe_openapi(server.settings, server.service.fields)
 
     async def predict(self, request: Request) -> Response:
         body = await _body(request, self._server.settings.limits)
@@ -200,9 +200,9 @@ class _Handlers:
 
     async def infer(self, request: Request) -> Response:
         body = await _json(request, self._server.settings.limits)
-        asked = kserve.instances_of(body, self._server.service.fields)
+        asked = openapi.instances_of(body, self._server.service.fields)
         predictions = await self._server.predictions(asked)
-        return JSONResponse(kserve.answer(self._server.settings.name, predictions, body.get("id")))
+        return JSONResponse(openapi.answer(self._server.settings.name, predictions, body.get("id")))
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"models": [self._server.settings.name]})
@@ -211,7 +211,7 @@ class _Handlers:
         return JSONResponse({"name": self._server.settings.name, "ready": self._server.ready})
 
     async def tensors(self, _: Request) -> Response:
-        return JSONResponse(kserve.described(self._server.settings.name, self._server.service.fields, ("text",)))
+        return JSONResponse(openapi.describe_kserve(self._server.settings.name, self._server.service.fields, ("text",)))
 
     async def about(self, _: Request) -> Response:
         from headway._version import __version__

@@ -28,8 +28,7 @@ from headway.spec.model import (
 )
 
 if TYPE_CHECKING:
-    from headway.spec.loading import load, loads
-    from headway.spec.serialize import dump, from_plain, to_plain, undump
+    from headway.spec.loading import dump, from_plain, load, loads, to_plain, undump
 
 __all__ = [
     "Accelerator",
@@ -58,12 +57,12 @@ __all__ = [
 
 # Imported on first use: who only needs the nouns does not pay for YAML.
 _HOMES = {
-    "dump": "headway.spec.serialize",
-    "from_plain": "headway.spec.serialize",
+    "dump": "headway.spec.loading",
+    "from_plain": "headway.spec.loading",
     "load": "headway.spec.loading",
     "loads": "headway.spec.loading",
-    "to_plain": "headway.spec.serialize",
-    "undump": "headway.spec.serialize",
+    "to_plain": "headway.spec.loading",
+    "undump": "headway.spec.loading",
 }
 
 

@@ -5,19 +5,59 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from headway.core.errors import BadJob, MissingExtra, Problem
+from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
 from headway.plugins import Catalog, Loader, shipped
 from headway.spec import yaml_reader
-from headway.spec.document import Node, members
+from headway.spec.fields import keys_of
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
 from headway.spec.rules import closest, job_problems
-from headway.spec.serialize import to_plain
 from headway.spec.validate import BAD, Reader, ValidationContext
-from headway.spec.yaml_reader import override, put_variables
+from headway.spec.yaml_reader import Node, members, override, put_variables, tree_of
+
+# A job as plain JSON and back: numbers for durations and sizes, `as_` written as `as`. Goes into plan.json.
+
+
+T = TypeVar("T")
+
+
+def dump(job: Job) -> dict[str, Any]:
+    """All of it, defaults included, without where the file lies. Two equal jobs give equal dumps."""
+    plain = to_plain(job)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def undump(plain: Mapping[str, Any], *, where: str = "job") -> Job:
+    """The job that `dump` wrote. Nothing is expanded and no file is looked for: that was done when it was loaded."""
+    return from_plain(plain, Job, where=where)
+
+
+def to_plain(value: Any) -> Any:
+    """Any dataclass that a job file can hold, as JSON would give it back."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key.name: to_plain(getattr(value, key.field.name)) for key in keys_of(type(value)).values()}
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -> T:
+    """What `to_plain` made of a `cls`: a recipe's config, a target's options. Anything else is a BadPlan."""
+    problems: list[Problem] = []
+    try:
+        value = Reader(ValidationContext(problems, typed=False)).dataclass(tree_of(plain, where), cls)
+    except RecursionError:
+        raise BadPlan("nested too deep", where=where, fix="headway plan --out plan.json") from None
+    if value is BAD or problems:
+        raise BadPlan("; ".join(f"{each.where}: {each.what}" for each in problems), fix="headway plan --out plan.json")
+    return value  # type: ignore[no-any-return]
+
 
 MOST_PROBLEMS = 100  # shown at once; more come from a file that is no job file
 LOCAL = "local"

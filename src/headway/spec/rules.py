@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from headway.core.errors import Problem
-from headway.spec.document import Node, members
 from headway.spec.model import Image, Job, Mount
+from headway.spec.yaml_reader import Node, members
 
 # How many ranks a job asks for.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from headway.core.errors import MissingExtra
 from headway.plugins import Catalog, shipped
-from headway.spec import fields, rules, units
+from headway.spec import fields, rules
 from headway.spec.fields import (
     NOTHING,
     Key,
@@ -31,8 +31,8 @@ from headway.spec.fields import (
     union_members,
     unmarked,
 )
+from headway.spec.loading import to_plain
 from headway.spec.model import Accelerator, Cadence, Job, Secret, TargetEntry
-from headway.spec.serialize import to_plain
 
 # The comments beside a dataclass's fields, read from its source. Only for what is generated: never when a job runs.
 
@@ -84,8 +84,8 @@ Schema = dict[str, Any]
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _LIMITS = {">": "exclusiveMinimum", ">=": "minimum", "<": "exclusiveMaximum", "<=": "maximum"}
 _TEXT_FORMS: dict[Any, Schema] = {
-    Accelerator: {"type": "string", "pattern": units.ACCELERATOR_PATTERN, "examples": ["T4:1", "A100:8"]},
-    Cadence: {"type": "string", "pattern": units.CADENCE_PATTERN, "examples": ["10m", "500 steps", "5 epochs"]},
+    Accelerator: {"type": "string", "pattern": fields.ACCELERATOR_PATTERN, "examples": ["T4:1", "A100:8"]},
+    Cadence: {"type": "string", "pattern": fields.CADENCE_PATTERN, "examples": ["10m", "500 steps", "5 epochs"]},
 }
 
 
@@ -179,8 +179,8 @@ def typed_default(key: Key) -> Any:
     value = key.default()
     forms = [form for member in union_members(key.type) for form in fields.forms(unmarked(member)[1])]
     if value is not None and "duration" in forms:
-        return units.duration_text(value)
-    return units.size_text(value) if value is not None and "size" in forms else to_plain(value)
+        return fields.duration_text(value)
+    return fields.size_text(value) if value is not None and "size" in forms else to_plain(value)
 
 
 def _or_nothing(schema: Schema) -> Schema:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from headway.core.errors import Problem
-from headway.spec import fields, rules, units
-from headway.spec.document import Node, members
+from headway.spec import fields, rules
 from headway.spec.fields import (
     NOTHING,
     Key,
@@ -30,6 +29,7 @@ from headway.spec.fields import (
 )
 from headway.spec.model import Accelerator, Cadence, Secret
 from headway.spec.rules import closest
+from headway.spec.yaml_reader import Node, members
 
 # Single values: texts, numbers, switches. Each is checked, or reported with what to write instead.
 
@@ -97,7 +97,7 @@ def read_number(node: Node, kind: type, extra: tuple[object, ...], path: str, to
     """A whole number or any finite number, within its bounds. Sizes and durations are typed with units."""
     unit = next((mark for mark in fields.forms(extra) if mark in ("duration", "size")), None)
     if to.typed and unit:
-        return _with_unit(node, units.duration if unit == "duration" else units.size, unit, path, to)
+        return _with_unit(node, fields.duration if unit == "duration" else fields.size, unit, path, to)
     value = node.value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return wrong_type(node, kind, path, to)
@@ -126,7 +126,7 @@ def read_form(node: Node, read: Any, path: str, to: ValidationContext) -> Any:
     """A value that is typed as a short text: `10m`, `T4:1`."""
     try:
         return read(node.text)
-    except units.BadUnit as bad:
+    except fields.BadUnit as bad:
         return to.report(f"{path}: {bad.what}", node.where, bad.fix)
 
 
@@ -226,7 +226,7 @@ FieldReader = Callable[[Node | None, str], Any]  # (node, path) -> value or BAD;
 MOST_UNKNOWN = 20  # unknown keys of one mapping that are reported one by one
 
 # Dataclasses that people type as a short text.
-_TEXT_FORMS: dict[type, Callable[[str], Any]] = {Accelerator: units.accelerator, Cadence: units.cadence}
+_TEXT_FORMS: dict[type, Callable[[str], Any]] = {Accelerator: fields.accelerator, Cadence: fields.cadence}
 
 
 def read_dataclass(

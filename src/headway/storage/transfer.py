@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from headway.core.errors import StoreError, Transient
 from headway.storage.base import Entry, Store, in_key_order
+
+# Make the same small request for many keys in parallel: in a bucket, each is mostly latency.
+
+
+Result = TypeVar("Result")
+AT_ONCE = 32
+_WORTH_THREADS = 4
+
+
+def for_each(request: Callable[[str], Result], keys: Sequence[str]) -> list[Result]:
+    """Return the results in the order of `keys`. The first error is raised once the requests under way have ended."""
+    if len(keys) < _WORTH_THREADS:
+        return [request(key) for key in keys]
+    with ThreadPoolExecutor(min(AT_ONCE, len(keys)), thread_name_prefix="requests") as pool:
+        asked = [pool.submit(request, key) for key in keys]
+        try:
+            return [one.result() for one in asked]
+        except BaseException:  # Ctrl-C too: cancel requests that have not started
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
 
 # Payloads: bytes in memory, or a file. A file that cannot be read is reported as such, not as the store's error.
 

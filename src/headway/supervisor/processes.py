@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import HeadwayError
 from headway.supervisor.log_pipeline import Redactor, Spool
 from headway.supervisor.threads import Loop
@@ -75,7 +75,7 @@ class OrphanReaper:
     """Handle of the process that kills what a killed supervisor leaves behind. See orphan_reaper.py."""
 
     def __init__(self) -> None:
-        self.label = f"{os.getpid()}-{processes.started(os.getpid())}"
+        self.label = f"{os.getpid()}-{platform.started(os.getpid())}"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_HERE / "orphan_reaper.py")],
             stdin=subprocess.PIPE,
@@ -320,7 +320,7 @@ def dead_children() -> set[int]:
             children = (task / "children").read_text().split()
         except OSError:  # a thread that has ended, or a kernel without this file
             continue
-        found |= {int(pid) for pid in children if not processes.started(int(pid))}
+        found |= {int(pid) for pid in children if not platform.started(int(pid))}
     return found
 
 

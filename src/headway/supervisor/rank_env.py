@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.errors import BadInput
 from headway.core.plan import Plan
 from headway.supervisor.processes import Command
@@ -118,17 +118,17 @@ def _remove_stale_workdirs(parent: Path) -> None:
     """Remove the folders of supervisors that were killed along with their orphan reaper: they may contain secrets."""
     for folder in parent.glob(f"{_PREFIX}{_here()}-*"):
         pid, _, since = folder.name.removeprefix(f"{_PREFIX}{_here()}-").rpartition("-")[0].partition("-")
-        if pid.isdigit() and not processes.alive(int(pid), since):
+        if pid.isdigit() and not platform.alive(int(pid), since):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _here() -> str:
     """Return an identifier of this boot and pid namespace, within which pids are unique."""
-    return hashlib.sha256(processes.here().encode()).hexdigest()[:8]
+    return hashlib.sha256(platform.here().encode()).hexdigest()[:8]
 
 
 def _name(pid: int) -> str:
-    return f"{pid}-{processes.started(pid)}"
+    return f"{pid}-{platform.started(pid)}"
 
 
 # The rank's environment

@@ -11,8 +11,7 @@ from typing import Any
 
 from headway.core.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
 from headway.core.plan import BEGINNING, Plan
-from headway.rundir.accounting import rate_usd
-from headway.rundir.lease import Record, seconds_spent
+from headway.rundir.lease import Record, rate_usd, seconds_spent
 from headway.supervisor.processes import RankExit
 
 SAME_PLACE = 3  # consecutive crashes at the same step before the run fails

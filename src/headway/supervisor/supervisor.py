@@ -20,9 +20,8 @@ from headway.core.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, Hea
 from headway.core.plan import Plan
 from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
-from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
-from headway.rundir.lease import Lease
+from headway.rundir.lease import Lease, spent_s, spent_usd
 from headway.rundir.notify import WEBHOOK, Notification, post
 from headway.rundir.teardown import keep_s
 from headway.storage import open_store

@@ -72,7 +72,7 @@ def comment(path: str, env: Mapping[str, str]) -> str:
 def summary(hold: RunHandle) -> str:
     """Summarize a run in Markdown: state, cost, scores, and the diagnosis if it failed."""
     from headway.diagnose.diagnosis import why
-    from headway.rundir.accounting import spent_s, spent_usd
+    from headway.rundir.lease import spent_s, spent_usd
 
     status, folder = hold.target.status(hold.handle), hold.folder
     seconds = spent_s(folder)

@@ -202,8 +202,8 @@ def _suspects(job: Job) -> list[Suspect]:
 
 def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, str]) -> RunFolder:
     """Train one run to its end. Raises RunFailed, with its last lines, if the job fails by itself."""
+    from headway import targets
     from headway.launcher.lifecycle import launch
-    from headway.targets import registry
 
     keep = Checkpoint(every=Cadence(steps=every), keep_last=1000, keep_best=plan.job["checkpoint"]["keep_best"])
     job = {
@@ -213,7 +213,7 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
         "env": {**plan.job["env"], **env},
     }
     amended = replace(plan, job=job)
-    amended = replace(amended, requests=tuple(registry.of_plan(amended).render(amended)))
+    amended = replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
     lines: list[LogLine] = []
     hold = launch(amended, name=name, detach=True, ledger=Ledger(outputs / "ledger.sqlite"))
     with _taken_down(hold):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headway.training.data.dataset import Feed, Loader
+    from headway.training.batches import Feed, Loader
     from headway.training.run import Run, start
 
 __all__ = ["Feed", "Loader", "Run", "start"]
 
 _HOMES = {
-    "Feed": "headway.training.data.dataset",
-    "Loader": "headway.training.data.dataset",
+    "Feed": "headway.training.batches",
+    "Loader": "headway.training.batches",
     "Run": "headway.training.run",
     "start": "headway.training.run",
 }

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.core.errors import BadInput, StoreError
 from headway.storage.base import Store
-from headway.training.control_channel import say
+from headway.training.context import say
 
 VARIABLE = "HEADWAY_PROFILE"
 _ROWS = 20

@@ -18,22 +18,23 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headway.core.errors import BadInput
+from headway.core.errors import BadInput, HeadwayError
 from headway.data.loading.sampler import PaddingBatch
 from headway.spec.model import Cadence, Phase
-from headway.training import hooks, oom
+from headway.training import accumulation
+from headway.training.batches import BatchSource, Feed, batch_names
 from headway.training.checkpoint.init_weights import initialise
 from headway.training.checkpoint.manager import CheckpointManager
-from headway.training.context import Session
-from headway.training.data.dataset import Feed, batch_names
-from headway.training.data.sampler import BatchSource
+from headway.training.context import Session, say
 from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
 from headway.training.export import Bundle
 from headway.training.metrics.logger import MetricsLogger
@@ -51,6 +52,35 @@ from headway.training.profiling import profiling
 from headway.training.schedules import freeze, set_rate
 from headway.training.step_boundary import StepBoundary
 
+# The rank's excepthook: HeadwayErrors print no traceback and set the exit code; out-of-memory errors print a hint.
+
+
+_told: list[Callable[[BaseException], object]] = []  # callbacks to call before the process exits
+
+
+def install() -> None:
+    before = sys.excepthook
+    _told.clear()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        for tell in _told:
+            tell(error)
+        if isinstance(error, HeadwayError):
+            say(str(error))
+            raise SystemExit(error.exit_code)  # the supervisor does not retry exit code 2 (bad input)
+        before(kind, error, trace)
+        hint = accumulation.hint(error)
+        if hint:
+            say(hint)
+
+    sys.excepthook = hook
+
+
+def tell(whom: Callable[[BaseException], object]) -> None:
+    """Register a callback that receives the error that is about to end the process."""
+    _told.append(whom)
+
+
 M = TypeVar("M", bound=nn.Module)
 _NO_FLAGS = StepFlags()
 
@@ -64,7 +94,7 @@ class Run:
         self.name, self.job, self.world = identity.name, identity.job, identity.world
         self.config: Mapping[str, Any] = identity.job.config
         self.seed, self.device = identity.job.seed, session.device
-        self._cuts = oom.MicroBatching(self.config, os.environ)
+        self._cuts = accumulation.MicroBatching(self.config, os.environ)
         self.accumulate = self._cuts.parts
         self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
         self._seeder = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
@@ -94,7 +124,7 @@ class Run:
         self._restored = False
         RngSeeder(self.seed).reseed(SETUP)  # the same on every rank, so that all initialise models identically
         atexit.register(self._close)
-        hooks.tell(self._failed)
+        tell(self._failed)
         session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
 
     # Properties for the script
@@ -441,5 +471,5 @@ def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None 
 
     `config` and `seed` are for scripts started by hand; under the supervisor the job file sets them.
     """
-    hooks.install()
+    install()
     return Run(Session(None if folder is None else str(folder), config or {}, seed))

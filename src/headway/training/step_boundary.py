@@ -15,8 +15,7 @@ from typing import NoReturn
 from headway.core.errors import BadInput, HeadwayError
 from headway.training import export
 from headway.training.checkpoint.manager import CheckpointManager
-from headway.training.context import Session
-from headway.training.control_channel import say
+from headway.training.context import Session, say
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.export import Bundle
 from headway.training.metrics.logger import MetricsLogger

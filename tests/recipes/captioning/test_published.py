@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headway.artifacts.checkpoint_model import open_trained
-from headway.artifacts.predict import predict
+from headway.artifacts.evaluate import predict
 from headway.backbones.weights import fingerprint
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.model import PretrainedEncoder

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from headway.artifacts.onnx import write_onnx
-from headway.recipes.classification.model import Classifier
-from headway.recipes.classification.onnx import graphs
+from headway.recipes.classification.model import Classifier, graphs
 from tests.recipes.classification.tiny import settings
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headway.artifacts.evaluate import evaluate_run
+from headway.artifacts.evaluate import evaluate_run, predict
 from headway.artifacts.export import export_run
-from headway.artifacts.predict import predict
 from headway.bundle.format import Bundle
 from headway.data.synthetic import leaves
 from headway.rundir.layout import RunFolder

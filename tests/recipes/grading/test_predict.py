@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from headway.artifacts.checkpoint_model import open_trained
+from headway.artifacts.evaluate import predict
 from headway.artifacts.export import export_run
-from headway.artifacts.predict import predict
 from headway.bundle.format import Bundle
 from headway.core.errors import BadInput
 from headway.data.synthetic import cards
-from headway.recipes.common.images import open_picture, squashed
+from headway.recipes.common import open_picture, squashed
 from tests.recipes.grading.trained import trained_grader
 
 

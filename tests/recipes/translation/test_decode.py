@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.data.tokenizers import END, PAD, START, UNKNOWN
+from headway.data.text import END, PAD, START, UNKNOWN
 from headway.recipes.translation.beam_search import batches_by_length, translate, translate_all
 from headway.recipes.translation.model import Translator
 from tests.recipes.translation.tiny import translator

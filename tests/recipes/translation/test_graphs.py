@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.artifacts.onnx import write_onnx
-from headway.data.tokenizers import END, START
+from headway.data.text import END, START
 from headway.recipes.translation.beam_search import translate
 from headway.recipes.translation.onnx import graphs
 from tests.recipes.translation.tiny import settings, translator

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import BadInput
-from headway.data.tokenizers import END, PAD, START
+from headway.data.text import END, PAD, START
 from headway.recipes.translation.config import SIZES, Config
 from headway.recipes.translation.model import Translator, rebuild
 from tests.recipes.translation.tiny import settings, tokenizer, translator
@@ -78,7 +78,7 @@ def test_the_state_alone_rebuilds_it(tied: bool) -> None:
 
 
 def test_weights_are_refused_for_other_subwords() -> None:
-    from headway.data.tokenizers import BpeTokenizer
+    from headway.data.text import BpeTokenizer
 
     other = BpeTokenizer.train(iter(["quite another text", "with other pieces"]), size=280)
     with pytest.raises(BadInput, match="other subwords"):

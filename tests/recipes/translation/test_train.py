@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.artifacts.evaluate import evaluate_run
+from headway.artifacts.evaluate import evaluate_run, open_predictor, predict
 from headway.artifacts.export import export_run
-from headway.artifacts.predict import open_predictor, predict
 from headway.bundle.format import Bundle
 from headway.cli.model import _converse, _piped
 from headway.data.synthetic import phrases

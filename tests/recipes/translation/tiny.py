@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.data.tokenizers import BpeTokenizer
+from headway.data.text import BpeTokenizer
 from headway.plugins import RECIPES
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Translator

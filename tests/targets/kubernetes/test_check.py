@@ -8,10 +8,9 @@ import pytest
 
 from headway.core.types import Handle
 from headway.spec import Accelerator, Budget, Data, Image, Job, Mount, Resources, Secret, Source
-from headway.targets.kubernetes import checks
+from headway.targets.kubernetes import checks, trainjob
 from headway.targets.kubernetes import status as kubernetes_status
 from headway.targets.kubernetes.client import Forbidden
-from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes.answering import Answering

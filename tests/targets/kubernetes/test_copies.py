@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.targets.kubernetes import options, status
-from headway.targets.kubernetes.engines import pytorchjob, trainjob
+from headway.targets.kubernetes import options, pytorchjob, status, trainjob
 from headway.targets.kubernetes.options import Options
 from tests.targets.kubernetes.answering import Answering
 

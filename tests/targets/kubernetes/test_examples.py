@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.targets.kubernetes import admission, creation_guard
+from headway.targets.kubernetes import checks, manifests
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -28,11 +28,11 @@ def test_an_example_renders_without_credentials(
     words = ["plan", "-f", str(EXAMPLES / f"{example}.yaml"), "--on", target, "--render", str(tmp_path / "manifests")]
     assert main(words) == 0
     bodies = [
-        json.loads(path.read_text()) for path in (tmp_path / "manifests").iterdir() if path.name != creation_guard.START
+        json.loads(path.read_text()) for path in (tmp_path / "manifests").iterdir() if path.name != manifests.START
     ]
     assert {body["kind"] for body in bodies} == kinds
     for body in bodies:
-        assert admission.problems(body) == []
+        assert checks.admission_problems(body) == []
 
 
 def test_the_captioner_asks_for_one_t4_as_its_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from headway import targets
 from headway.core.types import State
 from headway.launcher import lifecycle
 from headway.rundir.layout import RunFolder
 from headway.storage import open_store
-from headway.targets import registry
 from headway.targets.fake import FakeTarget
 from headway.targets.kubernetes import reaper
 from headway.targets.kubernetes.reaper import ReaperConfig, guard
@@ -33,7 +33,7 @@ EMPTY = {"metadata": {**STATEFUL["metadata"], "generation": 1}, "spec": {"replic
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeTarget, str]:
     """A run that waits to be moved by the test."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setitem(registry.TARGETS, "fake", FAKE)
+    monkeypatch.setitem(targets.TARGETS, "fake", FAKE)
     target = FakeTarget()
     plan = plan_play(write_project(tmp_path / "project"), WAITS, on="fake", outputs=str(tmp_path / "runs"))
     hold = lifecycle.launch(plan, name="r1", detach=True, target=target)

@@ -15,10 +15,9 @@ import pytest
 from headway.core.errors import BadInput
 from headway.core.plan import RUN
 from headway.spec.model import Budget, Image, Mount, Resources, Secret
-from headway.targets.kubernetes import admission, creation_guard, manifests
+from headway.targets.kubernetes import checks, manifests, trainjob
 from headway.targets.kubernetes import options as kubernetes_options
 from headway.targets.kubernetes import pod as kubernetes_pod
-from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Engine, Options, Trainer
 from headway.targets.kubernetes.target import KubernetesTarget
 from tests.targets.kubernetes import schemas
@@ -57,7 +56,7 @@ def test_the_objects_are_the_ones_that_were_reviewed(case: tuple[str, Options, d
 
 def made(options: Options, **changes: Any) -> list[dict[str, Any]]:
     """All objects, without the stroke that starts them."""
-    return [body for name, body in rendered(options, **changes).items() if name != creation_guard.START]
+    return [body for name, body in rendered(options, **changes).items() if name != manifests.START]
 
 
 @EVERY
@@ -109,7 +108,7 @@ def test_a_release_without_a_deadline_has_none_and_the_plan_says_so() -> None:
 @EVERY
 def test_our_own_rules_take_every_object(options: Options, changes: dict[str, Any]) -> None:
     for body in made(options, **changes):
-        assert admission.problems(body) == []
+        assert checks.admission_problems(body) == []
 
 
 @EVERY
@@ -135,10 +134,10 @@ def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_
 ) -> None:
     *_, (name, stroke) = rendered(options, **changes).items()
     lit, first, *others = made(options, **changes)
-    assert name == creation_guard.START
+    assert name == manifests.START
     assert (stroke["kind"], stroke["metadata"]["name"]) == (first["kind"], first["metadata"]["name"])
     assert stroke["metadata"]["ownerReferences"] is None
-    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, creation_guard.BURNS_S)
+    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, manifests.BURNS_S)
     if first["kind"] == "PyTorchJob":
         assert first["spec"]["runPolicy"]["suspend"] is True
         assert stroke["spec"] == {"runPolicy": {"suspend": False}}
@@ -161,7 +160,7 @@ def test_pods_have_no_power_and_no_token(options: Options, changes: dict[str, An
     lit, *others = made(options, **changes)
     assert lit["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     for body in others:
-        for where, pod in admission.pods(body):
+        for where, pod in checks.pods(body):
             (container,) = pod["containers"]
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -310,25 +309,25 @@ def _another_role(body: dict[str, Any]) -> None:
 def test_what_the_operators_webhook_refuses_is_refused_here(spoil: Any, complaint: str) -> None:
     body = copy.deepcopy(rendered(Options(engine="pytorchjob"), **FULL)["pytorchjob.json"])
     spoil(body)
-    assert any(complaint in problem for problem in admission.problems(body))
+    assert any(complaint in problem for problem in checks.admission_problems(body))
 
 
 def test_names_that_an_engine_cannot_carry_are_refused() -> None:
     stateful = kubernetes_options.filled(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
-    assert any("52" in problem for problem in admission.problems(stateful))
+    assert any("52" in problem for problem in checks.admission_problems(stateful))
     job = kubernetes_options.filled(rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49})
-    assert any("characters" in problem for problem in admission.problems(job))
+    assert any("characters" in problem for problem in checks.admission_problems(job))
 
 
 def test_a_variable_that_kubeflow_trainer_sets_is_refused() -> None:
     body = rendered(Options(engine="trainjob"), env={"PET_NNODES": "3"})["trainjob.json"]
-    assert any("PET_NNODES" in problem for problem in admission.problems(body))
+    assert any("PET_NNODES" in problem for problem in checks.admission_problems(body))
 
 
 def test_a_mount_over_another_is_refused() -> None:
     mounts = (Mount(pvc="a", at="/data"), Mount(pvc="b", at="/data"))
     body = rendered(Options(), mounts=mounts)["statefulset.json"]
-    assert any("mounted at /data" in problem for problem in admission.problems(body))
+    assert any("mounted at /data" in problem for problem in checks.admission_problems(body))
 
 
 def test_a_secret_as_a_file_is_mounted_and_never_a_variable() -> None:

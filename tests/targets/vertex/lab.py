@@ -10,7 +10,7 @@ from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.spec import Image
-from headway.spec.serialize import from_plain
+from headway.spec.loading import from_plain
 from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.target import VertexTarget

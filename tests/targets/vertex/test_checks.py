@@ -126,7 +126,7 @@ def test_other_verbs_do_not_pay_for_google(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "from headway.targets.registry import build; t = build('vertex', {'project': 'my-project'}); import sys;"
+        "from headway.targets import build; t = build('vertex', {'project': 'my-project'}); import sys;"
         "heavy = {'google.auth', 'google.protobuf', 'requests', 'obstore', 'yaml', 'torch'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -10,7 +10,7 @@ import pytest
 from headway import cli
 from headway.core.errors import BadJob
 from headway.spec import Image, Notify
-from headway.spec.serialize import undump
+from headway.spec.loading import undump
 from headway.targets.fake import FakeBehaviour
 from tests.contract.suite import WAITS
 from tests.servers.vertex_machines import Image as There

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from headway.core.errors import HeadwayError
-from headway.targets.kubernetes import client
+from headway.targets.kubernetes import client, pytorchjob, trainjob
 from headway.targets.kubernetes.client import AlreadyExists, Client, NotFound, Object
-from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from tests.contract.suite import eventually
 from tests.targets.kubernetes import schemas
 from tests.testbed.kubernetes.cluster import Cluster

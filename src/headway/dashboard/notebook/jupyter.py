@@ -64,7 +64,7 @@ def _local(launched: RunHandle) -> ExecTarget:
 
 def _ssh(launched: RunHandle) -> ExecTarget:
     from headway.targets.ssh import connection
-    from headway.targets.ssh.hosts import machines_of
+    from headway.targets.ssh.lifecycle import machines_of
     from headway.targets.ssh.options import layout
     from headway.targets.ssh.rental import Records
 

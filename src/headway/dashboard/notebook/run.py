@@ -14,9 +14,9 @@ from headway.artifacts.svg_chart import Line, chart
 from headway.core.format import duration, usd
 from headway.core.types import Status
 from headway.dashboard.terminal import ordered
-from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.history import Curves
 from headway.rundir.layout import PROGRESS, RECEIPT, REPORT, RunFolder
+from headway.rundir.lease import spent_s, spent_usd
 from headway.rundir.status import LAST, find, folder_status
 
 _MOST_CURVES: Final = 6

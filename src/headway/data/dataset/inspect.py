@@ -24,8 +24,7 @@ from headway.core.errors import NotThere
 from headway.data.dataset.manifest import Manifest, OtherFile, ShardFile, read_manifest
 from headway.data.dataset.shards import Shard
 from headway.data.prepare.pipeline import DROPPED, DUPLICATES, TOKENIZER, WORDS
-from headway.data.text_filters import words
-from headway.data.tokenizers import WordTokenizer, load_tokenizer
+from headway.data.text import WordTokenizer, load_tokenizer, words
 from headway.storage import Store, local_path, open_store
 from headway.storage.transfer import fetch_file
 

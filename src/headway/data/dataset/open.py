@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.core.errors import BadInput
-from headway.data.dataset.cache import Progress, ShardCache
 from headway.data.dataset.manifest import ShardFile, read_manifest
 from headway.data.dataset.rows import Rows
+from headway.data.dataset.shards import Progress, ShardCache
 from headway.data.loading.loader import WeightedSource
 from headway.spec.model import Cache, Source
 from headway.storage import local_path, open_store

@@ -167,7 +167,7 @@ def _beside(url: str) -> Locate:
     folder = local_path(url)
     if folder is None:
         raise BadInput(
-            f"{url} is not on this machine", fix="open it through a cache: headway.data.dataset.cache.ShardCache"
+            f"{url} is not on this machine", fix="open it through a cache: headway.data.dataset.shards.ShardCache"
         )
 
     def locate(shard: ShardFile) -> Path:

@@ -17,7 +17,7 @@ from headway.core.errors import BadInput
 from headway.data.dataset.rows import Rows
 from headway.data.loading.loader import ConcatDataset, WeightedSource
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, permute, quotas, share
-from headway.data.tokenizers import END, PAD, START
+from headway.data.text import END, PAD, START
 
 _BUCKETS = 16  # maximum: more would pad less, but leave more batches partly filled
 _BATCHES = 0x5EED0101  # separates the order of the batches from that of the rows

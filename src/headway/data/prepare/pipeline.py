@@ -35,8 +35,7 @@ from headway.data.prepare.staging import RowStore, made_with, scratch_for
 from headway.data.readers.base import Reader
 from headway.data.readers.detect import reader_for
 from headway.data.readers.files import Tree
-from headway.data.text_filters import Rules, normalised, pair_drop
-from headway.data.tokenizers import BpeTokenizer
+from headway.data.text import BpeTokenizer, Rules, normalised, pair_drop
 from headway.storage import Store, join, local_path, open_store
 
 # Finalization: turn the receipts into a report, the files beside the shards, and the manifest.

@@ -23,8 +23,7 @@ from headway.data.dataset.shards import shard_bytes
 from headway.data.prepare.images import MAX_PIXELS, BadPicture, Fit, Shape, decode, encode_jpeg, perceptual_hash
 from headway.data.prepare.staging import ExcludedRow
 from headway.data.readers.base import Task
-from headway.data.text_filters import Rules, caption_drop, normalised, pair_drop
-from headway.data.tokenizers import load_tokenizer, split_words
+from headway.data.text import Rules, caption_drop, load_tokenizer, normalised, pair_drop, split_words
 from headway.storage import Store, open_store
 
 PIPELINE = 2  # increment when the same settings would give different bytes

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput, DiskFull, StoreError
-from headway.core.paths import home
+from headway.core.platform import home
 from headway.data.readers.base import SPLITS, Bad, Caption, Found, Row
-from headway.data.text_filters import is_unicode
+from headway.data.text import is_unicode
 from headway.storage import local_path
 
 # Scratch folder, locked against a second preparation.

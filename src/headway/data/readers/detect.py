@@ -8,19 +8,19 @@ from inspect import signature
 from typing import Any
 
 from headway.core.errors import BadInput
-from headway.data.readers import captions, coco, csv, graded_pairs, image_folder, parallel_text
+from headway.data.readers import captions, csv, files, parallel_text
 from headway.data.readers.base import Reader
 from headway.data.readers.files import Tree
 
 READERS = {
-    "coco": "headway.data.readers.coco:Coco",
+    "coco": "headway.data.readers.captions:Coco",
     "flickr8k": "headway.data.readers.captions:Flickr8k",
-    "folders": "headway.data.readers.image_folder:ClassFolders",
+    "folders": "headway.data.readers.files:ClassFolders",
     "listed": "headway.data.readers.captions:Listed",
-    "pairs": "headway.data.readers.graded_pairs:GradedPairs",
+    "pairs": "headway.data.readers.csv:GradedPairs",
     "parallel": "headway.data.readers.parallel_text:Parallel",
     "table": "headway.data.readers.csv:Table",
-    "vizwiz": "headway.data.readers.coco:VizWiz",
+    "vizwiz": "headway.data.readers.captions:VizWiz",
 }
 
 
@@ -57,14 +57,14 @@ def _ends(tree: Tree, name: str) -> bool:
 
 
 _SIGNS: tuple[tuple[str, Callable[[Tree], bool]], ...] = (
-    ("pairs", lambda tree: _ends(tree, graded_pairs.NAME)),
+    ("pairs", lambda tree: _ends(tree, csv.NAME)),
     ("flickr8k", lambda tree: bool(captions.token_file(tree))),
     ("listed", lambda tree: bool(_listed(tree))),
-    ("coco", lambda tree: bool(coco.coco_documents(tree))),
-    ("vizwiz", lambda tree: bool(coco.vizwiz_documents(tree)) and tree.survey.pictures > 0),
+    ("coco", lambda tree: bool(captions.coco_documents(tree))),
+    ("vizwiz", lambda tree: bool(captions.vizwiz_documents(tree)) and tree.survey.pictures > 0),
     ("table", lambda tree: any(csv.read_header(tree, key) for key in csv.table_files(tree))),
     ("parallel", lambda tree: tree.survey.pictures == 0 and _is_parallel(tree)),
-    ("folders", image_folder.looks_like_it),
+    ("folders", files.looks_like_it),
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from headway.core.errors import BadInput, NotThere
+from headway.data.readers.base import Bad, Found, Row, Task, is_split_folder, split_name
 from headway.storage import Store, local_path, open_store
 from headway.storage.transfer import fetch_file
 
@@ -240,3 +241,31 @@ def _walk(root: Path, folder: str, seen: frozenset[str]) -> Iterator[str]:
             yield from _walk(root, key, seen | {real})
         elif entry.is_file():
             yield key
+
+
+# Reader for class folders, with or without split folders above them: train/cat/1.jpg, or cat/1.jpg.
+
+
+class ClassFolders:
+    task: Task = "classes"
+    name = "class folders"
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def found(self) -> Iterator[Found]:
+        for key in self._tree.walk():
+            if not is_picture(key):
+                continue
+            parts = key.split("/")
+            split = next((split_name(part) for part in parts[:-2] if is_split_folder(part)), "")
+            if len(parts) < 2 or (len(parts) == 2 and is_split_folder(parts[0])):
+                yield Bad(row=key, reason="in no class", detail="it lies in no class folder")
+            else:
+                yield Row(id=key, split=split, pictures={"picture": key}, label=parts[-2])
+
+
+def looks_like_it(tree: Tree) -> bool:
+    """Return whether there are at least two picture folders that are not split folders."""
+    classes = {folder.rpartition("/")[2] for folder in tree.survey.folders if folder != "."}
+    return sum(not is_split_folder(name) for name in classes) >= 2

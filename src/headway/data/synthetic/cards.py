@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.loading.sampler import uniforms
-from headway.data.synthetic.card_model import (
+from headway.data.synthetic.card_drawing import (
     BACK_CENTRING,
     CRITERIA,
     GRADES,
@@ -27,10 +27,10 @@ from headway.data.synthetic.card_model import (
     CardSide,
     Four,
     Mark,
+    draw,
     grade_of,
     subgrades,
 )
-from headway.data.synthetic.card_pixels import draw
 
 # Damage of card number `index` of a split, drawn so that every grade has every cause. Pure arithmetic.
 

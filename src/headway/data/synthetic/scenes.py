@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from headway.data.synthetic.scene_model import (
+from headway.data.synthetic.scene_drawing import (
     COLOURS,
     COLUMNS,
     COUNTS,
@@ -28,8 +28,8 @@ from headway.data.synthetic.scene_model import (
     Background,
     Scene,
     SceneObject,
+    draw,
 )
-from headway.data.synthetic.scene_pixels import draw
 
 # Composition of a scene from (split, index) alone: counter-based, in integers, 50 µs per scene.
 

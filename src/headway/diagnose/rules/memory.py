@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import FailureRule
+from headway.diagnose.diagnosis import FailureRule
 
 _LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if need be)"
 

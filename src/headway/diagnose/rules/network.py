@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.diagnose.match import FailureRule
+from headway.diagnose.diagnosis import FailureRule
 
 KNOWN = (
     FailureRule(

@@ -190,7 +190,7 @@ class Stored:
 
 def _prepared(cfg: Config, source: Source, split: str, cache: Cache | None) -> Pictures:
     from headway.core.errors import BadJob
-    from headway.data.dataset.checking import check_data
+    from headway.data.dataset.manifest import check_data
     from headway.data.dataset.open import open_sources
 
     problems = check_data(Data(**{split: (source,)}), task="captions")

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.vocabulary import PAD, UNKNOWN
-from headway.recipes.common.layers import Dropout
+from headway.recipes.common import Dropout
 
 
 class State(Protocol):

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image as PilImage
 from torch import Tensor, nn
 
-from headway.artifacts.inference_engine import Run
 from headway.artifacts.onnx import Graph
-from headway.artifacts.predictor import Answer, Field, Instance
+from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadInput
 from headway.recipes.captioning.beam_search import DecodedCaptions, describe, views
@@ -23,10 +22,9 @@ from headway.recipes.captioning.config import Config
 from headway.recipes.captioning.data import SCENES
 from headway.recipes.captioning.model import Captioner
 from headway.recipes.captioning.vocabulary import END, PAD, Vocabulary
-from headway.recipes.common.images import middle_square, open_picture
-from headway.recipes.common.weights import fill
+from headway.recipes.common import fill, middle_square, open_picture
 from headway.spec import Job
-from headway.spec.serialize import from_plain, to_plain
+from headway.spec.loading import from_plain, to_plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

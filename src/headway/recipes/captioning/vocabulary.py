@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from headway.data.tokenizers import split_words
+from headway.data.text import split_words
 
 SPECIAL: Final = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)

@@ -11,17 +11,15 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from headway.artifacts.inference_engine import Run
 from headway.artifacts.onnx import Graph
-from headway.artifacts.predictor import Answer, Field, Instance
+from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadBundle
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.model import Classifier
-from headway.recipes.common.images import middle_square, open_picture
-from headway.recipes.common.weights import fill
+from headway.recipes.common import fill, middle_square, open_picture
 from headway.spec import Job
-from headway.spec.serialize import from_plain, to_plain
+from headway.spec.loading import from_plain, to_plain
 
 CLASSES: Final = "classes.json"
 _AT_ONCE: Final = 64  # batch size
@@ -143,7 +141,7 @@ class ClassService:
         self._run: Run | None = None
 
     def graph(self) -> Graph:
-        from headway.recipes.classification.onnx import graphs
+        from headway.recipes.classification.model import graphs
 
         (whole,) = graphs(self._predictor.model, self._predictor.config)
         return whole

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.artifacts.best_scores import BestScores
 from headway.recipes.classification.config import Config
 from headway.recipes.classification.data import Labelled, augmentation, check_classes, load
 from headway.recipes.classification.evaluate import validate
 from headway.recipes.classification.inference import bundle
 from headway.recipes.classification.model import Classifier
+from headway.rundir.history import BestScores
 from headway.training import Run
 from headway.training.schedules import Schedule
 

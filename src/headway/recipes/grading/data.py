@@ -23,7 +23,7 @@ from headway.data.dataset.open import open_sources
 from headway.data.loading.loader import PictureFeed, WeightedSource
 from headway.data.loading.sampler import PaddingBatch, SampleGroup, SampleOrder, balanced, share
 from headway.data.loading.transforms import Augment
-from headway.data.readers.graded_pairs import TARGETS
+from headway.data.readers.csv import TARGETS
 from headway.data.synthetic import cards
 from headway.recipes.grading.config import Config
 from headway.spec.model import Cache, Data, Source

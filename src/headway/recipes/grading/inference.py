@@ -9,18 +9,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from headway.artifacts.inference_engine import Run
+from headway.artifacts.export import as_pth
 from headway.artifacts.onnx import Graph
-from headway.artifacts.predictor import Answer, Field, Instance
-from headway.artifacts.torch_files import as_pth
+from headway.artifacts.predictor import Answer, Field, Instance, Run
 from headway.bundle.format import Bundle, BundleParts, to_json
 from headway.core.errors import BadInput
-from headway.recipes.common.images import open_picture, squashed
-from headway.recipes.common.weights import fitting
+from headway.recipes.common import fitting, open_picture, squashed
 from headway.recipes.grading.config import Config
 from headway.recipes.grading.model import DAMAGE, Grader, rebuild
 from headway.spec import Job
-from headway.spec.serialize import from_plain, to_plain
+from headway.spec.loading import from_plain, to_plain
 
 _AT_ONCE: Final = 32  # batch size
 SEPARATOR: Final = ","  # front,back
@@ -148,7 +146,7 @@ class GradeService:
         return [squashed(Image.fromarray(instance[field.name]), side) for field in self.fields]
 
     def graph(self) -> Graph:
-        from headway.recipes.grading.onnx import graphs
+        from headway.recipes.grading.model import graphs
 
         (whole,) = graphs(self._predictor.model, self._predictor.config)
         return whole

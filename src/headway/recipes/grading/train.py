@@ -8,7 +8,6 @@ from typing import Final
 
 import torch
 
-from headway.artifacts.best_scores import BestScores
 from headway.backbones import Freeze
 from headway.core.errors import BadInput
 from headway.recipes.grading.config import Config
@@ -16,6 +15,7 @@ from headway.recipes.grading.data import augmentation, load, prepared
 from headway.recipes.grading.evaluate import validate
 from headway.recipes.grading.inference import bundle
 from headway.recipes.grading.model import Grader
+from headway.rundir.history import BestScores
 from headway.spec.model import Phase
 from headway.training import Run
 from headway.training.schedules import Schedule

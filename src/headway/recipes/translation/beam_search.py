@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.core.progress import tell
-from headway.data.tokenizers import END, PAD, START, UNKNOWN
+from headway.data.text import END, PAD, START, UNKNOWN
 from headway.recipes.translation.model import DecoderCache, Translator
 
 _NEVER = (PAD, START, UNKNOWN)  # tokens that a translation never contains

@@ -19,7 +19,7 @@ from headway.data.dataset.shards import shard_bytes
 from headway.data.loading.loader import ConcatDataset, WeightedSource
 from headway.data.loading.text import SentenceFeed
 from headway.data.synthetic import phrases
-from headway.data.tokenizers import BpeTokenizer
+from headway.data.text import BpeTokenizer
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import tokenizer_from
 from headway.spec.model import Cache, Data, Source

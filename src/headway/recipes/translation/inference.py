@@ -11,13 +11,13 @@ from torch import Tensor
 from headway.artifacts.predictor import Answer, Field, Instance, bad_request
 from headway.bundle.format import Bundle, BundleParts
 from headway.core.errors import BadInput
-from headway.data.tokenizers import END, START, BpeTokenizer
-from headway.recipes.common.weights import fill
+from headway.data.text import END, START, BpeTokenizer
+from headway.recipes.common import fill
 from headway.recipes.translation.beam_search import translate_all
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Translator, tokenizer_from
 from headway.spec import Job
-from headway.spec.serialize import from_plain, to_plain
+from headway.spec.loading import from_plain, to_plain
 
 TOKENIZER: Final = "tokenizer.json"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway.core.errors import BadInput
-from headway.data.tokenizers import PAD, BpeTokenizer, load_tokenizer
+from headway.data.text import PAD, BpeTokenizer, load_tokenizer
 from headway.recipes.translation.config import Config
 
 # Label-smoothed cross entropy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway.artifacts.onnx import BATCH, Graph
-from headway.data.tokenizers import END, PAD, START
+from headway.data.text import END, PAD, START
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.model import Heads, Translator
 

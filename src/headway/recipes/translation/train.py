@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from headway.artifacts.best_scores import BestScores
 from headway.recipes.translation.config import Config
 from headway.recipes.translation.data import check_alike, load
 from headway.recipes.translation.evaluate import validate
 from headway.recipes.translation.inference import bundle
 from headway.recipes.translation.model import Translator
+from headway.rundir.history import BestScores
 from headway.training import Run
 from headway.training.schedules import Schedule
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from headway.packaging import requirements
 from headway.packaging.build import build_command, digest_of, present
-from headway.packaging.dockerfile import ENVIRONMENT, HOME, LABEL, PLATFORM, Blueprint
-from headway.packaging.quoting import exec_form, labels, quoted
+from headway.packaging.dockerfile import ENVIRONMENT, HOME, LABEL, PLATFORM, Blueprint, exec_form, labels, quoted
 from headway.plugins import require_recipe
 from headway.serving.deploy.model import service_name
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import Problem
 from headway.packaging import reference, requirements
 from headway.packaging.engine import Engine, EngineError, refusal
-from headway.spec.serialize import dump
+from headway.spec.loading import dump
 from headway.storage.secrets import parse
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import NVIDIA

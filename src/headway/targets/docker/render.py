@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.plan import RUN
 from headway.core.types import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL, Request
 from headway.packaging import build
-from headway.packaging.dockerfile import CODE, HOME, NODE, SUPERVISOR, of_plan
-from headway.packaging.ignore import dockerignore
+from headway.packaging.dockerfile import CODE, HOME, NODE, SUPERVISOR, dockerignore, of_plan
 from headway.rundir.status import FAREWELL_S, place_of, run_url
 from headway.storage import local_path
 from headway.targets.docker import secrets

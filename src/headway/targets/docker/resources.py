@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway.core import processes
+from headway.core import platform
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
 from headway.packaging.engine import ANSWER_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
@@ -156,7 +156,7 @@ def free_the_lease(handle: Handle) -> None:
 
 def _was_ours(record: lease.Record, handle: Handle) -> bool:
     """Return whether a container of this run held the lease: a container's host name is its shortened id."""
-    this_kernel, _, namespace = processes.here().partition("/")
+    this_kernel, _, namespace = platform.here().partition("/")
     kernel, _, other = record.boot.partition("/")
     ids = [str(each)[:12] for each in handle.details.get("containers", ())]
     return kernel == this_kernel and namespace != other and record.pid == 1 and record.host in ids

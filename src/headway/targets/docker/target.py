@@ -16,12 +16,11 @@ from headway.core.errors import Problem, RunBusy, TargetError
 from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging import build
 from headway.packaging.code import package
-from headway.packaging.dockerfile import of_plan
+from headway.packaging.dockerfile import left_out, of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
-from headway.packaging.ignore import left_out
-from headway.rundir.accounting import remainder, spent_s
 from headway.rundir.layout import RunFolder
+from headway.rundir.lease import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
@@ -42,7 +41,7 @@ from headway.targets.docker import resources as docker_resources
 from headway.targets.docker.options import Options
 from headway.targets.docker.render import KIND
 from headway.targets.docker.resources import DockerResource
-from headway.targets.local import spawn
+from headway.targets.local import processes
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -76,7 +75,7 @@ class DockerTarget:
         """Build or pull the image, then create and start all containers. A failure leaves only the image behind."""
         outputs = str(plan.job["outputs"])
         url, place = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
-        with spawn.exclusively(place):
+        with processes.exclusively(place):
             if any(thing.live for thing in self._containers(url)):
                 raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
             self._bring_image(plan, outputs)
@@ -119,7 +118,7 @@ class DockerTarget:
             secrets.clear(handle.url)
             docker_resources.free_the_lease(handle)
             if has_ended(handle):
-                spawn.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
+                processes.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -152,12 +151,12 @@ class DockerTarget:
 
     def _lay_ready(self, plan: Plan, run: str, place: Path) -> None:
         """Create everything that is mounted and missing, as this user."""
-        with spawn.translated(place):
+        with processes.translated(place):
             for folder in render.folders(plan):
-                Path(spawn.named(folder, run)).mkdir(parents=True, exist_ok=True)
+                Path(processes.named(folder, run)).mkdir(parents=True, exist_ok=True)
             if plan.job.get("image", {}).get("uri"):
                 outputs = str(plan.job["outputs"])
-                spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
+                processes.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
                 _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
             secrets.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
@@ -179,7 +178,7 @@ class DockerTarget:
         found = evidence(folder_of(handle))
         if found.end is not None:  # needs no daemon
             return found.end
-        starting, things = spawn.starting(place_of(handle.url, KIND)), self._containers(handle.url)
+        starting, things = processes.starting(place_of(handle.url, KIND)), self._containers(handle.url)
         if starting or any(thing.live for thing in things):
             state = State.RUNNING if found.started else State.PENDING
             return Status(state=state, reason=_reason(things) or "is being started")

@@ -86,7 +86,7 @@ def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
 def _code(args: argparse.Namespace) -> None:
     from headway.packaging.code import unpack
     from headway.storage import open_store
-    from headway.targets.local.spawn import translated
+    from headway.targets.local.processes import translated
 
     body = open_store(args.source).read(f"{args.code}.tar.gz")
     with translated(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
@@ -97,7 +97,7 @@ def _code(args: argparse.Namespace) -> None:
 
 def _wheel(args: argparse.Namespace) -> None:
     from headway.storage import open_store
-    from headway.targets.local.spawn import translated
+    from headway.targets.local.processes import translated
 
     body = open_store(args.source).read(args.wheel)
     if hashlib.sha256(body).hexdigest() != args.wheel_sha256:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import BadInput, RunBusy, TargetError
 from headway.core.plan import RUN
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
-from headway.rundir.accounting import spent_s
 from headway.rundir.layout import RunFolder
+from headway.rundir.lease import spent_s
 from headway.rundir.status import FAREWELL_S, LEAVING_S, ended_or_never_started, grace_s
 from headway.rundir.submission import owner
 from headway.storage.secrets import resolve
-from headway.targets.kubernetes import admission, client, manifests, status
+from headway.targets.kubernetes import checks, client, manifests, status, trainjob
 from headway.targets.kubernetes import options as kubernetes_options
 from headway.targets.kubernetes import pod as kubernetes_pod
 from headway.targets.kubernetes.client import AlreadyExists, Api, Forbidden, NotFound, Object
-from headway.targets.kubernetes.engines import trainjob
 from headway.targets.kubernetes.options import Options, Trainer, selector
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def _start(api: Api, stroke: Object) -> None:
 
 def _hold_rules(bodies: list[Object], run: str) -> None:
     """Raise BadInput for what the cluster or an operator's webhook would reject after half of it was created."""
-    wrong = [what for body in bodies for what in admission.problems(body)]
+    wrong = [what for body in bodies for what in checks.admission_problems(body)]
     if wrong:
         raise BadInput(f"{run}: {wrong[0]}", fix="another --name" if "name" in wrong[0] else "")
 

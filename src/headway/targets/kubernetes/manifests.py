@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headway.core.errors import BadInput
 from headway.core.plan import RUN
 from headway.core.types import Request
-from headway.targets.kubernetes import creation_guard, pod
-from headway.targets.kubernetes.engines import pytorchjob, statefulset, trainjob
-from headway.targets.kubernetes.options import Options, Trainer, metadata, owned_by
+from headway.targets.kubernetes import pod, pytorchjob, statefulset, trainjob
+from headway.targets.kubernetes.options import FUSE_UID, Options, Trainer, metadata, owned_by
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
+
+
+# The creation guard ("fuse"): a Job without pods that owns a run's objects while they are being created. Pure.
+#
+# The object that starts the run is created suspended and owned by the guard. The last request, one PATCH, removes the
+# owner reference and starts it. If the client dies earlier, the guard expires (ttlSecondsAfterFinished) and
+# Kubernetes deletes everything with it; nothing has run by then.
+
+
+Object = dict[str, Any]
+FUSE, START = "fuse.json", "start.patch.json"
+NAME = f"{RUN}-fuse"
+BURNS_S = 600  # far longer than any client needs; HEADWAY_FUSE_S in the job's `env` overrides it
+
+
+def laid(plan: Plan, options: Options, first: Request, others: list[Request], start: Object) -> list[Request]:
+    """Return all requests of a start: the guard, the starting object, its dependencies, and the starting patch."""
+    resting = {**first.body, "metadata": {**first.body["metadata"], "ownerReferences": [_owner()]}}
+    return [
+        Request(name=FUSE, body=_job(plan, options)),
+        Request(name=first.name, body=resting),
+        *others,
+        Request(name=START, body=_stroke(first.body, start)),
+    ]
+
+
+def _stroke(body: Mapping[str, Any], start: Object) -> Object:
+    """Return the merge patch that removes the owner references and starts the run."""
+    named = {key: body["metadata"][key] for key in ("name", "namespace")}
+    own = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
+    return {**own, "metadata": {**named, "ownerReferences": None}, "spec": start}
+
+
+def _owner() -> Object:
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": FUSE_UID}
+
+
+def _job(plan: Plan, options: Options) -> Object:
+    """Return the guard: a Job that completes at once, with 0 completions, so that its TTL starts immediately."""
+    part = metadata(plan, options, NAME, part="fuse")
+    never: Object = {
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "securityContext": pod.security(options),
+        "containers": [
+            {"name": "fuse", "image": pod.image(plan), "command": ["true"], "securityContext": pod.confined()}
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": part,
+        "spec": {
+            "completions": 0,
+            "ttlSecondsAfterFinished": _burns_s(plan),
+            "template": {
+                "metadata": {key: part[key] for key in ("labels", "annotations")},
+                "spec": never,
+            },
+        },
+    }
+
+
+def _burns_s(plan: Plan) -> int:
+    asked = str(plan.job.get("env", {}).get("HEADWAY_FUSE_S", BURNS_S))
+    if not asked.isdecimal():
+        raise BadInput(f"HEADWAY_FUSE_S is {asked!r}, not a number of seconds", where="env", fix="leave it out: 600")
+    return int(asked)
+
 
 WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}
 _STARTS = {"statefulset": statefulset.START, "pytorchjob": pytorchjob.START, "trainjob": trainjob.START}
@@ -31,7 +101,7 @@ def requests(plan: Plan, options: Options, *, release: Trainer | None = None, sp
         chosen: Trainer = release or options.trainer or pod.NEWEST
         found = trainjob.requests(plan, options, chosen, spent_s)
     first, *others = found
-    return creation_guard.laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
+    return laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
 
 
 def reference_mark(reference: str) -> str:

@@ -13,9 +13,8 @@ from headway.core.plan import RUN
 from headway.core.types import Handle, State, Status
 from headway.rundir.layout import STOP
 from headway.rundir.status import FOR_GOOD, StatusInputs, folder_of, next_start
-from headway.targets.kubernetes import client, creation_guard, manifests
+from headway.targets.kubernetes import client, manifests, pytorchjob, trainjob
 from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
-from headway.targets.kubernetes.engines import pytorchjob, trainjob
 from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
 
 # Console links, made without a request
@@ -270,7 +269,7 @@ class ClusterView:
     def half_made(self) -> bool:
         """Whether the creation guard still owns it: its client has not finished submitting."""
         owners = (self.workload or {}).get("metadata", {}).get("ownerReferences") or ()
-        return any(str(owner["name"]).endswith(creation_guard.NAME.removeprefix(RUN)) for owner in owners)
+        return any(str(owner["name"]).endswith(manifests.NAME.removeprefix(RUN)) for owner in owners)
 
     @property
     def verdict(self) -> str:

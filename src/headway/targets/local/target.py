@@ -34,7 +34,7 @@ from headway.rundir.status import (
     unwritable,
 )
 from headway.storage import join, local_path, open_store
-from headway.targets.local import processes, spawn
+from headway.targets.local import processes
 from headway.targets.local.processes import take_down
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class LocalTarget:
         url = run_url(outputs, RUN)
         place = str(place_of(url, KIND))
         body = {
-            "argv": [self._python(), "-m", spawn.SUPERVISOR, "--run", url],
+            "argv": [self._python(), "-m", processes.SUPERVISOR, "--run", url],
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
             "cwd": place,
             "env": {
@@ -95,12 +95,12 @@ class LocalTarget:
 
     def submit(self, plan: Plan, run: str) -> Handle:
         """Unpack the code and start the supervisor. It outlives this process and its terminal."""
-        body = spawn.owned(spawn.named(self.render(plan)[0].body, run))
+        body = processes.owned(processes.named(self.render(plan)[0].body, run))
         url, place = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
-        with spawn.exclusively(place):
+        with processes.exclusively(place):
             if self._leader(url) is not None:
                 raise RunBusy(f"{run} is running on this machine", fix=f"headway stop {run}")
-            leader = spawn.start(body, code_sha256=plan.code.sha256)
+            leader = processes.start(body, code_sha256=plan.code.sha256)
         details = {"dir": str(place), "host": socket.gethostname(), "pid": leader.pid}
         return Handle(target=plan.target, run=run, url=url, details=details)
 
@@ -136,7 +136,7 @@ class LocalTarget:
             grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
         )
         if not receipt.left and (ended or has_ended(handle)):
-            spawn.clear(place, inside_run=local_path(handle.url) is not None)
+            processes.clear(place, inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -164,13 +164,13 @@ class LocalTarget:
         if recorded is not None and recorded.alive:
             return recorded
         found = processes.processes_of(url, target=KIND)
-        return next((process for process in found if process.runs(spawn.SUPERVISOR)), None)
+        return next((process for process in found if process.runs(processes.SUPERVISOR)), None)
 
     def _status(self, handle: Handle, watch: StatusPoller) -> Status:
         if _elsewhere(handle):
             return watch.status()
         # Check the process before the folder: a supervisor that is gone has written everything by then.
-        starting, leader = spawn.starting(place_of(handle.url, KIND)), self._leader(handle.url)
+        starting, leader = processes.starting(place_of(handle.url, KIND)), self._leader(handle.url)
         seen = evidence(folder_of(handle))
         if seen.end is not None:
             return seen.end
@@ -209,7 +209,7 @@ def _recorded(url: str) -> processes.Process | None:
 
     None if that process runs another folder, of which this one is a copy.
     """
-    found = spawn.recorded(place_of(url, KIND))
+    found = processes.recorded(place_of(url, KIND))
     if found is None or not found.alive:
         return found
     ours = processes.carries(found.pid, url=url, target=KIND)
@@ -224,12 +224,12 @@ def _owner(label: Mapping[str, str]) -> dict[str, str]:
 
 def _elsewhere(handle: Handle) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
-    host = spawn.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
+    host = processes.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 
 def _why_lost(seen: StatusInputs, place: Path) -> str:
-    last = spawn.last_line(place)
+    last = processes.last_line(place)
     said = f"; it last said: {last}" if last else ""
     if not seen.started:
         return f"the supervisor ended before its first attempt{said}" if last else "was never started"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from headway.core.errors import Problem
 from headway.rundir.index import LONGEST
 from headway.rundir.status import about_key_files, place_of, run_url
+from headway.spec.loading import dump
 from headway.spec.rules import processes
-from headway.spec.serialize import dump
 from headway.storage import local_path
 from headway.storage.secrets import parse
 from headway.targets.slurm import sbatch

@@ -18,7 +18,7 @@ from headway.rundir.status import FAREWELL_S, grace_s
 from headway.rundir.submission import owner
 from headway.storage import join, open_store
 from headway.storage.secrets import Reference, parse, resolve
-from headway.targets.local import spawn
+from headway.targets.local import processes
 from headway.targets.slurm import client, sbatch
 from headway.targets.slurm.client import ENDING, RUNNING, CommandError, CommandRunner, Job, Unknown, jobs_of
 from headway.targets.slurm.options import Options
@@ -100,8 +100,8 @@ _ORDERS = ("SBATCH_", "SLURM_", "SRUN_")  # the last two: from an allocation tha
 def lay_ready(plan: Plan, place: Path) -> None:
     """Stage the code, Headway, the secrets and one folder per node in the shared folder."""
     outputs = str(plan.job["outputs"])
-    with spawn.translated(place):
-        spawn.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
+    with processes.translated(place):
+        processes.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
         (place / "code").mkdir(exist_ok=True)  # a recipe has none
         _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
         (place / "spool").mkdir(exist_ok=True)
@@ -117,10 +117,10 @@ def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: 
     us = owner()
     for mark, value in ((sbatch.EXPIRES, expires), (OWNER, us.id), (OWNER_NAME, quote(us.name, safe="@"))):
         text = text.replace(mark, value, 1)  # the job's comment precedes any text of the user's
-    text = spawn.named(text, run)
+    text = processes.named(text, run)
     number = ""
     try:
-        with spawn.translated(place):
+        with processes.translated(place):
             (place / sbatch.EXIT).unlink(missing_ok=True)
             (place / sbatch.SCRIPT).write_text(text, encoding="utf-8")
             env = environment(os.environ, plan, options)
@@ -147,7 +147,7 @@ def environment(shell: Mapping[str, str], plan: Plan, options: Options) -> dict[
     """Return the environment for sbatch and the job: this shell's, less another run's variables and the secrets."""
     references: list[Reference] = [parse(reference) for reference in sbatch.brought(plan.job).values()]
     hidden = {reference.name for reference in references if reference.kind == "env"}
-    inherited = client.plain(spawn.environment(shell, {}))
+    inherited = client.plain(processes.environment(shell, {}))
     return {
         name: value
         for name, value in inherited.items()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import Problem, RunBusy
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
-from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.lease import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     FOR_GOOD,
@@ -29,7 +29,7 @@ from headway.rundir.status import (
     unwritable,
 )
 from headway.storage import join, local_path
-from headway.targets.local import spawn
+from headway.targets.local import processes
 from headway.targets.slurm import checks, client, lifecycle, sbatch
 from headway.targets.slurm.client import ENDING, RUNNING, CommandError, CommandRunner, Job
 from headway.targets.slurm.options import Options
@@ -94,7 +94,7 @@ class SlurmTarget:
         """Stage code and secrets in the shared folder, then call sbatch once."""
         url = run_url(str(plan.job["outputs"]), run)
         place = place_of(url, KIND)
-        with spawn.exclusively(place):
+        with processes.exclusively(place):
             live = [job for job in client.jobs_of(self.ask, url, lifecycle.recorded(place), place=place) if job.live]
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
@@ -106,7 +106,7 @@ class SlurmTarget:
 
     def status(self, handle: Handle) -> Status:
         # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
-        starting_now = spawn.starting(place_of(handle.url, KIND))
+        starting_now = processes.starting(place_of(handle.url, KIND))
         try:
             listed: list[Job] | None = self._jobs(handle)
         except CommandError as error:

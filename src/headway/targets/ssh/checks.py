@@ -13,11 +13,11 @@ from headway.core.errors import HeadwayError, Problem
 from headway.core.types import Finding
 from headway.packaging import requirements
 from headway.rundir.status import about_key_files
-from headway.spec.serialize import dump
+from headway.spec.loading import dump
 from headway.storage.secrets import parse
 from headway.targets.ssh import connection, provider, sync
 from headway.targets.ssh.connection import Host
-from headway.targets.ssh.hosts import named
+from headway.targets.ssh.lifecycle import named
 from headway.targets.ssh.options import Options, is_here, is_mirrored, to_bring
 from headway.targets.ssh.sync import amount, parcel
 
@@ -187,7 +187,7 @@ def _of(host: Host, options: Options, job: Job) -> Iterator[Finding]:
 
 
 def _space(host: Host, facts: Mapping[str, Any], options: Options, job: Job) -> Iterator[Finding]:
-    from headway.spec.serialize import dump
+    from headway.spec.loading import dump
 
     data = sum(parcel(source).bytes for source in to_bring(dump(job), options))
     needed = data + (0 if options.python else ENVIRONMENT_BYTES)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.core.paths import home
+from headway.core.platform import home
 from headway.storage import open_store
 from headway.targets.ssh.connection import Machine, alias
 

@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.rundir import submission
-from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.lease import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
@@ -34,10 +34,10 @@ from headway.rundir.status import (
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
-from headway.targets.local import processes, spawn
+from headway.targets.local import processes
 from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
 from headway.targets.ssh.connection import Host, Machine, RemoteError
-from headway.targets.ssh.hosts import SshConnections, locked, machines_of, named
+from headway.targets.ssh.lifecycle import SshConnections, locked, machines_of, named
 from headway.targets.ssh.options import KIND, SCRIPT, Options, layout, to_bring
 from headway.targets.ssh.provider import Provider, Returned
 from headway.targets.ssh.rental import ProvisionedMachine, Records
@@ -186,7 +186,7 @@ class SshTarget:
         """
         url = run_url(str(plan.job["outputs"]), run)
         place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
-        with spawn.exclusively(place):
+        with processes.exclusively(place):
             self._require_nothing_rented(url)
             self._mark_untouched(url)
             try:
@@ -390,10 +390,10 @@ class SshTarget:
 
     def _status(self, handle: Handle, link: SshConnections) -> Status:
         if not link.hosts:
-            starting_now = spawn.starting(place_of(handle.url, KIND))
+            starting_now = processes.starting(place_of(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
             return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
-        starting_now = spawn.starting(place_of(handle.url, KIND))
+        starting_now = processes.starting(place_of(handle.url, KIND))
         try:
             states = link.refresh()
         except RemoteError as error:

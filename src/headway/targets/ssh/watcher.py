@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headway.core import processes
+from headway.core import platform
 from headway.rundir.status import place_of
 from headway.storage import open_store, same_place
-from headway.targets.local import spawn
+from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 
 _RECORD = "guardian.json"
@@ -34,10 +34,10 @@ def begin(url: str) -> None:
             stdout=log,
             stderr=log,
             cwd="/",
-            env=spawn.environment(os.environ, {}),
+            env=processes.environment(os.environ, {}),
             start_new_session=True,
         )
-    known = {"pid": process.pid, "started": processes.started(process.pid), "boot": processes.here()}
+    known = {"pid": process.pid, "started": platform.started(process.pid), "boot": platform.here()}
     open_store(str(place)).write(_RECORD, json.dumps(known).encode())
 
 
@@ -64,7 +64,7 @@ def _of(url: str) -> int | None:
     except (OSError, ValueError):
         return None
     pid = int(known["pid"])
-    alive = known["boot"] == processes.here() and processes.alive(pid, known["started"])
+    alive = known["boot"] == platform.here() and platform.alive(pid, known["started"])
     return pid if alive and same_place(_guarded(pid), url) else None
 
 

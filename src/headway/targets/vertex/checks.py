@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem
 from headway.packaging import reference, requirements
-from headway.spec.serialize import dump
+from headway.spec.loading import dump
 from headway.storage.secrets import Reference, parse
 from headway.targets.vertex import machines, package
 from headway.targets.vertex.client import ApiError, NotFound
+from headway.targets.vertex.machines import Region, places, regions
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Region, places, regions
 from headway.targets.vertex.render import ENDING_S, NFS
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from headway.rundir.status import FAREWELL_S, evidence, folder_of, grace_s
 from headway.rundir.submission import now, owner, who
 from headway.storage import ABSENT, join, open_store
 from headway.storage.secrets import parse
-from headway.targets.local import spawn
+from headway.targets.local import processes
 from headway.targets.vertex import package, render
 from headway.targets.vertex.checks import secret_problem
 from headway.targets.vertex.client import ApiError, Client, NotFound, OutOfCapacity, Unreachable
+from headway.targets.vertex.machines import Region, of_job
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Region, of_job
 from headway.targets.vertex.render import (
     EXPIRES_LABEL,
     FOLDER_LABEL,
@@ -318,7 +318,7 @@ def expected_s(plan: Plan, options: Options) -> float:
 def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, Any]:
     """Return the rendered job with the run's name, owner, expiry and submission ID filled in."""
     us = owner()
-    body: dict[str, Any] = spawn.named(render.custom_job(plan, options, place), run)
+    body: dict[str, Any] = processes.named(render.custom_job(plan, options, place), run)
     own = {
         render.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
         render.OWNER_LABEL: us.id,

@@ -17,8 +17,8 @@ from headway.rundir.status import run_url
 from headway.storage import join
 from headway.targets.vertex import machines, package
 from headway.targets.vertex.boot import SPEC
+from headway.targets.vertex.machines import Region, of_job
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import Region, of_job
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import BadInput, HeadwayError, Problem, RunBusy
 from headway.core.plan import Limits
-from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
+from headway.core.types import ORIGIN, Finding, Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging.engine import Engine
 from headway.packaging.engine import run as run_command
-from headway.rundir.accounting import remainder, spent_s
+from headway.rundir.lease import remainder, spent_s
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     FOR_GOOD,
@@ -26,18 +26,67 @@ from headway.rundir.status import (
     over,
     run_url,
 )
-from headway.targets.vertex import checks, client, doctor, lifecycle, machines, regions, render
+from headway.targets.vertex import checks, client, lifecycle, machines, render
 from headway.targets.vertex.client import ApiError, Client
-from headway.targets.vertex.lifecycle import UNDER_WAY, Job
+from headway.targets.vertex.lifecycle import UNDER_WAY
+from headway.targets.vertex.lifecycle import Job as LifecycleJob
+from headway.targets.vertex.machines import places, regions
+from headway.targets.vertex.machines import regions as regions_regions
 from headway.targets.vertex.options import Options
-from headway.targets.vertex.regions import places
-from headway.targets.vertex.regions import regions as regions_regions
 from headway.targets.vertex.render import KIND
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
-    from headway.core.types import Finding
+    from headway.spec import Job
     from headway.spec import Job as Wanted
+
+
+# Check a project's setup for a job, with the command that fixes each problem. Read-only, at no cost.
+
+
+AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+
+
+def refusals(client: Client, where: list[str]) -> Iterator[Problem]:
+    """Yield a problem for each region in which Vertex AI refuses our requests."""
+    for region in where:
+        try:
+            client.one(region)
+        except ApiError as error:
+            yield Problem(what=error.problem.what, where=f"targets.region {region}", fix=error.problem.fix)
+
+
+def findings(client: Client, options: Options, job: Job) -> Iterator[Finding]:
+    for problem in checks.problems(job, options):
+        yield Finding("bad", f"{problem.where}: {problem.what}", problem.fix)
+    for region in regions(options):
+        try:
+            client.one(region)
+            running = lifecycle.live(client, [region])
+            yield Finding("ok", f"Vertex AI answers for {client.project} in {region}; {len(running)} live runs there")
+        except ApiError as error:
+            yield Finding("bad", f"{region}: {error.problem.what}", error.problem.fix)
+    yield _logging(client)
+    yield Finding("ok", "it would go to " + ", then ".join(map(str, places(job.resources, options))))
+    yield _account(client, options, job)
+
+
+def _logging(client: Client) -> Finding:
+    try:
+        list(client.entries('resource.type="ml_job"', limit=1))
+        return Finding("ok", "Cloud Logging can be read")
+    except HeadwayError as error:
+        return Finding("note", f"Cloud Logging cannot be read: {error.problem.what}", error.problem.fix)
+
+
+def _account(client: Client, options: Options, job: Job) -> Finding:
+    """Name the account that the job runs as and the role it needs. Only Google knows whether it has it."""
+    who = options.service_account or AGENT
+    bucket = job.outputs.removeprefix("gs://").partition("/")[0]
+    fix = f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{who}"
+    what = f"the job runs as {options.service_account or 'Vertex AI’s own agent'}, which must be let write the bucket"
+    return Finding("note", what, f"{fix} --role=roles/storage.objectUser")
+
 
 DEFAULTS = Options()
 LOOK_S = 2.0  # poll interval of the run folder while following a log …
@@ -57,17 +106,17 @@ class VertexTarget:
 
     def notes(self, job: Wanted, ranks: int) -> list[str]:
         """Return remarks for the plan that do not stop the job."""
-        return [*checks.notes(job, self.options, self.today()), *regions.notes(job, self.options)]
+        return [*checks.notes(job, self.options, self.today()), *machines.notes(job, self.options)]
 
     def online(self, job: Wanted) -> list[Problem]:
         """Find problems that only Google can report: refused access in a region of the run, and a missing image."""
-        refused = list(doctor.refusals(self._client(), regions_regions(self.options)))
+        refused = list(refusals(self._client(), regions_regions(self.options)))
         absent = checks.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
         return refused if absent is None else [absent]
 
     def doctor(self, job: Wanted) -> Iterator[Finding]:
         """Check the project's setup; each finding has the command that fixes it."""
-        return doctor.findings(self._client(), self.options, job)
+        return findings(self._client(), self.options, job)
 
     def links(self, handle: Handle) -> dict[str, str]:
         """Return links to the run's job and logs in the Google Cloud console, without a request."""
@@ -88,7 +137,7 @@ class VertexTarget:
 
     def limits(self, job: Wanted) -> Limits:
         """Return the durations that apply on Vertex AI. Its own timeout, always set, is the backstop of the budget."""
-        hours = regions.hours(job, self.options)
+        hours = machines.hours(job, self.options)
         budget_s = None if hours is None else hours * 3600
         limit = self.options.timeout if budget_s is None else budget_s + self.options.grace + render.ENDING_S
         second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"
@@ -123,7 +172,7 @@ class VertexTarget:
     def status(self, handle: Handle) -> Status:
         # Query Vertex AI before reading the folder: a job that has ended by then writes nothing more.
         try:
-            job: Job | None = self._newest(handle)
+            job: LifecycleJob | None = self._newest(handle)
         except ApiError as error:
             return evidence(folder_of(handle)).end or _unasked(handle, error)
         seen = evidence(folder_of(handle))
@@ -158,7 +207,7 @@ class VertexTarget:
             self._clients.append(Client(self.options.project))
         return self._clients[0]
 
-    def _jobs(self, handle: Handle) -> list[Job]:
+    def _jobs(self, handle: Handle) -> list[LifecycleJob]:
         """List the run's jobs by label in all regions, and the recorded one in case a label is lost."""
         found = lifecycle.of_run(self._client(), regions_regions(self.options), handle.url)
         known = str(handle.details.get("job", ""))
@@ -167,7 +216,7 @@ class VertexTarget:
             found = [recorded, *found] if recorded is not None else found
         return found
 
-    def _newest(self, handle: Handle) -> Job | None:
+    def _newest(self, handle: Handle) -> LifecycleJob | None:
         known = str(handle.details.get("job", ""))
         recorded = lifecycle.recorded(self._client(), known, handle.url)
         if recorded is not None and recorded.live:
@@ -183,7 +232,7 @@ class VertexTarget:
         except HeadwayError:
             pass  # the launcher lists and reports what is left
 
-    def _standing(self, handle: Handle, job: Job, seen: StatusInputs) -> Status:
+    def _standing(self, handle: Handle, job: LifecycleJob, seen: StatusInputs) -> Status:
         """Return the status of a run with a live job. A preempted run that Vertex AI restarts has not ended."""
         where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.end is None:
@@ -191,7 +240,7 @@ class VertexTarget:
         again = next_start(handle, started=seen.started)
         return Status(state=State.PENDING, reason=where + again)
 
-    def _without_a_farewell(self, job: Job | None, seen: StatusInputs) -> Status:
+    def _without_a_farewell(self, job: LifecycleJob | None, seen: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event."""
         if job is None:
             reason = "its job is gone, and Vertex AI has forgotten it" if seen.started else "was never submitted"
@@ -228,7 +277,7 @@ class VertexTarget:
         return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
 
 
-def _label(job: Job) -> dict[str, str]:
+def _label(job: LifecycleJob) -> dict[str, str]:
     return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 

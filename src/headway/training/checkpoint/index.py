@@ -15,8 +15,7 @@ from headway.rundir.layout import LAST_CHECKPOINT, checkpoint_folder, damage_of_
 from headway.rundir.lease import LeaseLost
 from headway.spec.model import Checkpoint
 from headway.storage.base import ABSENT, Store
-from headway.storage.parallel import for_each
-from headway.storage.transfer import subfolders
+from headway.storage.transfer import for_each, subfolders
 from headway.training.checkpoint.serialization import Damaged, encode_record, read_record
 
 # Fenced writes

@@ -22,8 +22,7 @@ from headway.training.checkpoint.index import CheckpointIndex
 from headway.training.checkpoint.reader import CheckpointReader, Damage, Loaded
 from headway.training.checkpoint.serialization import Damaged, flatten
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot, lease_is_ours
-from headway.training.context import Session
-from headway.training.control_channel import say
+from headway.training.context import Session, say
 from headway.training.finite import FiniteCheck
 from headway.training.optim import Average
 from headway.training.progress_state import CheckpointSchedule, Scores, TrainState

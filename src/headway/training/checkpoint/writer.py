@@ -14,21 +14,63 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from headway.core.errors import NotThere
+from headway.core.errors import NotThere, StoreError
 from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
-from headway.storage.parallel import AT_ONCE, for_each
+from headway.storage.transfer import AT_ONCE, for_each
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
 from headway.training.checkpoint.staging import Image, Layout, partition_tensors, signature
-from headway.training.control_channel import ControlChannel, say
-from headway.training.retry import GiveUp, RetryPolicy
+from headway.training.context import ControlChannel, say
+
+# Retry of store operations with exponential back-off; logs when the store goes down and when it recovers.
+
+
+Result = TypeVar("Result")
+FIRST_S, LONGEST_S = 0.2, 30.0
+
+
+class GiveUp(Exception):
+    """Raised to stop retrying: newer work is waiting, or time is up."""
+
+
+class RetryPolicy:
+    """Retries after every StoreError, with growing pauses, until `give_up` raises GiveUp. NotThere is not retried."""
+
+    def __init__(
+        self, control: ControlChannel, give_up: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._control, self._give_up, self._sleep = control, give_up, sleep
+
+    def __call__(self, operation: Callable[[], Result]) -> Result:
+        pause, since = FIRST_S, time.monotonic()
+        failed = False
+        while True:
+            try:
+                result = operation()
+            except NotThere:
+                raise
+            except StoreError as error:
+                if not failed:
+                    failed = True
+                    say(f"the store does not answer, training goes on and this is tried again: {error}")
+                    self._control.event("store_down", error=str(error))
+                self._give_up(str(error))
+                self._sleep(pause)
+                pause = min(LONGEST_S, pause * 2)
+            else:
+                if failed:
+                    seconds = round(time.monotonic() - since, 1)
+                    say(f"the store answers again after {seconds} s")
+                    self._control.event("store_back", seconds=seconds)
+                return result
+
 
 _POLL_S = (0.02, 1.0)  # first and longest interval at which rank 0 polls for parts
 PART_S = 900.0  # how long rank 0 waits for another rank's part

@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.errors import BadInput, StoreError
 from headway.rundir.layout import interval_s
-from headway.training.control_channel import ControlChannel, say
+from headway.training.context import ControlChannel, say
 
 RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
 

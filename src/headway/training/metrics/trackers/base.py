@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headway.core.errors import HeadwayError
-from headway.core.paths import home
 from headway.core.plan import Plan
+from headway.core.platform import home
 from headway.rundir.layout import INTENT, RunFolder
 from headway.storage import local_path
 from headway.storage.base import Store

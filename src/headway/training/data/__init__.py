@@ -1,1 +1,0 @@
-"""Training data as a pure function of epoch and step."""

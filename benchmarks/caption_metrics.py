@@ -44,10 +44,10 @@ OURS = """
 from headway.metrics.bleu import bleu_counts
 from headway.metrics.bleu import bleu_counts_alone
 from headway.metrics.captions import CaptionScorer
-from headway.metrics.cider import Cider
+from headway.metrics.captions import Cider
 from headway.metrics.ptb_tokenizer import tokenize_all
 from headway.metrics.ngrams import References
-from headway.metrics.rouge_meteor import rouge_l
+from headway.metrics.captions import rouge_l
 
 def bleu():
     return bleu_counts_alone(hypotheses, references).corpus().tolist()

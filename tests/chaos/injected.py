@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headway import storage as opening
 from headway.core.errors import Denied, DiskFull, StoreError, Transient
-from headway.storage import open as opening
 from headway.storage.base import Store
 from tests.servers.faults import FaultyStore
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import BAD_INPUT
 from headway.core.format import usd
-from headway.pricing.history import PastRun, learn, work_of
+from headway.pricing.estimate import PastRun, learn, work_of
 from headway.spec import Job, dump
 from tests.cli.conftest import Headway
 

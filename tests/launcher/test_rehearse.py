@@ -162,7 +162,7 @@ def test_requirements_are_installed_once_into_an_environment_of_their_own(projec
 @pytest.mark.torch
 def test_a_recipe_trains_dies_restores_evaluates_exports_and_predicts(project: Path) -> None:
     pytest.importorskip("torch")
-    from headway.pricing.history import remembered
+    from headway.pricing.estimate import remembered
     from headway.spec.loading import loads
 
     found = rehearse(loads("name: j\nrecipe: captioning\nenv: {OMP_NUM_THREADS: '1'}\n", root=project))

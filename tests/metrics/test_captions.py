@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
-from headway.metrics.captions import METRICS, CaptionScorer, bleu, score, score_each
-from headway.metrics.cider import Cider
+from headway.metrics.captions import METRICS, CaptionScorer, Cider, bleu, rouge_l_of, score, score_each
 from headway.metrics.ngrams import References
-from headway.metrics.rouge_meteor import rouge_l_of
 from tests.metrics.public_data import coco, needs_coco
 
 EXPECTED = json.loads((Path(__file__).parent / "fixtures" / "coco_scores.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import BadInput, HeadwayError
-from headway.metrics import rouge_meteor as jar
+from headway.metrics import captions as jar
 from headway.metrics.files import score_captions
 
 PEERS = Path.home() / ".cache" / "headway-bench" / "caption-metrics" / "lib"

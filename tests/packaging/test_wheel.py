@@ -41,5 +41,5 @@ def test_it_holds_all_that_the_package_needs_and_no_leftovers(tmp_path: Path) ->
         names = wheel.namelist()
         assert wheel.testzip() is None
     assert "headway/py.typed" in names
-    assert "headway/supervisor/__main__.py" in names
+    assert "headway/supervisor/supervisor.py" in names
     assert not [entry for entry in names if "__pycache__" in entry]

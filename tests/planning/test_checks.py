@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import BadJob
 from headway.planning import plan
-from headway.planning.checks import problems
+from headway.planning.build import problems
 from headway.spec import Data, Job, Resources, Source
 
 SCRIPT = """\

@@ -218,7 +218,7 @@ def test_a_new_total_in_dollars_becomes_time(plan_of: Callable[..., Plan]) -> No
 
 
 def test_what_a_finished_run_took_is_remembered_once(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    from headway.pricing.history import remembered
+    from headway.pricing.estimate import remembered
 
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     target._tell(hold.url, kind="checkpoint", step=1, spent_s=50.0, bytes=1000, seconds=0.5)
@@ -230,7 +230,7 @@ def test_what_a_finished_run_took_is_remembered_once(plan_of: Callable[..., Plan
 
 
 def test_a_run_that_was_cut_short_teaches_nothing(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
-    from headway.pricing.history import remembered
+    from headway.pricing.estimate import remembered
 
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     ended_after(hold, target, 100.0, State.STOPPED)

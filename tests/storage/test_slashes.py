@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from headway import storage as opening
 from headway.cli import main
 from headway.core.errors import BAD_INPUT, BadInput, BadJob
 from headway.spec import loads
 from headway.spec.fields import FORMS, matches
 from headway.storage import local_path, mended_url, open_store
-from headway.storage import open as opening
 
 MEANT = {
     "gs:/bucket": "gs://bucket",

@@ -16,6 +16,7 @@ from headway.core.types import Request
 
 SCHEMA = 1
 RUN = "{RUN}"  # placeholder for the run's name until launch
+WEBHOOK = "HEADWAY_WEBHOOK"  # name of the secret by which the address for notifications reaches the run
 UNRESOLVED = "unresolved"  # the fingerprint of remote data that has not been looked up yet
 
 

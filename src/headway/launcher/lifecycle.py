@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway import targets
 from headway.core import errors
@@ -18,17 +18,18 @@ from headway.core import plan as core_plan
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
 from headway.core.plan import Plan
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
-from headway.launcher import migrate
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.pricing.estimate import learn_from
 from headway.rundir import lease, submission, teardown
 from headway.rundir.index import Ledger, Row, candidates, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
-from headway.rundir.notify import Notification, notify_here
 from headway.rundir.status import StatusPoller, evidence, newest_attempt
 from headway.spec.loading import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
+
+if TYPE_CHECKING:
+    from headway.launcher.migrate import Migration
 
 # Hooks that run once when a run has ended, in the first client that sees it: record its duration, notify people.
 
@@ -41,8 +42,13 @@ def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
         status = end or Status(state=State.LOST, reason="it went away without a last word")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
+        wanted = plan.job.get("notify") or {}
+        if not any(wanted.values()):
+            return
+        from headway.rundir.notify import Notification, notify_here
+
         notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
-        notify_here(plan.job.get("notify") or {}, notice, lost=end is None, say=say)
+        notify_here(wanted, notice, lost=end is None, say=say)
     except HeadwayError as error:
         say(f"after the run's end: {error}")
 
@@ -264,7 +270,7 @@ def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
 def resume(
     run_url: str,
     *,
-    move: migrate.Migration | None = None,
+    move: Migration | None = None,
     say: Say = _silent,
     target: Target | None = None,
     ledger: Ledger | None = None,
@@ -279,6 +285,8 @@ def resume(
     A finished run is left as it is, which is not an error. A run on a host that cannot be seen from here is watched
     until its lease has gone stale.
     """
+    from headway.launcher import migrate
+
     hold = reach(run_url, say=say, target=target, ledger=ledger)
     recorded = hold.folder.plan()
     migrate.require_here(hold.folder)
@@ -326,8 +334,10 @@ def _say_how(hold: RunHandle, plan: Plan) -> None:
         hold.say(f"{hold.run}: {core_plan.again(plan.resume)}")
 
 
-def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: migrate.Migration) -> RunHandle:
+def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> RunHandle:
     """Resume on another target. If it cannot be started there, the run's folder is restored to what it was."""
+    from headway.launcher import migrate
+
     _free_if_copied(hold.folder)
     # We can see from here that its holder's process is gone; another machine could not, and would wait.
     lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)

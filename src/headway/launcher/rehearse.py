@@ -23,8 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
 from headway.core.platform import home
-from headway.pricing.estimate import device_of, examples_per_epoch
-from headway.pricing.history import REHEARSAL, PastRun, learn, length_of, what_of, work_of
+from headway.pricing.estimate import (
+    REHEARSAL,
+    PastRun,
+    device_of,
+    examples_per_epoch,
+    learn,
+    length_of,
+    what_of,
+    work_of,
+)
 from headway.spec import Cadence, Checkpoint, dump
 from headway.spec.model import Budget, Data, Export, Notify, Source, TargetEntry
 

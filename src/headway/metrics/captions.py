@@ -9,15 +9,249 @@ Scores are sums over the whole corpus; never average those of batches.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
 
-from headway.core.errors import BadInput
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import BadInput, HeadwayError, install_command
 from headway.metrics.bleu import BleuCounts, bleu_counts, bleu_counts_alone
-from headway.metrics.cider import Cider
-from headway.metrics.ngrams import ORDERS, Floats, References
+from headway.metrics.ngrams import ORDERS, Floats, Hypotheses, Ints, NgramCells, NgramCounts, References
 from headway.metrics.ptb_tokenizer import NO_BREAK, tokenize_all
-from headway.metrics.rouge_meteor import rouge_l
+
+# CIDEr as coco-caption's "Cider" computes it (the paper's CIDEr-D): tf-idf similarity of n-grams, times ten.
+
+
+_SIGMA = 6.0  # standard deviation of the length penalty
+_SCALE = 10.0
+
+
+class Cider:
+    """CIDEr against references indexed once, with precomputed document frequencies and norms.
+
+    Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any order.
+    All captions must be tokenised. A call's cost depends on its hypotheses, hardly on the references.
+    """
+
+    def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
+        self.references = references if isinstance(references, References) else References(references)
+        self._rarest = float(np.log(max(1, self.references.pictures)))  # the weight of an n-gram that no picture has
+        self._orders = [self._prepared(cells) for cells in self.references.cells]
+
+    def scores(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Floats:
+        """Return one score per hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        return self.scores_of(self.references.read(hypotheses, picture))
+
+    def scores_of(self, hypotheses: Hypotheses) -> Floats:
+        """Return the scores of hypotheses already indexed by `References.read`."""
+        pairs = _pairs(self.references, hypotheses)
+        similarity = np.zeros(len(pairs.reference))
+        for order, counted in zip(self._orders, hypotheses.counted, strict=True):
+            similarity += self._similarity(order, counted, hypotheses, pairs)
+        similarity *= np.exp(-(_length_gap(self.references, hypotheses, pairs) ** 2) / (2 * _SIGMA**2))
+        total = np.bincount(pairs.hypothesis, weights=similarity, minlength=len(hypotheses.picture))
+        scores: Floats = total / ORDERS / self.references.sizes[hypotheses.picture] * _SCALE
+        return scores
+
+    def _prepared(self, cells: NgramCells) -> _Order:
+        idf = self._rarest - np.log(np.maximum(1, cells.pictures_with()))
+        entries = cells.counted(self.references.first)
+        norms = _norms(entries, idf[entries.gram], len(self.references.captions))
+        return _Order(cells, entries.caption, idf, norms)
+
+    def _similarity(self, order: _Order, counted: NgramCounts, hypotheses: Hypotheses, pairs: _Pairs) -> Floats:
+        """Return, per pair, the clipped cosine similarity of the tf-idf vectors of this order."""
+        weight, known = np.full(len(counted.gram), self._rarest), counted.gram < len(order.idf)
+        weight[known] = order.idf[counted.gram[known]]
+        norms = _norms(counted, weight, len(hypotheses.picture))
+        place, overlap = _overlaps(order, counted, weight, hypotheses, pairs)
+        product = np.bincount(place, weights=overlap, minlength=len(pairs.reference))
+        length = norms[pairs.hypothesis] * order.norms[pairs.reference]
+        return np.divide(product, length, out=np.zeros(len(length)), where=length > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Precomputed data of the references' n-grams of one order."""
+
+    cells: NgramCells
+    caption: Ints  # caption of each entry of the cells
+    idf: Floats  # per n-gram
+    norms: Floats  # per reference
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Every hypothesis with every reference of its picture."""
+
+    hypothesis: Ints
+    reference: Ints
+    start: Ints  # index of each hypothesis's first pair
+
+
+def _pairs(references: References, hypotheses: Hypotheses) -> _Pairs:
+    reference, sizes = references.captions_for(hypotheses.picture)
+    return _Pairs(np.repeat(np.arange(len(sizes)), sizes), reference, np.cumsum(sizes) - sizes)
+
+
+def _overlaps(
+    order: _Order, counted: NgramCounts, weight: Floats, hypotheses: Hypotheses, pairs: _Pairs
+) -> tuple[Ints, Floats]:
+    """Return, for each n-gram shared by a hypothesis and a reference, its pair and its contribution."""
+    cells = order.cells
+    cell = cells.find(hypotheses.picture[counted.caption], counted.gram)
+    hit = np.flatnonzero(cell >= 0)
+    starts = cells.starts[cell[hit]]
+    sizes = cells.starts[cell[hit] + 1] - starts
+    mine = np.repeat(hit, sizes)
+    entry = np.arange(len(mine)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    theirs = cells.counts[entry]
+    start = pairs.start[counted.caption[mine]]
+    place = start + order.caption[entry] - pairs.reference[start]
+    return place, np.minimum(counted.count[mine], theirs) * theirs * weight[mine] ** 2
+
+
+def _length_gap(references: References, hypotheses: Hypotheses, pairs: _Pairs) -> Ints:
+    """Return the difference in length, counted in bigrams as coco-caption does: a caption of one word has none."""
+    mine, theirs = hypotheses.flat.lengths[pairs.hypothesis], references.lengths[pairs.reference]
+    return np.maximum(0, mine - 1) - np.maximum(0, theirs - 1)
+
+
+def _norms(counted: NgramCounts, weight: Floats, captions: int) -> Floats:
+    """Return the norm of each caption's tf-idf vector."""
+    return np.sqrt(np.bincount(counted.caption, weights=(counted.count * weight) ** 2, minlength=captions))
+
+
+# ROUGE-L, and METEOR 1.5 if Java and the `pycocoevalcap` package (which contains its jar) are installed.
+#
+# Headway cannot ship the jar, and there is no equivalent implementation without Java. If either is missing, METEOR is
+# skipped and the reason reported. It is slow.
+
+
+_JAR = Path("meteor", "meteor-1.5.jar")
+_BAR = "|||"  # field separator of METEOR's protocol
+
+
+def why_not() -> str:
+    """Return why METEOR cannot be computed here, with a fix; empty if it can."""
+    if shutil.which("java") is None:
+        return "Java is not installed (METEOR is a Java program)"
+    if _jar() is None:
+        return f"its jar is not installed: {install_command('meteor')}"
+    return ""
+
+
+def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
+    """Return METEOR of the whole corpus, and of each tokenised hypothesis against its picture's references."""
+    if reason := why_not():
+        raise BadInput(f"METEOR cannot be computed: {reason}")
+    with _Meteor() as process:
+        statistics = [process.ask("SCORE", *theirs, mine) for mine, theirs in zip(hypotheses, references, strict=True)]
+        each = [float(process.ask("EVAL", *statistics))] + [float(process.line()) for _ in statistics]
+    return each.pop(), each
+
+
+def _jar() -> Path | None:
+    package = find_spec("pycocoevalcap")
+    folders = (package.submodule_search_locations or []) if package else []
+    return next((jar for folder in folders if (jar := Path(folder) / _JAR).is_file()), None)
+
+
+class _Meteor:
+    """The running jar: one request line, one response line."""
+
+    def __enter__(self) -> _Meteor:
+        jar = _jar()
+        assert jar is not None
+        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
+        command = ["java", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", jar.name, "-", "-", "-stdio", "-l", "en", "-norm"]
+        self._process = subprocess.Popen(
+            command,
+            cwd=jar.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            encoding="utf-8",
+        )
+        return self
+
+    def ask(self, *fields: str) -> str:
+        assert self._process.stdin is not None
+        # The bar inside a caption would start a new field, a double blank an empty word.
+        clean = (" ".join(field.replace(_BAR, "").split()) for field in fields)
+        try:
+            self._process.stdin.write(f" {_BAR} ".join(clean) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # there will be no response either, and `line` reports why
+        return self.line()
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer.endswith("\n"):
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines()[-3:]
+            raise HeadwayError(
+                f"METEOR's Java program ended with code {self._process.returncode}: {' / '.join(said) or 'no message'}",
+                fix="java -version   # METEOR 1.5 needs Java 8 or newer and 2 GB of memory",
+            )
+        return answer.strip()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+# ROUGE-L as coco-caption computes it: the best precision and the best recall over the references, independently.
+
+
+_BETA2 = 1.2**2
+
+
+def rouge_l(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """Return ROUGE-L of each tokenised hypothesis."""
+    each = (rouge_l_of(mine, theirs) for mine, theirs in zip(hypotheses, references, strict=True))
+    return np.fromiter(each, np.float64, len(hypotheses))
+
+
+def rouge_l_of(hypothesis: str, references: Sequence[str]) -> float:
+    # Split at single blanks, as coco-caption does: an empty caption is one empty word, and equals another empty one.
+    words = hypothesis.split(" ")
+    bits = dict[str, int]()
+    for place, word in enumerate(words):
+        bits[word] = bits.get(word, 0) | 1 << place
+    everything = (1 << len(words)) - 1
+    precision = recall = 0.0
+    for reference in references:
+        theirs = reference.split(" ")
+        common = _common(bits, everything, theirs)
+        precision, recall = max(precision, common / len(words)), max(recall, common / len(theirs))
+    if not precision:
+        return 0.0
+    return (1 + _BETA2) * precision * recall / (recall + _BETA2 * precision)
+
+
+def _common(bits: dict[str, int], everything: int, words: list[str]) -> int:
+    """Return the length of the longest common subsequence, with a table row as one integer (Hyyrö 2004)."""
+    row = everything  # a zero bit: the subsequence grew by one at this position
+    for word in words:
+        match = row & bits.get(word, 0)
+        if match:
+            row = (row + match | row - match) & everything
+    return (everything ^ row).bit_count() if row != everything else 0
+
 
 BLEU = tuple(f"bleu_{n}" for n in range(1, ORDERS + 1))
 _BLANK = re.compile(r"[ \t\n\v\f\r]+")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput
+from headway.metrics import captions as meteor_jar
 from headway.metrics import classification, ordinal, translation
-from headway.metrics import rouge_meteor as meteor_jar
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.ptb_tokenizer import tokenize
 from headway.metrics.samples import InputProblems, kind, parse_json, read_text, short

@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import Denied, HeadwayError, NoBucket, Transient
-from headway.pricing.estimate import Device, Estimate, device_of, estimate
-from headway.pricing.history import PastRun, remembered
+from headway.pricing.estimate import Device, Estimate, PastRun, device_of, estimate, remembered
 from headway.pricing.quote import DEFAULT_REGION, GOOGLE, Quote, export_s, kept, quote, region_of
 from headway.pricing.table import ACCELERATOR, MACHINE, Table, load, machine_for
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.pricing.history import PastRun, length_of, remembered, what_of, work_of
+from headway.pricing.estimate import PastRun, length_of, remembered, what_of, work_of
 from headway.pricing.table import (
     ACCELERATOR,
     DISK,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.rundir.layout import RunFolder
 
-WEBHOOK = "HEADWAY_WEBHOOK"  # name of the secret by which the webhook's address reaches the run
 PATIENCE_S, COMMAND_S = 10.0, 60.0
 Say = Callable[[str], None]
 _MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}

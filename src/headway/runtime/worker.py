@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.supervisor.__main__ import main, run_and_exit
+from headway.supervisor import main, run_and_exit
 
 __all__ = ["main"]
 

@@ -193,7 +193,7 @@ def _renamed(text: str, form: str) -> str | None:
 
 def _meant(text: str, form: str) -> str | None:
     """The URL whose slashes are missing, where a URL may stand."""
-    from headway.storage.open import mended_url
+    from headway.storage import mended_url
 
     url = mended_url(text) if form in ("location", "source", "weights") else None
     return None if url is None else f"{url}, or ./{text} for a folder of that name"

@@ -1,16 +1,204 @@
 """Stores for run folders behind five methods: a local folder, gs://, s3://, az:// or memory://."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+from weakref import WeakSet
+
+from headway.core.errors import BadInput, Conflict, StoreError
 from headway.storage.base import ABSENT, Entry, Store
-from headway.storage.open import (
-    join,
-    local_path,
-    mended_url,
-    open_store,
-    require_conditional_put,
-    require_url,
-    same_place,
-)
 from headway.storage.transfer import fetch_file, send_file, subfolders
+
+if TYPE_CHECKING:
+    from headway.core.retry import RetryPolicy
+
+
+# Open stores by URL; join and compare URLs; check that a store honours conditional writes.
+#
+# Costs nothing to import: a store's dependencies are loaded when one is opened.
+
+
+_trusted: WeakSet[Store] = WeakSet()  # checked once per opened store
+
+
+def require_conditional_put(store: Store) -> None:
+    """Raise StoreError if the store overwrites although the condition does not hold (a compare-and-swap probe).
+
+    Runs are safe to share only where a conditional write can fail. Cost: five requests.
+    """
+    if store in _trusted:
+        return
+    key = f".headway-probe-{os.urandom(8).hex()}"
+    try:
+        first = store.write(key, b"first", when=ABSENT)
+        if _overwrites(store, key, ABSENT):
+            raise _refusal(store, "creates an object although one is there")
+        store.write(key, b"second", when=first)
+        if _overwrites(store, key, first):
+            raise _refusal(store, "overwrites an object although another version is there")
+    finally:
+        store.delete(key)
+    _trusted.add(store)
+
+
+def _overwrites(store: Store, key: str, when: str) -> bool:
+    try:
+        store.write(key, b"must not be written", when=when)
+    except Conflict:
+        return False
+    return True
+
+
+def _refusal(store: Store, fault: str) -> StoreError:
+    what = f"this store ignores the conditions of a write: it {fault}; two starts of one run would destroy each other"
+    fix = "keep run folders on a disk, on NFS, or in a store with conditional writes (S3, GCS, Azure Blob, MinIO, R2)"
+    return StoreError(what, where=store.url, fix=fix)
+
+
+_OTHER_NAMES = {
+    "abfs": "az",
+    "abfss": "az",
+    "adl": "az",
+    "azure": "az",
+    "gcs": "gs",
+    "mem": "memory",
+    "s3a": "s3",
+    "s3n": "s3",
+    "wasb": "az",
+    "wasbs": "az",
+}
+
+
+_WEB = ("http", "https")
+
+
+def mended_url(text: str) -> str | None:
+    """Return the intended URL if the slashes after a known scheme are missing (`gs:/bucket`); else None.
+
+    A folder of such a name can be written as `./gs:/bucket`.
+    """
+    scheme, mark, rest = text.partition(":")
+    scheme = scheme.lower()
+    if not mark or rest.startswith("//") or not scheme or scheme not in (*_OPENERS, *_OTHER_NAMES, *_WEB):
+        return None
+    root = "file:///" if scheme == "file" else f"{_OTHER_NAMES.get(scheme, scheme)}://"
+    return root + (rest.lstrip("/") or ("path" if scheme == "file" else "bucket"))
+
+
+def require_url(text: str) -> None:
+    """Raise BadInput if `text` is a URL whose slashes are missing: it would silently be taken for a local folder."""
+    meant = mended_url(text)
+    if meant is not None:
+        raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
+
+
+def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
+    """Open the store at a path, file://, memory://, gs://, s3:// or az://. Makes no request until it is first used.
+
+    `endpoint` is another address of the cloud's service, as are the clouds' own variables AWS_ENDPOINT_URL,
+    STORAGE_EMULATOR_HOST and AZURE_STORAGE_ENDPOINT. `patience` is how long to retry before raising Transient.
+    """
+    scheme, _ = _split(url)
+    return _OPENERS[scheme](url, endpoint, patience)
+
+
+def join(url: str, *parts: str) -> str:
+    """Join a URL and names: join("gs://bucket/runs", "captions-1", "export"). Raises BadInput for `..`."""
+    names = [name for part in parts for name in part.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise BadInput(f"{'/'.join(parts)} leads out of {url}", fix="name something below it")
+    base = url if url.endswith("://") else url.rstrip("/") + "/" if names else url.rstrip("/") or "/"
+    return base + "/".join(names)
+
+
+def local_path(url: str) -> Path | None:
+    """Return the absolute path if the URL is a path or file://; None for memory:// and object stores."""
+    scheme, rest = _split(url)
+    if scheme == "":
+        return Path(os.path.abspath(os.path.expanduser(rest)))
+    if scheme != "file":
+        return None
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise BadInput(f"{url} names another machine", fix="write file:///path with three slashes, or just /path")
+    return Path(os.path.abspath("/" + unquote(path)))
+
+
+def same_place(one: str, other: str) -> bool:
+    """Return whether two URLs name one folder, also where one of them goes through a link or a bind mount."""
+    if one == other or "://" in one or "://" in other or not (one and other):
+        return one == other
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them does not exist, or is not accessible
+        return False
+
+
+def _split(url: str) -> tuple[str, str]:
+    if not url.strip() or "\0" in url:
+        raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")
+    require_url(url)
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return "", url
+    scheme = scheme.lower()
+    if scheme not in _OPENERS:
+        known = _OTHER_NAMES.get(scheme)
+        fix = f"write {known}://" if known else "use a folder, gs://, s3://, az:// or memory://"
+        raise BadInput(f"{url}: {scheme}:// is not a store that Headway knows", fix=fix)
+    return scheme, rest
+
+
+def _folder(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+    from headway.storage.local import FolderStore
+
+    path = local_path(url)
+    assert path is not None
+    return FolderStore(path)
+
+
+def _memory(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+    from headway.storage.memory import MemoryStore
+
+    return MemoryStore(url)
+
+
+def _google(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+    from headway.storage.gcs import GoogleCloud
+    from headway.storage.object_store import ObjectStore
+
+    return ObjectStore(GoogleCloud.at(url, endpoint), patience)
+
+
+def _amazon(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+    from headway.storage.object_store import ObjectStore
+    from headway.storage.s3 import AmazonCloud
+
+    return ObjectStore(AmazonCloud.at(url, endpoint), patience)
+
+
+def _azure(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+    from headway.storage.azure import AzureCloud
+    from headway.storage.object_store import ObjectStore
+
+    return ObjectStore(AzureCloud.at(url, endpoint), patience)
+
+
+_OPENERS: dict[str, Callable[[str, str | None, RetryPolicy | None], Store]] = {
+    "": _folder,
+    "az": _azure,
+    "file": _folder,
+    "gs": _google,
+    "memory": _memory,
+    "s3": _amazon,
+}
+
 
 __all__ = [
     "ABSENT",

@@ -17,7 +17,8 @@ from pathlib import Path
 from headway.core.errors import Denied, DiskFull, HeadwayError, NoBucket, NotThere, StoreError, Transient
 from headway.storage import Store
 from headway.storage.base import Entry, checked_key
-from headway.supervisor.threads import BackgroundThread, MessageQueue, StoreHealth
+from headway.supervisor.event_loop import MessageQueue
+from headway.supervisor.threads import BackgroundThread, StoreHealth
 
 INTERVAL_S = 30.0
 _CHUNK = 8 << 20

@@ -11,20 +11,12 @@ from typing import Any
 from headway.core.errors import HeadwayError, StoreError, Transient
 from headway.core.plan import BEGINNING, Plan
 from headway.rundir.layout import RunFolder
+from headway.supervisor.event_loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
 from headway.supervisor.file_sync import Mirror, MirrorDuty, copy_folder
 from headway.supervisor.log_pipeline import Redactor, Spool, StdoutPump, rescue
 from headway.supervisor.processes import OrphanReaper, Ranks, Reaper, Record
 from headway.supervisor.rank_env import Secrets, Workdirs, command, remove_places
-from headway.supervisor.threads import (
-    Loop,
-    LostLease,
-    RecordWriter,
-    StopAsked,
-    StopNow,
-    StoreHealth,
-    TaskDone,
-    ThreadDied,
-)
+from headway.supervisor.threads import RecordWriter, StoreHealth, TaskDone
 from headway.supervisor.topology import NodeTopology
 from headway.supervisor.workdir import Workdir, size_words, workdir_of
 

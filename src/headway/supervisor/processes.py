@@ -22,8 +22,8 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.errors import HeadwayError
+from headway.supervisor.event_loop import Loop
 from headway.supervisor.log_pipeline import Redactor, Spool
-from headway.supervisor.threads import Loop
 
 CONTROL_FD = "HEADWAY_CONTROL_FD"
 SUPERVISOR = "HEADWAY_SUPERVISOR"  # names the supervisor a process descends from: orphan_reaper.py looks for it

@@ -17,23 +17,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.core.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, HeadwayError, StoreError, Transient
-from headway.core.plan import Plan
+from headway.core.plan import WEBHOOK, Plan
 from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import Lease, spent_s, spent_usd
-from headway.rundir.notify import WEBHOOK, Notification, post
 from headway.rundir.teardown import keep_s
 from headway.storage import open_store
 from headway.supervisor import rendezvous, restart_policy
 from headway.supervisor.coordinator import Leader
-from headway.supervisor.follower import Follower
+from headway.supervisor.event_loop import Loop, Signals, StopAsked, StopNow
 from headway.supervisor.log_pipeline import StdoutPump
 from headway.supervisor.node import ForcedStop, Node, RunTakenOver, Settings
 from headway.supervisor.processes import OrphanReaper
 from headway.supervisor.rank_env import NAMES, Secrets, make_places, remove_places, resolve_secrets, take_over
 from headway.supervisor.restart_policy import Outcome
-from headway.supervisor.threads import Heartbeat, Loop, Signals, StopAsked, StopNow, now_text, stop_reason
+from headway.supervisor.threads import Heartbeat, now_text, stop_reason
 from headway.supervisor.topology import NodeTopology, node_world
 
 # After the last event
@@ -44,6 +43,8 @@ def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
     url = node.secrets.variables.get(WEBHOOK)
     if not url or outcome.state == "stopped" or node.stop_at is not None:
         return
+    from headway.rundir.notify import Notification, post
+
     usd = spent_usd(node.plan, spent_s)
     post(url, Notification.of(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd), node.echo.say)
 
@@ -207,6 +208,8 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
 def _serve(start: SupervisorContext) -> int:
     """Run the supervisor of a node other than 0."""
     node = _node(start)
+    from headway.supervisor.follower import Follower
+
     member = Follower(node, rendezvous.key_for(start.plan_text, start.folder.name))
     _run_duties(node)
     complete = False

@@ -1,157 +1,25 @@
-"""The supervisor's event loop on the main thread, and its background threads: lease heartbeat and record writer.
+"""The supervisor's background threads, which talk to the store: lease heartbeat and record writer.
 
-The main thread waits for pipes, signals and messages from other threads, never for a store, which may block for
-minutes. The background threads talk to the store and post messages to the main thread. While the store is down,
-training continues, records wait on local disk, and one message is posted when it goes down and one when it recovers.
+They post messages to the event loop. While the store is down, training continues, records wait on local disk, and one
+message is posted when it goes down and one when it recovers.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import selectors
-import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError
 from headway.rundir.layout import PROGRESS, STOP, RunFolder, SegmentWriter, interval_s
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage import local_path
+from headway.supervisor.event_loop import LostLease, MessageQueue, StopAsked, ThreadDied
 from headway.supervisor.log_pipeline import Redactor, Spool
-
-# Event loop
-
-
-Ready = Callable[[], object]
-_SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM two or three times, a closed terminal SIGHUP and SIGTERM: one request
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Request for a graceful stop, by a signal or stop.json."""
-
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopNow:
-    """Request to end at once: a second signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """Another supervisor has taken the run's lease."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadDied:
-    """A background thread ended by an unexpected error."""
-
-    name: str
-    error: BaseException
-
-
-class MessageQueue:
-    """Queue of messages to the main thread. Any thread or signal handler may post."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Any] = SimpleQueue()  # reentrant: a signal handler may post
-        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def fileno(self) -> int:
-        return self._reader
-
-    @property
-    def wake_fd(self) -> int:
-        return self._writer
-
-    def post(self, message: Any) -> None:
-        self._queue.put(message)
-        self.wake()
-
-    def wake(self) -> None:
-        try:
-            os.write(self._writer, b"!")
-        except BlockingIOError:
-            pass  # the pipe is full, so the main thread will wake anyway
-
-    def drain(self) -> list[Any]:
-        try:
-            while os.read(self._reader, 4096):
-                pass
-        except BlockingIOError:
-            pass
-        messages = []
-        while True:
-            try:
-                messages.append(self._queue.get_nowait())
-            except Empty:
-                return messages
-
-
-class Loop:
-    """The event loop of the main thread: waits for file descriptors and messages. One instance per process."""
-
-    def __init__(self) -> None:
-        self.inbox = MessageQueue()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.wake)
-
-    def watch(self, fd: int, ready: Ready) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, ready)
-
-    def forget(self, fd: int) -> None:
-        self._selector.unregister(fd)
-
-    def turn(self, timeout_s: float) -> list[Any]:
-        """Wait at most `timeout_s`, call the handlers of ready file descriptors, and return the posted messages."""
-        for key, _ in self._selector.select(max(0.0, timeout_s)):
-            if key.fileobj is not self.inbox:
-                ready: Ready = key.data
-                ready()
-        return self.inbox.drain()
-
-
-class Signals:
-    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopAsked`, a second one `StopNow`. SIGCHLD wakes the loop."""
-
-    STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-    def __init__(self, inbox: MessageQueue) -> None:
-        self._inbox = inbox
-        self._last: float | None = None  # when the last request came
-
-    def install(self) -> None:
-        for number in self.STOP:
-            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
-                signal.signal(number, self._stop)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._inbox.wake_fd, warn_on_full_buffer=False)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._last is not None and now - self._last < _SAME_REQUEST_S:
-            return
-        self._inbox.post(StopAsked(signal.Signals(number).name) if self._last is None else StopNow())
-        self._last = now
-
-
-def until(moment: float | None) -> float:
-    """Return the seconds from now to a time of the monotonic clock, or an hour for None."""
-
-    # Background threads
-    return 3600.0 if moment is None else moment - time.monotonic()
-
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _EVENTS_S = 0.5  # between segments of urgent events

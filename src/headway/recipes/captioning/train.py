@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from headway.metrics.bleu import bleu_counts
-from headway.metrics.cider import Cider
+from headway.metrics.captions import Cider
 from headway.metrics.ptb_tokenizer import tokenize_all
 from headway.recipes.captioning.beam_search import sample, sayable
 from headway.recipes.captioning.config import Config

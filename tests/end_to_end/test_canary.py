@@ -17,6 +17,7 @@ from tests.servers.secret_manager import SecretManagerServer
 CANARIES = {kind: f"canary-{kind}-41d7-never-to-be-seen" for kind in ("env", "file", "google", "kube", "amazon")}
 SCRIPT = """\
 import os
+from tests.cli.conftest import headway as headway
 for kind in ("ENV", "FILE", "GOOGLE", "KUBE", "AMAZON"):
     value = os.environ["TOKEN_" + kind]
     print(kind, len(value), value)

@@ -12,6 +12,7 @@ import pytest
 
 from headway.rundir.notify import Notification, post, run_command
 from tests.cli.conftest import Headway
+from tests.cli.conftest import headway as headway
 
 NOTICE = Notification(
     event="failed", run="r1", job="j", target="gke", url="gs://b/r1", reason="rank 0 exited with 1", seconds=7200.0,

@@ -391,7 +391,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     path.write_text("name: x\n")
     path.chmod(0)
     become_nobody = "os.setgroups([]); os.setgid(65534); os.setuid(65534)" if os.getuid() == 0 else "pass"
-    script = f"import os; from headway.spec import load; {become_nobody}; load({str(path)!r})"  # root may read anything
+    script = f"import os; from headway.spec import load, yaml_reader; {become_nobody}; load({str(path)!r})"  # root may read anything
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "BadJob" in done.stderr
     assert "cannot be read: Permission denied" in done.stderr

@@ -10,8 +10,9 @@ import pytest
 
 from headway.core.errors import Problem
 from headway.spec.model import Bytes, ReferenceString, Seconds
+from headway.spec.rules import Node
 from headway.spec.validate import read_dataclass
-from headway.spec.yaml_reader import Node, parse
+from headway.spec.yaml_reader import parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 from headway.core.errors import BadJob, Problem
 from headway.spec import loads, schema, yaml_reader
 from headway.spec.model import Job, Source
+from headway.spec.rules import Node
 from headway.spec.schema import field_comments, summary
-from headway.spec.yaml_reader import Node
 from tests.spec.test_loading import WHOLE
 from tests.spec.world import CATALOG, Cluster, Config
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import Problem
 from headway.spec import yaml_reader
-from headway.spec.yaml_reader import Node
+from headway.spec.rules import Node
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(c + 1)}: &{chr(c + 1)} [{','.join([f'*{chr(c)}'] * 9)}]\n" for c in range(ord("a"), ord("i"))

@@ -12,6 +12,7 @@ import pytest
 from headway.core.errors import BadInput
 from headway.tools.terraform_gcp import InfraSpec, terraform
 from tests.cli.conftest import Headway
+from tests.cli.conftest import headway as headway
 from tests.tools.hcl import Block, parse
 from tests.tools.provider import META, camel, structs, wheel
 

@@ -23,6 +23,7 @@ ZIZMOR = shutil.which("zizmor") or shutil.which("zizmor", path=str(Path(sys.exec
 LINT = """
 import { createLinter } from "%s";
 import { readFileSync } from "node:fs";
+from tests.cli.conftest import headway as headway
 const lint = await createLinter();
 console.log(JSON.stringify(lint(readFileSync(process.argv[2], "utf8"), "headway.yml")));
 """

@@ -106,7 +106,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def eval_command(args: argparse.Namespace) -> int:
     url = locate(args.run, bundles=True)
     with needs("train", "eval"):
-        import headway  # noqa: F401  imported late otherwise, without this message
+        import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.evaluate import evaluate
     with working(f"measuring {args.run}"):
         report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
@@ -158,7 +158,7 @@ def export_command(args: argparse.Namespace) -> int:
     if args.form != BUNDLE:
         return _files(args, url)
     with needs("train", "export"):
-        import headway  # noqa: F401  imported late otherwise, without this message
+        import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.export import export_run
     with working(f"exporting {args.run}"):
         bundle = export_run(url, checkpoint=args.checkpoint, to=args.to)

@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
 from headway.plugins import Catalog, Loader, shipped
-from headway.spec import yaml_reader
 from headway.spec.fields import keys_of
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
-from headway.spec.rules import closest, job_problems
+from headway.spec.rules import Node, closest, job_problems, members, tree_of
 from headway.spec.validate import BAD, Reader, ValidationContext
-from headway.spec.yaml_reader import Node, members, override, put_variables, tree_of
 
 # A job as plain JSON and back: numbers for durations and sizes, `as_` written as `as`. Goes into plan.json.
 
@@ -94,6 +92,8 @@ def loads(
     tree = _tree(text, where, problems)
     job = None
     if tree is not None:
+        from headway.spec.yaml_reader import override, put_variables
+
         tree = put_variables(override(tree, set, problems), variables or {}, problems)
         reading = ValidationContext(problems, os.environ if env is None else env, Path(root))
         job = _JobReader(reading, catalog or shipped()).read(tree)
@@ -105,20 +105,22 @@ def loads(
 
 def _text(path: Path) -> str:
     """The file's text. Everything that can be wrong with the file itself is a BadJob that says so."""
+    from headway.spec.yaml_reader import MAX_BYTES
+
     try:
         if path.is_dir():
             raise _bad("this is a folder, not a job file", str(path), f"name the file: -f {path / 'headway.yaml'}")
         if path.exists() and not path.is_file():
             raise _bad("this is not a regular file", str(path), "name a file")
         with path.open("rb") as file:
-            body = file.read(yaml_reader.MAX_BYTES + 1)
+            body = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _bad("there is no such file", str(path), "headway init writes one") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _bad(f"cannot be read: {reason}", str(path), f"ls -l {path}") from None
-    if len(body) > yaml_reader.MAX_BYTES:
-        what = f"a job file has at most {yaml_reader.MAX_BYTES:,} bytes"
+    if len(body) > MAX_BYTES:
+        what = f"a job file has at most {MAX_BYTES:,} bytes"
         raise _bad(what, str(path), "keep data in files of its own, and name them in `data`")
     try:
         return body.decode("utf-8-sig")
@@ -133,10 +135,12 @@ def _bad(what: str, where: str, fix: str) -> BadJob:
 
 
 def _tree(text: str, where: str, problems: list[Problem]) -> Node | None:
-    if len(text.encode(errors="replace")) > yaml_reader.MAX_BYTES:
-        problems.append(Problem(what=f"a job file has at most {yaml_reader.MAX_BYTES:,} bytes", where=where))
+    from headway.spec.yaml_reader import MAX_BYTES, parse  # PyYAML is imported only to read a file
+
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        problems.append(Problem(what=f"a job file has at most {MAX_BYTES:,} bytes", where=where))
         return None
-    tree = yaml_reader.parse(text, where, problems)
+    tree = parse(text, where, problems)
     if problems and tree is None:
         return None
     if tree is None or tree.value is None:

@@ -28,8 +28,7 @@ from headway.spec.fields import (
     unmarked,
 )
 from headway.spec.model import Accelerator, Cadence, Secret
-from headway.spec.rules import closest
-from headway.spec.yaml_reader import Node, members
+from headway.spec.rules import Node, closest, members
 
 # Single values: texts, numbers, switches. Each is checked, or reported with what to write instead.
 

@@ -390,8 +390,9 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     path = tmp_path / "headway.yaml"
     path.write_text("name: x\n")
     path.chmod(0)
+    # Root may read anything.
     become_nobody = "os.setgroups([]); os.setgid(65534); os.setuid(65534)" if os.getuid() == 0 else "pass"
-    script = f"import os; from headway.spec import load, yaml_reader; {become_nobody}; load({str(path)!r})"  # root may read anything
+    script = f"import os; from headway.spec import load, yaml_reader; {become_nobody}; load({str(path)!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "BadJob" in done.stderr
     assert "cannot be read: Permission denied" in done.stderr

@@ -18,7 +18,14 @@ from headway.spec import Budget, Job
 T4 = Device(kind="T4")
 JOB: dict[str, Any] = {
     "recipe": "captioning",
-    "config": {"encoder": "resnet50", "picture": 224, "hidden": 512, "epochs": 10, "batch": 32, "train_pictures": 8000},
+    "config": {
+        "encoder": "resnet50",
+        "image_size": 224,
+        "hidden_size": 512,
+        "epochs": 10,
+        "batch_size": 32,
+        "train_samples": 8000,
+    },
     "data": {"train": [{"source": "builtin:scenes"}]},
     "resources": {"accelerator": "T4:1", "nodes": 1},
     "checkpoint": {"keep_last": 3, "keep_best": 1, "keep_every": "5 epochs"},
@@ -73,7 +80,7 @@ def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
 
 def test_another_job_of_the_same_recipe_is_reckoned_by_its_examples() -> None:
     learn(seen())
-    other = {**JOB, "config": {**JOB["config"], "hidden": 256, "train_pictures": 4000}}
+    other = {**JOB, "config": {**JOB["config"], "hidden_size": 256, "train_samples": 4000}}
     found = estimate(other, T4)
     assert found is not None
     assert (found.basis, found.hours) == ("rough", 1.0)
@@ -156,8 +163,8 @@ def test_a_bigger_model_counts_for_more() -> None:
     assert words
     assert words < small < big
     assert flops_per_example({"lr": 1}) is None
-    tiny, base = (flops_per_example({"subwords": 1000, "size": size}) for size in ("tiny", "base"))
-    wide = flops_per_example({"subwords": 1000, "size": "tiny", "width": 512})
+    tiny, base = (flops_per_example({"subwords": 1000, "model_size": size}) for size in ("tiny", "base"))
+    wide = flops_per_example({"subwords": 1000, "model_size": "tiny", "d_model": 512})
     assert tiny
     assert base
     assert wide
@@ -167,7 +174,10 @@ def test_a_bigger_model_counts_for_more() -> None:
 
 def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
     """A small network on a large GPU waits for its pictures; on cores alone both are added up."""
-    job = {**JOB, "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden": 8, "train_pictures": 10**7}}
+    job = {
+        **JOB,
+        "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden_size": 8, "train_samples": 10**7},
+    }
     large, larger = (estimate(job, Device(kind=kind)) for kind in ("H100", "B200"))
     assert large is not None
     assert larger is not None
@@ -176,7 +186,7 @@ def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
     alone = estimate(job, Device(kind=None, count=8))
     assert alone is not None
     assert alone.hours > large.hours
-    assert loading_core_s({"size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
+    assert loading_core_s({"model_size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
 
 
 def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:

@@ -23,6 +23,7 @@ from headway.rundir.accounting import spent_s, spent_usd
 from headway.rundir.layout import REPORT, RunFolder, encode
 from headway.spec import Accelerator, Cadence, Job, TargetEntry, to_plain, undump
 from headway.spec.fields import Key, forms, keys_of, union_members, unmarked
+from headway.spec.renamed import current_config
 from headway.spec.units import accelerator_text, cadence_text, duration_text, size_text
 from headway.storage import open_store
 
@@ -50,7 +51,7 @@ def as_job_file(job: Job) -> str:
 
 def _config(job: Job) -> dict[str, Any]:
     """Return the settings that differ from the recipe's defaults."""
-    settings = dict(to_plain(job.config))
+    settings = current_config({"recipe": job.recipe, "config": to_plain(job.config)})
     if job.recipe not in RECIPES:
         return settings
     defaults = to_plain(RECIPES[job.recipe].load_config()())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.paths import home
+from headway.spec.renamed import current_config
 
 _REMEMBERED = 2000  # newest lines that are read back
 RUN, REHEARSAL = "run", "rehearsal"
@@ -84,7 +85,7 @@ def what_of(job: Mapping[str, Any]) -> str:
 
 def work_of(job: Mapping[str, Any]) -> str:
     """Digest what a step does: recipe or script, its settings except for the length, its data."""
-    config = {key: value for key, value in dict(job.get("config") or {}).items() if key not in LENGTHS}
+    config = {key: value for key, value in current_config(job).items() if key not in LENGTHS}
     known = {"what": what_of(job), "args": list(job.get("args") or ()), "config": config, "data": job.get("data")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -4,8 +4,8 @@ A dataclass of options lists them in one table, `RENAMED`, which serves both:
 
     RENAMED: ClassVar[Mapping[str, Former]] = {"batch": Renamed("batch_size")}
 
-`headway.spec.validate` reports them in job files and overrides. `headway.spec.serialize.from_plain` translates them when
-it reads plans and bundles, which keep their bytes, and with them their hashes.
+`headway.spec.validate` reports them in job files and overrides; `headway.spec.serialize.from_plain` translates them in
+plans and bundles, which keep their bytes, and with them their hashes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Renamed:
         return {self.to: value}
 
     def change(self, value: Any) -> str:
-        return f" is now {written(self.translate(value)) if self.values else self.to}"
+        listed = self.values and self.applies(value)
+        return f" is now {written(self.translate(value)) if listed else self.to}"
 
     def instead(self, value: Any) -> str:
         return ""

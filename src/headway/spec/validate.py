@@ -247,7 +247,7 @@ def read_dataclass(
 
 def _instead(node: Node, former: Former, path: str) -> str:
     """What to write for a former spelling."""
-    if isinstance(node.value, (dict, tuple)):
+    if isinstance(node.value, (dict, tuple)) or not former.applies(node.value):
         return f"write {former.to}: …"
     today = former.translate(node.value)
     return former.instead(node.value) or f"write {overrides(today, path) if node.loose else written(today)}"
@@ -412,8 +412,9 @@ class Reader:
 
     def _without_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
         """Report keys that are spelled or meant as they formerly were, and return the mapping without them."""
-        table, given = renamed_in(cls), members(node)
-        former = {name for name, member in given.items() if name in table and table[name].applies(member.value)}
+        table, given, keys = renamed_in(cls), members(node), keys_of(cls)
+        former = {name for name in given if name in table}
+        former -= {name for name in former if name in keys and not table[name].applies(given[name].value)}
         for name in sorted(former):
             what = f"{path}.{name}{table[name].change(given[name].value)}"
             self.to.report(what, given[name].key_or_value, _instead(given[name], table[name], path))

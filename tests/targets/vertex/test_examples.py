@@ -201,7 +201,8 @@ def test_show_attend_and_tell_trains_on_a_machine_rented_for_it_and_gives_it_bac
     box = tmp_path / "machines"
     box.mkdir()
     small = ["config.epochs=1", "config.image_size=32", "config.batch_size=4", "config.min_count=1",
-             "config.weights=none", "config.finetune_from=null", "config.best=bleu_4", "env={OMP_NUM_THREADS: '1'}"]  # fmt: skip
+             "config.weights=none", "config.finetune_from=null", "config.best=bleu_4",
+             "env={OMP_NUM_THREADS: '1'}"]  # fmt: skip
     there = {
         "up": f"touch {box}/vm-{{run}}; echo host=127.0.0.1 port={server.port} id=vm-{{run}}",
         "list": f"ls {box} | awk -v run={{run}} '$1 == \"vm-\" run'",

@@ -311,10 +311,10 @@ class DecoderWeights(NamedTuple):
 
 
 class AttentionDecoder(Decoder):
-    """Show, Attend and Tell (Xu et al., 2015) with `layers` LSTM or GRU cells of size `hidden`.
+    """Show, Attend and Tell (Xu et al., 2015) with `layers` LSTM or GRU cells of `hidden_size`.
 
     Additive attention, a gate over the context, a deep output layer, and doubly stochastic regularization. Picture
-    features are projected to size `hidden`. Words are sequential; the projections of the picture and the scores are
+    features are projected to `hidden_size`. Words are sequential; the projections of the picture and the scores are
     computed once for all words.
     """
 
@@ -571,7 +571,7 @@ class Layer(nn.Module):
 
 
 class TransformerDecoder(Decoder):
-    """Transformer of `layers` layers with width `embedding` and feed-forward width `hidden`."""
+    """Transformer of `layers` layers with width `embedding_size` and feed-forward width `hidden_size`."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__()

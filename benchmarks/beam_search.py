@@ -32,7 +32,7 @@ class Seen(nn.Module):
 
 def captioner() -> Captioner:
     torch.manual_seed(0)
-    cfg = Config(decoder="attention", embedding=512, hidden=512, attention=512, max_length=LENGTH)
+    cfg = Config(decoder="attention", embedding_size=512, hidden_size=512, attention_size=512, max_length=LENGTH)
     model = Captioner(cfg, Vocabulary([*SPECIAL, *(f"w{n}" for n in range(WORDS - 4))]))
     model.encoder = Seen()
     model.decoder = AttentionDecoder(cfg, WORDS, CELLS, CHANNELS)

@@ -27,7 +27,7 @@ TURNS = 30
 # The shortest training that leaves weights which are not those that a model is born with.
 SHORT = {
     "classification": ("leaves.yaml", "config.epochs=1"),
-    "grading": ("cards.yaml", "config.phase1_epochs=1", "config.phase2_epochs=1", "config.train_cards=200"),
+    "grading": ("cards.yaml", "config.phase1_epochs=1", "config.phase2_epochs=1", "config.train_samples=200"),
     "captioning": ("captions.yaml", "config.epochs=1"),
     "translation": ("translation.yaml", "config.epochs=1"),
 }

@@ -121,7 +121,7 @@ def captioning() -> Made:
     from headway.recipes.captioning.model import Captioner
     from headway.spec import Data
 
-    cfg = Config(train_pictures=2000)
+    cfg = Config(train_samples=2000)
     pictures = load(cfg, Data(), "train")
     words = vocabulary(cfg, pictures)
     model = Captioner(cfg, words)

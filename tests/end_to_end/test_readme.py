@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 SMALL = {
     "epochs": 1,
-    "train_pictures": 96,
-    "val_pictures": 16,
-    "test_pictures": 16,
-    "picture": 32,
+    "train_samples": 96,
+    "val_samples": 16,
+    "test_samples": 16,
+    "image_size": 32,
     "width": 8,
-    "hidden": 32,
+    "hidden_size": 32,
 }
 
 pytest.importorskip("torch", reason="the demo trains, which needs the train extra")

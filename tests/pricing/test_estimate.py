@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from headway.planning.cost import reserved
-from headway.pricing import estimate
 from headway.pricing.estimate import (
     Device,
     PastRun,
     device_of,
+    estimate,
     examples_per_epoch,
     flops_per_example,
     learn,
     length_of,
     loading_core_s,
+    path,
     remembered,
     work_of,
 )
-from headway.pricing.estimate import estimate as estimate_estimate
 from headway.pricing.quote import export_s, kept, retained
 from headway.pricing.table import sustained_tflops
 from headway.spec import Budget, Job
@@ -29,7 +29,14 @@ from headway.spec import Budget, Job
 T4 = Device(kind="T4")
 JOB: dict[str, Any] = {
     "recipe": "captioning",
-    "config": {"encoder": "resnet50", "picture": 224, "hidden": 512, "epochs": 10, "batch": 32, "train_pictures": 8000},
+    "config": {
+        "encoder": "resnet50",
+        "image_size": 224,
+        "hidden_size": 512,
+        "epochs": 10,
+        "batch_size": 32,
+        "train_samples": 8000,
+    },
     "data": {"train": [{"source": "builtin:scenes"}]},
     "resources": {"accelerator": "T4:1", "nodes": 1},
     "checkpoint": {"keep_last": 3, "keep_best": 1, "keep_every": "5 epochs"},
@@ -50,7 +57,7 @@ def seen(job: dict[str, Any] = JOB, **changes: Any) -> PastRun:
 
 
 def test_without_any_experience_arithmetic_is_counted_and_called_rough() -> None:
-    found = estimate_estimate(JOB, T4)
+    found = estimate(JOB, T4)
     assert found is not None
     assert found.basis == "rough"
     assert 0.05 < found.hours < 2.0  # 80,000 pictures at three times 8.2 GFLOP, and 2,500 steps
@@ -58,7 +65,7 @@ def test_without_any_experience_arithmetic_is_counted_and_called_rough() -> None
 
 def test_a_run_of_the_same_job_on_the_same_device_is_a_measurement() -> None:
     learn(seen())
-    found = estimate_estimate(JOB, T4)
+    found = estimate(JOB, T4)
     assert found is not None
     assert (found.basis, found.hours) == ("measured", 2.0)
 
@@ -66,14 +73,14 @@ def test_a_run_of_the_same_job_on_the_same_device_is_a_measurement() -> None:
 def test_twice_as_many_epochs_take_twice_as_long() -> None:
     learn(seen())
     longer = {**JOB, "config": {**JOB["config"], "epochs": 20}}
-    found = estimate_estimate(longer, T4)
+    found = estimate(longer, T4)
     assert found is not None
     assert (found.basis, found.hours) == ("measured", 4.0)
 
 
 def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
     learn(seen())
-    on = {kind: estimate_estimate(JOB, Device(kind=kind)) for kind in ("T4", "V100", "A100")}
+    on = {kind: estimate(JOB, Device(kind=kind)) for kind in ("T4", "V100", "A100")}
     assert all(found is not None for found in on.values())
     hours = {kind: found.hours for kind, found in on.items() if found is not None}
     assert hours["A100"] < hours["V100"] < hours["T4"] == 2.0
@@ -84,17 +91,17 @@ def test_another_device_is_reckoned_by_its_speed_and_called_rough() -> None:
 
 def test_another_job_of_the_same_recipe_is_reckoned_by_its_examples() -> None:
     learn(seen())
-    other = {**JOB, "config": {**JOB["config"], "hidden": 256, "train_pictures": 4000}}
-    found = estimate_estimate(other, T4)
+    other = {**JOB, "config": {**JOB["config"], "hidden_size": 256, "train_samples": 4000}}
+    found = estimate(other, T4)
     assert found is not None
     assert (found.basis, found.hours) == ("rough", 1.0)
 
 
 def test_a_rehearsal_is_not_called_a_measurement_and_yields_to_a_run() -> None:
     learn(seen(url="rehearsal", basis="rehearsal", seconds=3600.0))
-    first = estimate_estimate(JOB, T4)
+    first = estimate(JOB, T4)
     learn(seen())
-    second = estimate_estimate(JOB, T4)
+    second = estimate(JOB, T4)
     assert first is not None
     assert second is not None
     assert (first.basis, first.hours) == ("rough", 1.0)
@@ -103,14 +110,14 @@ def test_a_rehearsal_is_not_called_a_measurement_and_yields_to_a_run() -> None:
 
 def test_a_script_nobody_has_run_is_not_estimated() -> None:
     script = {"script": "train.py", "config": {}, "resources": {"nodes": 1}}
-    assert estimate_estimate(script, T4) is None
+    assert estimate(script, T4) is None
 
 
 def test_a_script_is_measured_like_a_recipe() -> None:
     script = {"script": "train.py", "args": ["--lr", "1"], "config": {}, "data": {}, "resources": {"nodes": 1}}
     learn(seen(script, what="script:train.py", examples=None))
-    found = estimate_estimate(script, T4)
-    other = estimate_estimate({**script, "args": ["--lr", "2"]}, T4)
+    found = estimate(script, T4)
+    other = estimate({**script, "args": ["--lr", "2"]}, T4)
     assert found is not None
     assert found.basis == "measured"
     assert other is None
@@ -124,7 +131,7 @@ def test_the_same_run_seen_twice_counts_once() -> None:
 
 def test_damage_to_what_is_remembered_costs_a_line_not_a_plan() -> None:
     learn(seen())
-    with open(estimate.path(), "ab") as file:
+    with open(path(), "ab") as file:
         file.write(b'{"half": \n\xff\xfe\n[]\n{"url": 3}\n')
     learn(seen(url="runs/b"))
     assert [one.url for one in remembered()] == ["runs/a", "runs/b"]
@@ -167,8 +174,8 @@ def test_a_bigger_model_counts_for_more() -> None:
     assert words
     assert words < small < big
     assert flops_per_example({"lr": 1}) is None
-    tiny, base = (flops_per_example({"subwords": 1000, "size": size}) for size in ("tiny", "base"))
-    wide = flops_per_example({"subwords": 1000, "size": "tiny", "width": 512})
+    tiny, base = (flops_per_example({"subwords": 1000, "model_size": size}) for size in ("tiny", "base"))
+    wide = flops_per_example({"subwords": 1000, "model_size": "tiny", "d_model": 512})
     assert tiny
     assert base
     assert wide
@@ -178,16 +185,19 @@ def test_a_bigger_model_counts_for_more() -> None:
 
 def test_what_the_cores_cannot_read_fast_enough_no_gpu_makes_up_for() -> None:
     """A small network on a large GPU waits for its pictures; on cores alone both are added up."""
-    job = {**JOB, "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden": 8, "train_pictures": 10**7}}
-    large, larger = (estimate_estimate(job, Device(kind=kind)) for kind in ("H100", "B200"))
+    job = {
+        **JOB,
+        "config": {**JOB["config"], "encoder": "efficientnet_lite0", "hidden_size": 8, "train_samples": 10**7},
+    }
+    large, larger = (estimate(job, Device(kind=kind)) for kind in ("H100", "B200"))
     assert large is not None
     assert larger is not None
     assert large.hours == larger.hours
     assert large.how == "a count of its pictures"
-    alone = estimate_estimate(job, Device(kind=None, count=8))
+    alone = estimate(job, Device(kind=None, count=8))
     assert alone is not None
     assert alone.hours > large.hours
-    assert loading_core_s({"size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
+    assert loading_core_s({"model_size": "small", "subwords": 1000}) == 0.0, "sentences are read in no time"
 
 
 def test_an_export_that_took_long_is_kept_in_reserve_of_a_budget() -> None:

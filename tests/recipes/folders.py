@@ -11,17 +11,17 @@ from headway.plugins import RECIPES
 from headway.spec import Data, Job, dump, to_plain
 
 TINY: dict[str, Any] = {
-    "picture": 32,
+    "image_size": 32,
     "width": 8,
-    "embedding": 16,
-    "hidden": 32,
+    "embedding_size": 16,
+    "hidden_size": 32,
     "heads": 2,
     "epochs": 2,
-    "batch": 16,
+    "batch_size": 16,
     "captions": 2,
-    "train_pictures": 64,
-    "val_pictures": 12,
-    "test_pictures": 16,
+    "train_samples": 64,
+    "val_samples": 12,
+    "test_samples": 16,
 }
 
 

@@ -14,17 +14,17 @@ from tests.recipes.folders import captioning_job, run_folder
 
 # A dozen seconds of one core, and yet it learns to say what a lone thing is and where.
 LEARNS = {
-    "picture": 64,
+    "image_size": 64,
     "width": 16,
-    "embedding": 64,
-    "hidden": 128,
+    "embedding_size": 64,
+    "hidden_size": 128,
     "heads": 4,
     "epochs": 6,
-    "batch": 32,
+    "batch_size": 32,
     "captions": 3,
-    "train_pictures": 1000,
-    "val_pictures": 60,
-    "test_pictures": 80,
+    "train_samples": 1000,
+    "val_samples": 60,
+    "test_samples": 80,
 }
 LONE = (Source(source="builtin:scenes", where={"kind": "one"}),)
 

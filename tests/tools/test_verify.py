@@ -117,10 +117,8 @@ def test_a_plain_script_with_five_lines_is_exact(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_the_captioning_recipe_is_exact_over_an_evaluation(bench: Bench) -> None:
-    tiny = (
-        "{picture: 32, width: 8, embedding: 16, hidden: 32, heads: 2, epochs: 2, batch: 16, captions: 2, dropout: 0.1, "
-    )
-    tiny += "train_pictures: 64, val_pictures: 12, test_pictures: 16}"
+    tiny = "{image_size: 32, width: 8, embedding_size: 16, hidden_size: 32, heads: 2, epochs: 2, batch_size: 16, "
+    tiny += "captions: 2, dropout: 0.1, train_samples: 64, val_samples: 12, test_samples: 16}"
     (bench.job / "headway.yaml").write_text(f"name: captions\nrecipe: captioning\nseed: 3\nconfig: {tiny}\n")
     code, out, err = bench.verify("-f", bench.job / "headway.yaml", "--steps", 6, "--json")
     assert code == 0, err
@@ -134,8 +132,9 @@ def test_the_captioning_recipe_is_exact_over_an_evaluation(bench: Bench) -> None
 
 @pytest.mark.slow
 def test_captioning_is_exact_while_it_learns_from_its_own_captions(bench: Bench) -> None:
-    tiny = "{picture: 32, width: 8, embedding: 16, hidden: 32, decoder: attention, average: 0.9, epochs: 1, batch: 32, "
-    tiny += "captions: 2, self_critical_epochs: 4, train_pictures: 64, val_pictures: 12, test_pictures: 16}"
+    tiny = "{image_size: 32, width: 8, embedding_size: 16, hidden_size: 32, decoder: attention, ema_decay: 0.9, "
+    tiny += "epochs: 1, batch_size: 32, captions: 2, self_critical_epochs: 4, "
+    tiny += "train_samples: 64, val_samples: 12, test_samples: 16}"
     (bench.job / "headway.yaml").write_text(f"name: captions\nrecipe: captioning\nseed: 3\nconfig: {tiny}\n")
     code, out, err = bench.verify("-f", bench.job / "headway.yaml", "--steps", 9, "--json")
     assert code == 0, err

@@ -14,6 +14,7 @@ from headway.artifacts.svg_chart import Line, chart, thinned
 from headway.core.errors import BadInput
 from headway.rundir.history import scores_in
 from headway.rundir.layout import REPORT, RunFolder
+from headway.spec.renamed import current_config
 from headway.storage import open_store
 
 # One run of a comparison, read from its folder alone
@@ -44,6 +45,7 @@ def read_run(url: str) -> RunSummary:
     """Read a run: its report if it was evaluated, else the last scores of its own validation."""
     folder = RunFolder(open_store(url))
     job = folder.plan().job
+    settings = {**job, "config": current_config(job)}  # an old run's names would differ where its values do not
     report = folder.read_json(REPORT)
     history = folder.metrics()
     return RunSummary(
@@ -53,7 +55,7 @@ def read_run(url: str) -> RunSummary:
         measured=_measured(report),
         metrics=dict(report["metrics"]) if report else _validated(folder),
         samples=_samples(folder, report),
-        settings=flat({key: value for key, value in job.items() if key not in _OUTCOME}),
+        settings=flat({key: value for key, value in settings.items() if key not in _OUTCOME}),
         curves=_curves(history),
         steps=max((int(record["step"]) for record in history), default=0),
         seconds=float(report["training"]["seconds"]) if report else None,

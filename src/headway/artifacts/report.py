@@ -33,6 +33,7 @@ from headway.spec.fields import (
     union_members,
     unmarked,
 )
+from headway.spec.renamed import current_config
 from headway.storage import open_store
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def as_job_file(job: Job) -> str:
 
 def _config(job: Job) -> dict[str, Any]:
     """Return the settings that differ from the recipe's defaults."""
-    settings = dict(to_plain(job.config))
+    settings = current_config({"recipe": job.recipe, "config": to_plain(job.config)})
     if job.recipe not in RECIPES:
         return settings
     defaults = to_plain(RECIPES[job.recipe].load_config()())

@@ -142,7 +142,7 @@ SHOWN = 5  # suspicious lines, and parts that differ
 def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key for this once: --set config.batch=8")  # fmt: skip
+                        help="change a key for this once: --set config.batch_size=8")  # fmt: skip
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"how many (default: {STEPS})")
     add_json(parser)
     parser.set_defaults(env=[], secret=[])

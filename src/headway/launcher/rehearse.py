@@ -268,7 +268,7 @@ def _small(job: Job, python: str | None) -> Job:
 
 
 def _little(key: str, value: Any) -> Any:
-    """Shrink one setting; generated data (train_pictures, val_cards, …) is cut to a sample."""
+    """Shrink one setting; generated data (train_samples, val_samples, …) is cut to a sample."""
     if type(value) is int and key.startswith(("train_", "val_", "test_")):
         return min(value, 4 * SAMPLE if key.startswith("train_") else SAMPLE)
     return _SMALL.get(key, value)

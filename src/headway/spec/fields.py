@@ -291,6 +291,11 @@ class Key(NamedTuple):
     type: Any
 
     @property
+    def recorded(self) -> bool:
+        """Whether only records have it, never a job file."""
+        return bool(self.field.metadata.get("key") == RECORDED)
+
+    @property
     def required(self) -> bool:
         return self.field.default is MISSING and self.field.default_factory is MISSING
 
@@ -300,11 +305,17 @@ class Key(NamedTuple):
         return self.field.default
 
 
+RECORDED = "recorded"  # `metadata={"key": RECORDED}`: what former versions recorded and nobody types
 _known_keys: dict[type[Any], dict[str, Key]] = {}  # resolving annotations is slow, and classes do not change
 
 
 def keys_of(cls: Any) -> dict[str, Key]:
     """The keys a mapping may have where the dataclass `cls` is expected."""
+    return {name: key for name, key in recorded_keys_of(cls).items() if not key.recorded}
+
+
+def recorded_keys_of(cls: Any) -> dict[str, Key]:
+    """The keys a record of the dataclass `cls` may have: those of job files, and those that only records have."""
     if cls not in _known_keys:
         hints = get_type_hints(cls, include_extras=True)
         found = [each for each in fields(cls) if each.init and each.metadata.get("key", True)]

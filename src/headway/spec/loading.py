@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from headway.core.errors import BadJob, BadPlan, MissingExtra, Problem
 from headway.plugins import Catalog, Loader, shipped
-from headway.spec.fields import keys_of
+from headway.spec.fields import recorded_keys_of
 from headway.spec.model import Data, Job, Source, TargetEntry, TargetName
+from headway.spec.renamed import current
 from headway.spec.rules import Node, closest, job_problems, members, tree_of
 from headway.spec.validate import BAD, Reader, ValidationContext
 
@@ -37,7 +38,8 @@ def undump(plain: Mapping[str, Any], *, where: str = "job") -> Job:
 def to_plain(value: Any) -> Any:
     """Any dataclass that a job file can hold, as JSON would give it back."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key.name: to_plain(getattr(value, key.field.name)) for key in keys_of(type(value)).values()}
+        kept = [(key, getattr(value, key.field.name)) for key in recorded_keys_of(type(value)).values()]
+        return {key.name: to_plain(member) for key, member in kept if not key.recorded or member != key.default()}
     if isinstance(value, Mapping):
         return {str(name): to_plain(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):
@@ -46,10 +48,13 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Mapping[str, Any], cls: type[T], *, where: str = "plan") -> T:
-    """What `to_plain` made of a `cls`: a recipe's config, a target's options. Anything else is a BadPlan."""
+    """What `to_plain` made of a `cls`, in this version or a former one. Anything else is a BadPlan.
+
+    Such as a recipe's config or a target's options.
+    """
     problems: list[Problem] = []
     try:
-        value = Reader(ValidationContext(problems, typed=False)).dataclass(tree_of(plain, where), cls)
+        value = Reader(ValidationContext(problems, typed=False)).dataclass(tree_of(current(cls, plain), where), cls)
     except RecursionError:
         raise BadPlan("nested too deep", where=where, fix="headway plan --out plan.json") from None
     if value is BAD or problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -24,10 +24,12 @@ from headway.spec.fields import (
     is_list,
     is_mapping,
     keys_of,
+    recorded_keys_of,
     union_members,
     unmarked,
 )
 from headway.spec.model import Accelerator, Cadence, Secret
+from headway.spec.renamed import Former, overrides, renamed_in, written
 from headway.spec.rules import Node, closest, members
 
 # Single values: texts, numbers, switches. Each is checked, or reported with what to write instead.
@@ -242,6 +244,14 @@ def read_dataclass(
     return None if value is BAD else value
 
 
+def _instead(node: Node, former: Former, path: str) -> str:
+    """What to write for a former spelling."""
+    if isinstance(node.value, (dict, tuple)) or not former.applies(node.value):
+        return f"write {former.to}: …"
+    today = former.translate(node.value)
+    return former.instead(node.value) or f"write {overrides(today, path) if node.loose else written(today)}"
+
+
 class Reader:
     """Values out of nodes. A value that cannot be read is BAD, and its siblings are read all the same."""
 
@@ -254,8 +264,10 @@ class Reader:
         """The mapping as a `cls`; keys named in `own` are read by those readers instead."""
         if not isinstance(node.value, dict):
             return self._no_mapping(node, cls, path)
-        keys = keys_of(cls)
-        meant = self._unknown_keys(node.value, keys, path)
+        if self.to.typed:
+            node = self._without_former_keys(node, cls, path)
+        keys = keys_of(cls) if self.to.typed else recorded_keys_of(cls)
+        meant = self._unknown_keys(members(node), keys, path)
         if self.to.typed:
             self._exclusive_keys(node, cls, path, meant)
         values: dict[str, Any] = {}
@@ -396,6 +408,16 @@ class Reader:
         if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
             return read_number(node, type(node.value), (), path, self.to)
         return node.value
+
+    def _without_former_keys(self, node: Node, cls: type[Any], path: str) -> Node:
+        """Report keys that are spelled or meant as they formerly were, and return the mapping without them."""
+        table, given, keys = renamed_in(cls), members(node), keys_of(cls)
+        former = {name for name in given if name in table}
+        former -= {name for name in former if name in keys and not table[name].applies(given[name].value)}
+        for name in sorted(former):
+            what = f"{path}.{name}{table[name].change(given[name].value)}"
+            self.to.report(what, given[name].key_or_value, _instead(given[name], table[name], path))
+        return replace(node, value={name: given[name] for name in given if name not in former}) if former else node
 
     def _unknown_keys(self, members: dict[str, Node], keys: Mapping[str, Key], path: str) -> set[str]:
         """Reports them, and returns the keys that were probably meant: they are not missing too."""

@@ -141,5 +141,5 @@ def hint(error: BaseException) -> str:
         return ""
     return (
         "memory ran out. fix: --set config.accumulate=2 cuts each batch in two and changes nothing else "
-        "(4, 8, … if that is not enough); or lower config.batch, or use config.precision=bf16"
+        "(4, 8, … if that is not enough); or lower config.batch_size, or use config.precision=bf16"
     )

@@ -19,7 +19,7 @@ from tests.recipes.folders import TINY
 
 
 def made(**settings: Any) -> tuple[Captioner, TrainingFeed, SelfCriticalLoss]:
-    cfg = Config(**{**TINY, "train_pictures": 8, "batch": 4, "word_dropout": 0.0, **settings})
+    cfg = Config(**{**TINY, "train_samples": 8, "batch_size": 4, "word_dropout": 0.0, **settings})
     pictures = load(cfg, Data(), "train")
     words = vocabulary(cfg, pictures)
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def log_probabilities(model: Captioner, pictures: Tensor, said: Tensor) -> Tenso
 
 @pytest.mark.slow
 def test_the_cider_of_drawn_scenes_does_not_fall_and_that_of_what_is_drawn_by_chance_rises() -> None:
-    model, feed, critic = made(train_pictures=48, batch=16, width=16, embedding=32, hidden=64, captions=5)
+    model, feed, critic = made(train_samples=48, batch_size=16, width=16, embedding_size=32, hidden_size=64, captions=5)
     batches = [batch for step in range(len(feed)) if isinstance(batch := feed.batch(0, step, 0, 1), Batch)]
 
     def said_surely() -> float:

@@ -102,13 +102,13 @@ def test_captions_are_different_references_of_the_right_picture(feed: TrainingFe
 
 
 def test_the_fingerprint_changes_with_what_the_batches_are_made_of(pictures: Pictures, feed: TrainingFeed) -> None:
-    others = [feed_of(pictures, seed=4), feed_of(pictures, batch=8), feed_of(pictures, mirror=True)]
+    others = [feed_of(pictures, seed=4), feed_of(pictures, batch_size=8), feed_of(pictures, mirror=True)]
     assert len({feed.fingerprint, *(other.fingerprint for other in others)}) == 4
     assert feed_of(pictures).fingerprint == feed.fingerprint
 
 
 def test_half_of_the_pictures_are_mirrored_where_that_is_asked_for(pictures: Pictures) -> None:
-    batch = feed_of(pictures, mirror=True, batch=64).batch(0, 0, 0, 1)
+    batch = feed_of(pictures, mirror=True, batch_size=64).batch(0, 0, 0, 1)
     assert isinstance(batch, Batch)
     plain = torch.from_numpy(pixels(pictures)[batch.rows.numpy()]).permute(0, 3, 1, 2)
     same = (batch.pictures == plain).flatten(1).all(dim=1)
@@ -123,7 +123,7 @@ def test_the_vocabulary_knows_no_word_of_val_or_test(pictures: Pictures) -> None
 
 
 def test_scenes_are_drawn_at_their_own_size_or_brought_to_another() -> None:
-    natural = only(load(Config(**{**TINY, "picture": 64}), Data(), "test"))
+    natural = only(load(Config(**{**TINY, "image_size": 64}), Data(), "test"))
     assert np.array_equal(pixels(natural)[3], scenes.draw(scenes.compose("test", 3)))
     assert pixels(only(load(CFG, Data(), "test"))).shape == (16, 32, 32, 3)
     assert natural.held_out is not None
@@ -145,7 +145,7 @@ def test_only_one_kind_of_scene_is_drawn_where_that_is_asked_for() -> None:
         "we",
     }
     lone = only(load(CFG, Data(val=(Source(source="builtin:scenes", where={"kind": "one"}),)), "val"))
-    assert len(lone) == CFG.val_pictures
+    assert len(lone) == CFG.val_samples
     assert all(len(valid) == 6 for valid in lone.valid or ())
 
 

@@ -16,7 +16,7 @@ from headway.recipes.captioning.evaluate import choose_search, evaluate
 from headway.recipes.captioning.model import Captioner, PretrainedEncoder
 from headway.spec.model import Cache, Data
 
-CFG = Config(encoder="resnet18", weights="none", picture=64)
+CFG = Config(encoder="resnet18", weights="none", image_size=64)
 CPU = torch.device("cpu")
 COUNT = 10
 
@@ -128,7 +128,7 @@ def test_the_number_of_threads_changes_nothing(encoder: PretrainedEncoder, pictu
 
 
 def test_an_evaluation_reads_what_training_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = Config(encoder="resnet18", weights="none", picture=64, decoder="lstm", test_pictures=8, val_pictures=8)
+    cfg = Config(encoder="resnet18", weights="none", image_size=64, decoder="lstm", test_samples=8, val_samples=8)
     cache = Cache(dir=str(tmp_path))
     model = Captioner(cfg, vocabulary(cfg, load(cfg, Data(), "test"))).eval()
     seen(model.encoder, load(cfg, Data(), "test"), cache)  # as training does

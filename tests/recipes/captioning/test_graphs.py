@@ -45,7 +45,7 @@ def greedy(folder: Path, picture: np.ndarray[Any, Any], length: int) -> list[int
 def test_the_graphs_say_what_the_model_says(decoder: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     torch.manual_seed(3)
-    cfg = Config(decoder=decoder, picture=32, width=8, embedding=16, hidden=32, max_length=8)
+    cfg = Config(decoder=decoder, image_size=32, width=8, embedding_size=16, hidden_size=32, max_length=8)
     model = Captioner(cfg, WORDS, fresh=False).eval()
     for graph in graphs(model, cfg):
         write_onnx(graph, tmp_path)

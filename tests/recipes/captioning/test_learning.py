@@ -28,7 +28,7 @@ SAID = [[4, 5, 6], [5, 5, 7, 8], [9, 4], [8, 6, 5, 4, 9], [6], [7, 9, 9, 4]]
 )
 def test_a_decoder_learns_captions_by_heart_and_says_them(settings: dict[str, object]) -> None:
     torch.manual_seed(0)
-    cfg = Config(**{**TINY, "embedding": 32, "hidden": 64, "word_dropout": 0.0, "max_length": 8, **settings})
+    cfg = Config(**{**TINY, "embedding_size": 32, "hidden_size": 64, "word_dropout": 0.0, "max_length": 8, **settings})
     model = Captioner(cfg, WORDS)
     grids = torch.randn(len(SAID), 16, model.encoder.channels)
     captions = torch.tensor([[[START, *said, END, *[PAD] * (5 - len(said))]] for said in SAID])

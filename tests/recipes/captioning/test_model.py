@@ -57,7 +57,7 @@ CAPTIONS = torch.tensor(
     "settings",
     [
         {"decoder": "attention", "cell": "gru", "layers": 3},
-        {"decoder": "attention", "layers": 2, "tied": True, "embedding": 24},
+        {"decoder": "attention", "layers": 2, "tied": True, "embedding_size": 24},
         {"decoder": "glimpse"},
         {"decoder": "lstm", "tied": True},
         {"decoder": "transformer", "layers": 2, "tied": True},

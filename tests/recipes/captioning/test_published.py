@@ -20,12 +20,12 @@ from tests.recipes.folders import captioning_job, run_folder
 
 RESNET = {
     "encoder": "resnet18",
-    "picture": 64,
+    "image_size": 64,
     "decoder": "transformer",
     "epochs": 3,
-    "train_pictures": 32,
-    "val_pictures": 4,
-    "average": 0.9,
+    "train_samples": 32,
+    "val_samples": 4,
+    "ema_decay": 0.9,
 }
 
 
@@ -90,7 +90,7 @@ def test_what_is_exported_is_what_was_scored_also_with_averaged_weights(frozen: 
 
 @pytest.mark.slow
 def test_an_encoder_learns_from_the_epoch_it_is_told_to_and_keeps_its_statistics(tmp_path: Path, weights: str) -> None:
-    run = trained(tmp_path, weights=weights, finetune_from=1, average=0.0)
+    run = trained(tmp_path, weights=weights, finetune_from=1, ema_decay=0.0)
     published, learnt = PretrainedEncoder(Config(encoder="resnet18", weights=weights)).net, encoder_of(run, "last").net
     before, after = published.state_dict(), learnt.state_dict()
     assert not torch.equal(before["layer4.1.conv2.weight"], after["layer4.1.conv2.weight"])

@@ -61,13 +61,13 @@ def test_an_evaluation_asks_both_sides_with_and_without_kept_features(tmp_path: 
     cfg = Config(
         encoder="resnet18",
         weights="none",
-        picture=64,
+        image_size=64,
         decoder="attention",
-        test_pictures=8,
+        test_samples=8,
         beam=2,
         both_sides=True,
     )
-    model = captioner(replace(cfg, train_pictures=8))
+    model = captioner(replace(cfg, train_samples=8))
     sources = Sources(load(cfg, Data(), "test"))
     feed = EvaluationFeed(sources, both_sides=True)
     rows = say(model, cfg, len(sources), [feed.batch(0, 0, 0, 1)], beam=2)

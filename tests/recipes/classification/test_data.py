@@ -117,7 +117,7 @@ def test_the_sampler_draws_rare_classes_more_often(folder: Path, tmp_path: Path)
     read = load(settings(), Data(train=(Source(source=str(folder)),)), "train", cache=cache_in(tmp_path))
     shares = []
     for balance in (0.0, 1.0):
-        feed = read.training(settings(imbalance="sampler", balance=balance), seed=1)
+        feed = read.training(settings(sampler="balanced", balance=balance), seed=1)
         drawn = torch.cat([feed.batch(e, s, 0, 1)["label"] for e in range(6) for s in range(len(feed))])
         shares.append(float((drawn == 2).float().mean()))
     assert shares[0] == pytest.approx(0.6, abs=0.08)

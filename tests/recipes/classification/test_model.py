@@ -61,9 +61,9 @@ def test_the_state_alone_rebuilds_it() -> None:
 
 
 def test_weights_make_rare_classes_count_more_and_the_average_picture_one() -> None:
-    read = load(settings(train_pictures=24), Data(), "train")
+    read = load(settings(train_samples=24), Data(), "train")
     even = class_weights(settings(), read)
-    skewed = class_weights(settings(imbalance="weights", balance=1.0), read)
+    skewed = class_weights(settings(class_weights=True, balance=1.0), read)
     labels = torch.from_numpy(read.labels())
     assert torch.equal(even, torch.ones(16))
     assert float(skewed[labels].mean()) == pytest.approx(1.0)

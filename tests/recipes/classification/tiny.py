@@ -16,14 +16,14 @@ from tests.recipes.translation.tiny import train_in
 SMALLEST: dict[str, Any] = {
     "model_size": "small",
     "image_size": 32,
-    "train_pictures": 64,
-    "val_pictures": 32,
-    "test_pictures": 32,
+    "train_samples": 64,
+    "val_samples": 32,
+    "test_samples": 32,
     "epochs": 1,
-    "batch": 16,
+    "batch_size": 16,
 }
 # About ten seconds of one core, and yet it tells most leaves apart.
-LEARNS: dict[str, Any] = {"image_size": 32, "train_pictures": 512, "val_pictures": 64, "test_pictures": 64, "epochs": 7}
+LEARNS: dict[str, Any] = {"image_size": 32, "train_samples": 512, "val_samples": 64, "test_samples": 64, "epochs": 7}
 
 
 def settings(**changes: Any) -> Config:

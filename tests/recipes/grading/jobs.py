@@ -8,17 +8,17 @@ from headway.recipes.grading.config import Config
 from headway.spec import Data, Export, Job, to_plain
 
 TINY: dict[str, Any] = {
-    "size": "small",
-    "picture": 96,
+    "model_size": "small",
+    "image_size": 96,
     "front": "resnet18",
     "back": "resnet18",
     "batch_size": 16,
     "phase1_epochs": 1,
     "phase2_epochs": 2,
     "checkpoint_epochs": 2,
-    "train_cards": 48,
-    "val_cards": 20,
-    "test_cards": 24,
+    "train_samples": 48,
+    "val_samples": 20,
+    "test_samples": 24,
 }
 
 

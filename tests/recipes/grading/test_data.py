@@ -30,7 +30,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_drawn_cards_come_with_what_is_true_of_them() -> None:
-    cfg = grading_config(train_cards=20)
+    cfg = grading_config(train_samples=20)
     batch = load(cfg, Data(), "train").feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
     card = cards.compose("train", 4)
     assert int(batch["label"][4]) == cards.grade_of(card)
@@ -41,7 +41,7 @@ def test_drawn_cards_come_with_what_is_true_of_them() -> None:
 
 
 def test_a_batch_is_the_same_whatever_the_number_of_ranks() -> None:
-    cfg = grading_config(train_cards=40)
+    cfg = grading_config(train_samples=40)
     feed = load(cfg, Data(), "train").feed(cfg, training=True, seed=5)
     whole = feed.batch(3, 1, 0, 1)
     parts = [feed.batch(3, 1, part, 3) for part in range(3)]
@@ -51,7 +51,7 @@ def test_a_batch_is_the_same_whatever_the_number_of_ranks() -> None:
 
 
 def test_the_sampler_draws_rare_grades_more_often() -> None:
-    cfg = grading_config(train_cards=600, skewed=True, batch_size=600)
+    cfg = grading_config(train_samples=600, skewed=True, batch_size=600)
     graded = load(cfg, Data(), "train")
     counts = Counter(graded.labels().tolist())
     feed = graded.feed(cfg, training=True, seed=1)
@@ -59,12 +59,12 @@ def test_the_sampler_draws_rare_grades_more_often() -> None:
     for rare, common in ((5, 9), (6, 8)):
         wanted = (counts[rare] / counts[common]) ** 0.5
         assert drawn[rare] / drawn[common] == pytest.approx(wanted, rel=0.05)
-    plain = graded.feed(grading_config(batch_size=600, use_sampler=False), training=True, seed=1)
+    plain = graded.feed(grading_config(batch_size=600, sampler="uniform"), training=True, seed=1)
     assert Counter(plain.batch(0, 0, 0, 1)["label"].tolist()) == counts
 
 
 def test_prepared_pairs_are_the_same_pictures_under_the_same_names(shards: str) -> None:
-    cfg = grading_config(picture=128, train_cards=20)
+    cfg = grading_config(image_size=128, train_samples=20)
     data = Data(train=(Source(source=shards),))
     graded, drawn = load(cfg, data, "train"), load(cfg, Data(), "train")
     mine = graded.feed(cfg, training=False, seed=0).batch(0, 0, 0, 1)
@@ -118,7 +118,7 @@ def test_validation_reads_the_training_source_where_none_is_named(shards: str) -
 
 
 def test_whole_pictures_are_brought_to_the_models_size(shards: str) -> None:
-    cfg = grading_config(picture=96)
+    cfg = grading_config(image_size=96)
     feed = load(cfg, Data(train=(Source(source=shards),)), "train").feed(cfg, training=True, seed=0)
     back, front = prepared(feed.batch(0, 0, 0, 1), cfg, augmentation(cfg))
     assert back.shape[1:] == (3, 96, 96)

@@ -33,7 +33,7 @@ def test_the_defaults_are_those_people_know() -> None:
 
 
 def test_a_small_grader_is_narrow_and_sees_at_most_128_pixels() -> None:
-    cfg = grading_config(picture=224, back="resnet34")
+    cfg = grading_config(image_size=224, back="resnet34")
     assert cfg.side == 128
     assert sum(p.numel() for p in Grader(cfg, range(1, 11)).parameters()) < 2.2e6
 

@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_curriculum_is_the_back_alone_then_everything() -> None:
-    first, second = curriculum(grading_config(phase1_epochs=10, phase2_epochs=30, lr_phase1=1e-3, lr_phase2=3e-4))
+    first, second = curriculum(grading_config(phase1_epochs=10, phase2_epochs=30, phase1_lr=1e-3, phase2_lr=3e-4))
     assert (first.name, first.epochs, first.lr, first.best) == ("phase1", 10, 1e-3, "qwk")
     assert (second.name, second.epochs, second.lr, second.train) == ("phase2", 30, 3e-4, ("*",))
     assert not any(pattern.startswith("front") or pattern == "*" for pattern in first.train)
@@ -43,7 +43,7 @@ def test_a_phase_of_no_epochs_is_left_out_and_none_at_all_is_refused() -> None:
 
 
 def test_a_phase_draws_rows_by_its_own_sampler() -> None:
-    cfg = grading_config(train_cards=200, skewed=True, batch_size=200)
+    cfg = grading_config(train_samples=200, skewed=True, batch_size=200)
     graded = load(cfg, Data(), "train")
     as_they_are = Counter(graded.labels().tolist())
 
@@ -53,7 +53,7 @@ def test_a_phase_draws_rows_by_its_own_sampler() -> None:
 
     assert drawn(sampler="uniform") == as_they_are
     assert drawn(sampler="balanced") == drawn() != as_they_are  # the config's own is balanced
-    assert sampled(replace(cfg, use_sampler=False), Phase(name="b", epochs=1, sampler="balanced")).use_sampler
+    assert sampled(replace(cfg, sampler="uniform"), Phase(name="b", epochs=1, sampler="balanced")).sampler == "balanced"
 
 
 def test_a_sampler_that_nobody_knows_is_refused() -> None:

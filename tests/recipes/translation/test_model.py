@@ -22,8 +22,8 @@ TARGET = torch.tensor([[START, 55, 65, END], [START, 75, END, PAD]])
 
 
 def test_the_small_size_is_four_and_four_layers_of_128() -> None:
-    assert Config(size="small").shape == SIZES["small"] == (4, 4, 128, 512, 8)
-    assert Config(size="small", width=64, heads=4).shape == (4, 4, 64, 512, 4)
+    assert Config(model_size="small").shape == SIZES["small"] == (4, 4, 128, 512, 8)
+    assert Config(model_size="small", d_model=64, heads=4).shape == (4, 4, 64, 512, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

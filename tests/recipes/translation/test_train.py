@@ -24,7 +24,7 @@ from headway.storage import open_store
 from tests.recipes.folders import plan_of, run_folder
 from tests.recipes.translation.tiny import job, settings, train_in, trained_run
 
-FEW = {"train_pairs": 60, "val_pairs": 4}
+FEW = {"train_samples": 60, "val_samples": 4}
 
 
 @pytest.fixture(scope="module")

@@ -19,36 +19,36 @@ from headway.spec import Data, Job, to_plain
 from tests.recipes.folders import run_folder
 
 SMALLEST: dict[str, Any] = {
-    "size": "tiny",
+    "model_size": "tiny",
     "encoder_layers": 1,
     "decoder_layers": 2,
-    "width": 16,
-    "inner": 32,
+    "d_model": 16,
+    "dim_feedforward": 32,
     "heads": 2,
     "subwords": 300,
     "max_length": 40,
-    "tokens": 256,
-    "train_pairs": 120,
-    "val_pairs": 10,
-    "test_pairs": 12,
+    "batch_tokens": 256,
+    "train_samples": 120,
+    "val_samples": 10,
+    "test_samples": 12,
     "epochs": 1,
     "dropout": 0.0,
 }
 # A dozen seconds of one core, and yet it learns most of the grammar.
 LEARNS: dict[str, Any] = {
-    "size": "tiny",
+    "model_size": "tiny",
     "subwords": 400,
     "max_length": 60,
-    "tokens": 512,
+    "batch_tokens": 512,
     "lr": 5e-3,
     "schedule": "cosine",
     "warmup": 60,
     "dropout": 0.0,
-    "average": 0.98,
+    "ema_decay": 0.98,
     "epochs": 5,
-    "train_pairs": 1500,
-    "val_pairs": 40,
-    "test_pairs": 60,
+    "train_samples": 1500,
+    "val_samples": 40,
+    "test_samples": 60,
 }
 
 
@@ -76,8 +76,8 @@ _TRAINED: list[Path] = []
 def trained_run(factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run, trained once for the whole session."""
     if not _TRAINED:
-        folder = run_folder(factory.mktemp("runs") / "phrases-1", job(**{**SMALLEST, **LEARNS, "width": None,
-            "inner": None, "heads": None, "encoder_layers": None, "decoder_layers": None}))  # fmt: skip
+        folder = run_folder(factory.mktemp("runs") / "phrases-1", job(**{**SMALLEST, **LEARNS, "d_model": None,
+            "dim_feedforward": None, "heads": None, "encoder_layers": None, "decoder_layers": None}))  # fmt: skip
         _TRAINED.append(train_in(folder))
     return _TRAINED[0]
 

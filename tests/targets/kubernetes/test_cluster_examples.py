@@ -67,7 +67,7 @@ def test_captions_train_in_a_pod_of_a_pytorchjob_and_the_bundle_captions_a_pictu
             "data.train=[{source: gs://bucket/coco}]",
             "data.val=[{source: gs://bucket/coco}]",
             "config.epochs=2",
-            "config.batch=4",
+            "config.batch_size=4",
             "config.min_count=1",
             "resources.cpus=1",
             "resources.memory=2GB",
@@ -87,7 +87,8 @@ def test_a_translator_trains_on_three_workers_of_a_statefulset_and_translates(
         cluster,
         "translation-statefulset",
         "cluster",
-        "config={size: tiny, epochs: 2, train_pairs: 60, val_pairs: 10, test_pairs: 10, beam: 1, subwords: 270}",
+        "config={model_size: tiny, epochs: 2, beam: 1, subwords: 270, train_samples: 60, val_samples: 10, "
+        "test_samples: 10}",
         "resources={nodes: 3, memory: 2GB}",  # of which one node of two CPUs has room for three
     )
     (attempt,) = [event for event in hold.folder.events() if event["kind"] == "attempt"]

@@ -143,7 +143,7 @@ def test_leaves_train_in_googles_image_from_an_address_with_a_key_of_secret_mana
             *(f"data.{part}=[{{source: {zipped}}}]" for part in ("train", "val", "test")),
             "config.epochs=2",
             "config.image_size=32",
-            "config.batch=8",
+            "config.batch_size=8",
             "export.to=gs://bucket/models/leaves",
             f"env={{WANDB_BASE_URL: {tracker.address}, OMP_NUM_THREADS: '1'}}",
         )
@@ -169,8 +169,8 @@ def test_cards_train_in_two_phases_in_an_image_of_their_own_and_survive_a_preemp
         "data.train=[{source: gs://bucket/cards}]",
         "data.val=[{source: gs://bucket/cards}]",
         "data.test=[{source: gs://bucket/cards, split: val}]",
-        "config.size=small",
-        "config.picture=96",
+        "config.model_size=small",
+        "config.image_size=96",
         "config.batch_size=4",
         "config.phase1_epochs=1",
         "config.phase2_epochs=1",
@@ -200,8 +200,9 @@ def test_show_attend_and_tell_trains_on_a_machine_rented_for_it_and_gives_it_bac
     server.start()
     box = tmp_path / "machines"
     box.mkdir()
-    small = ["config.epochs=1", "config.picture=32", "config.batch=4", "config.min_count=1", "config.weights=none",
-             "config.finetune_from=null", "config.best=bleu_4", "env={OMP_NUM_THREADS: '1'}"]  # fmt: skip
+    small = ["config.epochs=1", "config.image_size=32", "config.batch_size=4", "config.min_count=1",
+             "config.weights=none", "config.finetune_from=null", "config.best=bleu_4",
+             "env={OMP_NUM_THREADS: '1'}"]  # fmt: skip
     there = {
         "up": f"touch {box}/vm-{{run}}; echo host=127.0.0.1 port={server.port} id=vm-{{run}}",
         "list": f"ls {box} | awk -v run={{run}} '$1 == \"vm-\" run'",

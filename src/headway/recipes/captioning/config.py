@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from headway.spec.fields import RECORDED
+from headway.spec.renamed import Former, Renamed, ShareOfSteps
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "< 1"]
 Part = Annotated[float, ">= 0", "<= 1"]
 OWN_SIDE, PUBLISHED_SIDE = 64, 224
+WARMUP_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,20 +23,20 @@ class Config:
     # what turns a picture into a grid of features
     encoder: Literal["cnn", "efficientnet_lite0", "resnet18", "resnet34", "resnet50", "resnet101"] = "cnn"
     weights: str = "imagenet"  # of an encoder other than cnn: as published, a path, a URL, or `none` to begin at random
-    picture: Annotated[int, ">= 32"] | None = None  # side of the square it sees, in pixels: 64 for the cnn, or 224
+    image_size: Annotated[int, ">= 32"] | None = None  # side of the square it sees, in pixels: 64 for the cnn, or 224
     width: Annotated[int, ">= 8"] = 16  # channels of the cnn's first layer
     # the epoch from which an encoder other than cnn learns too; until then it is frozen, and where it is to the end,
     # what it sees is computed once and kept under cache.dir
     finetune_from: Annotated[int, ">= 0"] | None = None
-    finetune_rate: Annotated[float, "> 0"] = 0.1  # its learning rate, as a part of `lr`
+    encoder_lr_factor: Annotated[float, "> 0"] = 0.1  # its learning rate, as a part of `lr`
     mirror: bool = False  # learn from mirrored pictures too (not where captions say left and right)
 
     decoder: Literal["glimpse", "attention", "lstm", "transformer"] = "glimpse"  # what turns the grid into words
-    embedding: Count = 128  # numbers a word; of a transformer, throughout
-    hidden: Count = 192  # numbers the LSTM or GRU remembers; of a transformer, the width of its feed-forward layers
+    embedding_size: Count = 128  # numbers a word; of a transformer, its d_model
+    hidden_size: Count = 192  # of the LSTM or GRU; of a transformer, its dim_feedforward
     layers: Count = 1  # of the attention and transformer decoders
     cell: Literal["lstm", "gru"] = "lstm"  # of the attention decoder
-    attention: Count = 256  # width of the attention decoder's additive attention
+    attention_size: Count = 256  # width of the attention decoder's additive attention
     heads: Count = 4  # places that the glimpse and transformer decoders look at in one step
     syntax: Annotated[int, ">= 0"] = 12  # numbers by which words so far bear on a glimpse decoder's next; 0: no limit
     tied: bool = False  # the scores of words are made with their embeddings
@@ -40,14 +45,15 @@ class Config:
     max_length: Count = 20  # words of a caption, at most
 
     epochs: Count = 8  # passes over the pictures
-    batch: Count = 32  # pictures a step, over all ranks
+    batch_size: Count = 32  # pictures a step, over all ranks
     accumulate: Count = 1  # parts a step is computed in, where memory is short
     captions: Count = 5  # of each picture's references, how many are learnt from in an epoch
     lr: Annotated[float, "> 0"] = 3e-3  # the highest learning rate
-    warmup: Share = 0.1  # share of the steps in which it rises; it falls as a cosine afterwards
+    # steps in which it rises, by default a tenth of them; it falls as a cosine afterwards
+    warmup: Annotated[int, ">= 0"] | None = None
     weight_decay: Annotated[float, ">= 0"] = 0.01  # of AdamW
     clip: Annotated[float, "> 0"] = 5.0  # largest norm of a step's gradient
-    average: Share = 0.0  # how much of the running average of the weights each step keeps; 0: no average
+    ema_decay: Share = 0.0  # of the exponential moving average of the weights; 0: no average
     dropout: Share = 0.0  # of the decoder's features
     word_dropout: Share = 0.3  # of the words it is given while learning, so that it looks instead of guessing
     label_smoothing: Share = 0.0  # spread evenly over all words, as torch does
@@ -70,11 +76,33 @@ class Config:
     best: Literal["bleu_4", "cider", "rouge_l"] = "bleu_4"  # what the best checkpoint is chosen by
     workers: Annotated[int, ">= 0"] = 0  # processes that prepare batches ahead
 
-    train_pictures: Count = 8000  # how many scenes are drawn for training …
-    val_pictures: Count = 300  # … for choosing the best checkpoint …
-    test_pictures: Count = 800  # … and for `headway eval`; every second one is of a kind never trained on
+    train_samples: Count = 8000  # how many scenes are drawn for training …
+    val_samples: Count = 300  # … for choosing the best checkpoint …
+    test_samples: Count = 800  # … and for `headway eval`; every second one is of a kind never trained on
+
+    # of the steps, where `warmup` is left out: former versions recorded other shares, which their runs resume with
+    warmup_share: Share = field(default=WARMUP_SHARE, metadata={"key": RECORDED})
+
+    RENAMED: ClassVar[Mapping[str, Former]] = {
+        "attention": Renamed("attention_size"),
+        "average": Renamed("ema_decay"),
+        "batch": Renamed("batch_size"),
+        "embedding": Renamed("embedding_size"),
+        "finetune_rate": Renamed("encoder_lr_factor"),
+        "hidden": Renamed("hidden_size"),
+        "picture": Renamed("image_size"),
+        "test_pictures": Renamed("test_samples"),
+        "train_pictures": Renamed("train_samples"),
+        "val_pictures": Renamed("val_samples"),
+        "warmup": ShareOfSteps("warmup", kept="warmup_share", default=WARMUP_SHARE),
+        "warmup_share": ShareOfSteps("warmup", kept="warmup_share", default=WARMUP_SHARE),
+    }
+
+    def warmup_steps(self, steps: int) -> int:
+        """Return in how many of `steps` the learning rate rises."""
+        return round(steps * self.warmup_share) if self.warmup is None else self.warmup
 
     @property
     def side(self) -> int:
         """Of the square that the encoder sees, in pixels."""
-        return self.picture or (OWN_SIDE if self.encoder == "cnn" else PUBLISHED_SIDE)
+        return self.image_size or (OWN_SIDE if self.encoder == "cnn" else PUBLISHED_SIDE)

@@ -120,7 +120,7 @@ def _scenes(cfg: Config, source: Source, split: str) -> Pictures:
     if drawn_as not in scenes.SPLITS:
         known = ", ".join(scenes.SPLITS)
         raise BadInput(f"{SCENES} has no split {drawn_as!r}", where=f"data.{split}", fix=f"choose one of {known}")
-    count = int(getattr(cfg, f"{drawn_as}_pictures"))
+    count = int(getattr(cfg, f"{drawn_as}_samples"))
     wanted = _kinds(source, split)
     found = (scenes.compose(drawn_as, index) for index in itertools.count())
     made = list(itertools.islice((scene for scene in found if scene.kind in wanted), min(count, source.limit or count)))
@@ -274,7 +274,7 @@ class TrainingFeed:
     def __init__(self, cfg: Config, sources: Sources, words: Vocabulary, *, seed: int) -> None:
         self.workers, self.seed, self.sources = cfg.workers, seed, sources
         self._mirror, self._each = cfg.mirror, cfg.captions
-        self._batch = min(cfg.batch, len(sources))
+        self._batch = min(cfg.batch_size, len(sources))
         self._order = SampleOrder(sources.pools(), len(sources))
         self._said, self._counts = _numbered(sources.pictures, words, cfg.max_length)
         seen = [(pictures.fingerprint, pictures.weight) for pictures in sources.pictures]

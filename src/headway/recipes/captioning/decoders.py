@@ -91,8 +91,8 @@ class LstmBase(Decoder):
     def __init__(self, cfg: Config, words: int, seen: int) -> None:
         super().__init__()
         self.word_dropout = cfg.word_dropout
-        self.embedding = WordEmbedding(words, cfg.embedding, small=cfg.tied)
-        self.lstm = nn.LSTM(cfg.embedding + seen, cfg.hidden, batch_first=True)
+        self.embedding = WordEmbedding(words, cfg.embedding_size, small=cfg.tied)
+        self.lstm = nn.LSTM(cfg.embedding_size + seen, cfg.hidden_size, batch_first=True)
         remember_at_first(self.lstm)
         self.dropout = Dropout(cfg.dropout)
 
@@ -114,10 +114,10 @@ class LstmDecoder(LstmBase):
     """LSTM decoder with the whole picture as one vector, concatenated to the word at every step."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
-        super().__init__(cfg, words, seen=cfg.embedding)
+        super().__init__(cfg, words, seen=cfg.embedding_size)
         self.pooled = cfg.encoder != "cnn"  # a pretrained grid is averaged, that of the small CNN flattened
-        self.look = nn.Linear(channels if self.pooled else cells * channels, cfg.embedding)
-        self.score = word_scores(cfg, cfg.hidden, self.embedding)
+        self.look = nn.Linear(channels if self.pooled else cells * channels, cfg.embedding_size)
+        self.score = word_scores(cfg, cfg.hidden_size, self.embedding)
 
     def see(self, grid: Tensor) -> tuple[Tensor, ...]:
         flat = grid.mean(dim=1) if self.pooled else grid.flatten(1)
@@ -156,14 +156,14 @@ class GlimpseDecoder(LstmBase):
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__(cfg, words, seen=0)
-        self.heads, self.size = cfg.heads, max(8, cfg.hidden // cfg.heads // 8 * 8)
+        self.heads, self.size = cfg.heads, max(8, cfg.hidden_size // cfg.heads // 8 * 8)
         width = self.heads * self.size
         self.place = nn.Parameter(torch.randn(cells, channels) * 0.1)
         self.whole = nn.Linear(channels, channels)
         self.nowhere = nn.Parameter(torch.zeros(channels))
         self.key, self.value = nn.Linear(channels, width), nn.Linear(channels, width)
-        self.query = nn.Linear(cfg.hidden, width)
-        self.language = _narrow(cfg.hidden, cfg.syntax, words)
+        self.query = nn.Linear(cfg.hidden_size, width)
+        self.language = _narrow(cfg.hidden_size, cfg.syntax, words)
         self.sight = nn.Linear(width, words, bias=False)
 
     def see(self, grid: Tensor) -> tuple[Tensor, ...]:
@@ -311,33 +311,34 @@ class DecoderWeights(NamedTuple):
 
 
 class AttentionDecoder(Decoder):
-    """Show, Attend and Tell (Xu et al., 2015) with `layers` LSTM or GRU cells of size `hidden`.
+    """Show, Attend and Tell (Xu et al., 2015) with `layers` LSTM or GRU cells of `hidden_size`.
 
     Additive attention, a gate over the context, a deep output layer, and doubly stochastic regularization. Picture
-    features are projected to size `hidden`. Words are sequential; the projections of the picture and the scores are
+    features are projected to `hidden_size`. Words are sequential; the projections of the picture and the scores are
     computed once for all words.
     """
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__()
         self.word_dropout, self.doubly, self.kind = cfg.word_dropout, cfg.doubly_stochastic, cfg.cell
-        width = cfg.hidden
-        self.embedding = WordEmbedding(words, cfg.embedding, small=cfg.tied)
+        width = cfg.hidden_size
+        self.embedding = WordEmbedding(words, cfg.embedding_size, small=cfg.tied)
         self.look, self.look_norm = nn.Linear(channels, width), nn.LayerNorm(width)
-        self.key, self.query = nn.Linear(width, cfg.attention), nn.Linear(width, cfg.attention)
-        self.energy = nn.Linear(cfg.attention, 1, bias=False)
+        self.key, self.query = nn.Linear(width, cfg.attention_size), nn.Linear(width, cfg.attention_size)
+        self.energy = nn.Linear(cfg.attention_size, 1, bias=False)
         self.gate = nn.Linear(width, width)
         states = 2 if cfg.cell == "lstm" else 1
         self.first = nn.Linear(width, states * cfg.layers * width)  # initial states from the mean of the grid
         make = nn.LSTMCell if cfg.cell == "lstm" else nn.GRUCell
         self.cells = nn.ModuleList(
-            make(cfg.embedding + width if layer == 0 else width, width) for layer in range(cfg.layers)
+            make(cfg.embedding_size + width if layer == 0 else width, width) for layer in range(cfg.layers)
         )
         for cell in self.cells:
             if isinstance(cell, nn.LSTMCell):
                 remember_at_first(cell)
-        self.from_hidden, self.from_seen = nn.Linear(width, cfg.embedding), nn.Linear(width, cfg.embedding, bias=False)
-        self.score = word_scores(cfg, cfg.embedding, self.embedding)
+        self.from_hidden = nn.Linear(width, cfg.embedding_size)
+        self.from_seen = nn.Linear(width, cfg.embedding_size, bias=False)
+        self.score = word_scores(cfg, cfg.embedding_size, self.embedding)
         self.dropout = Dropout(cfg.dropout)
 
     def start(self, grid: Tensor, rows: int) -> AttentionState:
@@ -515,7 +516,7 @@ class Layer(nn.Module):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        width, self.heads = cfg.embedding, cfg.heads
+        width, self.heads = cfg.embedding_size, cfg.heads
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.words, self.words_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.ask, self.picture, self.picture_out = (
@@ -523,7 +524,7 @@ class Layer(nn.Module):
             nn.Linear(width, 2 * width),
             nn.Linear(width, width),
         )
-        self.wide, self.narrow = nn.Linear(width, cfg.hidden), nn.Linear(cfg.hidden, width)
+        self.wide, self.narrow = nn.Linear(width, cfg.hidden_size), nn.Linear(cfg.hidden_size, width)
         self.dropout = Dropout(cfg.dropout)
 
     def see(self, grid: Tensor) -> Pair:
@@ -570,12 +571,12 @@ class Layer(nn.Module):
 
 
 class TransformerDecoder(Decoder):
-    """Transformer of `layers` layers with width `embedding` and feed-forward width `hidden`."""
+    """Transformer of `layers` layers with width `embedding_size` and feed-forward width `hidden_size`."""
 
     def __init__(self, cfg: Config, words: int, cells: int, channels: int) -> None:
         super().__init__()
         self.word_dropout = cfg.word_dropout
-        width = cfg.embedding
+        width = cfg.embedding_size
         self.embedding = WordEmbedding(words, width, small=True)
         self.position = nn.Parameter(torch.randn(cfg.max_length + 1, width) * 0.02)
         self.look, self.place = nn.Linear(channels, width), nn.Parameter(torch.randn(cells, width) * 0.02)

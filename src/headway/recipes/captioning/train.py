@@ -91,7 +91,7 @@ def train(run: Run, cfg: Config) -> None:
     pictures, val = (load(cfg, run.job.data, split, cache=run.job.cache) for split in ("train", "val"))
     words = vocabulary(cfg, pictures)
     model = run.place(Captioner(cfg, words))
-    average = run.average(model, cfg.average) if cfg.average else None
+    average = run.average(model, cfg.ema_decay) if cfg.ema_decay else None
     look = partial(seen, model.encoder, cache=run.job.cache, learns=cfg.finetune_from is not None, device=run.device)
     feed = TrainingFeed(cfg, look(pictures, mirrored=cfg.mirror), words, seed=run.seed)
     validation = Validation(cfg, look(val, mirrored=cfg.both_sides))  # the same features that `headway eval` will use
@@ -100,9 +100,10 @@ def train(run: Run, cfg: Config) -> None:
         _groups(cfg, model, cfg.lr), betas=(0.9, 0.98), weight_decay=cfg.weight_decay, fused=True
     )
     careful = torch.optim.AdamW(_groups(cfg, model, cfg.self_critical_lr), weight_decay=0.0, fused=True)
-    calm = LambdaLR(careful, rise_and_fall(len(feed) * cfg.self_critical_epochs, warmup=0.0))
+    calm = LambdaLR(careful, rise_and_fall(len(feed) * cfg.self_critical_epochs, warmup=0))
     later = {"careful": careful, "calm": calm} if cfg.self_critical_epochs else {}
-    schedule = LambdaLR(optimizer, rise_and_fall(len(feed) * cfg.epochs, cfg.warmup))
+    steps = len(feed) * cfg.epochs
+    schedule = LambdaLR(optimizer, rise_and_fall(steps, cfg.warmup_steps(steps)))
     averaged = average.swapped if average else nullcontext
     best = BestScores()
 
@@ -144,7 +145,7 @@ def _groups(cfg: Config, model: Captioner, lr: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "lr": lr}]
     groups = [{"params": list(model.decoder.parameters()), "lr": lr}]
     if cfg.finetune_from is not None:
-        groups.append({"params": list(model.encoder.parameters()), "lr": lr * cfg.finetune_rate})
+        groups.append({"params": list(model.encoder.parameters()), "lr": lr * cfg.encoder_lr_factor})
     return groups
 
 
@@ -156,9 +157,9 @@ def _prepare(cfg: Config, model: Captioner, epoch: int) -> None:
     model.decoder.own_words = (1 - cfg.teacher_forcing) * min(1.0, epoch / max(1, cfg.epochs - 1))
 
 
-def rise_and_fall(steps: int, warmup: float) -> Callable[[int], float]:
-    """Return the learning-rate factor: linear warm-up, then cosine decay to 0.01."""
-    rising = max(1, round(steps * warmup))
+def rise_and_fall(steps: int, warmup: int) -> Callable[[int], float]:
+    """Return the learning-rate factor: linear warm-up in `warmup` steps, then cosine decay to 0.01."""
+    rising = max(1, warmup)
 
     def factor(step: int) -> float:
         if step < rising:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
+
+from headway.spec.renamed import Former, Renamed
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "<= 1"]
@@ -32,10 +34,10 @@ class Config:
     in_memory: bool = False  # decode everything once and keep it there, instead of in every epoch
 
     epochs: Count = 10  # passes over the pictures
-    batch: Count = 32  # pictures a step, over all ranks
+    batch_size: Count = 32  # pictures a step, over all ranks
     accumulate: Count = 1  # parts a step is computed in, where memory is short
     lr: Annotated[float, "> 0"] = 3e-3  # the highest learning rate
-    encoder_lr: Share = 0.1  # of it, what published weights learn with
+    encoder_lr_factor: Share = 0.1  # learning rate of published weights, as a part of `lr`
     schedule: Literal["one_cycle", "cosine", "linear", "constant"] = "one_cycle"  # how it rises and falls
     warmup: Annotated[int, ">= 0"] = 0  # steps in which it rises, where it is not one_cycle
     weight_decay: Annotated[float, ">= 0"] = 0.01  # of AdamW
@@ -45,16 +47,35 @@ class Config:
 
     zoom: Annotated[float, "> 0", "<= 1"] = 0.6  # smallest share of a picture that a training crop shows
     mirror: bool = True  # half of the training pictures are
-    turn: Annotated[float, ">= 0", "<= 180"] = 20.0  # degrees, at most, either way
-    colour: Share = 0.2  # brightness, contrast and saturation by a factor of 1 ± this
+    rotate: Annotated[float, ">= 0", "<= 180"] = 20.0  # by up to so many degrees, either way
+    color_jitter: Share = 0.2  # brightness, contrast and saturation by a factor of 1 ± this
 
-    imbalance: Literal["none", "sampler", "weights"] = "none"  # rare classes: drawn more often, or counted more
-    balance: Share = 0.5  # how much: 0 not at all, 1 all classes alike
+    sampler: Literal["balanced", "uniform"] = "uniform"  # balanced: rare classes are drawn more often
+    class_weights: bool = False  # rare classes count more in the loss
+    balance: Share = 0.5  # how much more, for either: 0 not at all, 1 all classes alike
 
     groups: Mapping[str, str] = field(default_factory=healthy_or_sick)  # part of a class's name: its group
     without: tuple[str, ...] = ()  # classes that give themselves away: accuracy is also told without them
     top: Count = 5  # the right class among so many counts too
 
-    train_pictures: Count = 1600  # how many leaves are drawn for training …
-    val_pictures: Count = 240  # … for choosing the best checkpoint …
-    test_pictures: Count = 320  # … and for `headway eval`
+    train_samples: Count = 1600  # how many leaves are drawn for training …
+    val_samples: Count = 240  # … for choosing the best checkpoint …
+    test_samples: Count = 320  # … and for `headway eval`
+
+    RENAMED: ClassVar[Mapping[str, Former]] = {
+        "batch": Renamed("batch_size"),
+        "colour": Renamed("color_jitter"),
+        "encoder_lr": Renamed("encoder_lr_factor"),
+        "imbalance": Renamed(
+            "sampler",
+            {
+                "none": {"sampler": "uniform", "class_weights": False},
+                "sampler": {"sampler": "balanced", "class_weights": False},
+                "weights": {"sampler": "uniform", "class_weights": True},
+            },
+        ),
+        "test_pictures": Renamed("test_samples"),
+        "train_pictures": Renamed("train_samples"),
+        "turn": Renamed("rotate"),
+        "val_pictures": Renamed("val_samples"),
+    }

@@ -54,11 +54,11 @@ class Labelled:
         """Return training batches: shuffled, augmented, balanced if configured, identical for any number of ranks."""
         return PictureFeed(
             self.sources,
-            min(cfg.batch, len(self)),
+            min(cfg.batch_size, len(self)),
             training=True,
             crop=self.side,
             columns=("picture", "label"),
-            balance=cfg.balance if cfg.imbalance == "sampler" else None,
+            balance=cfg.balance if cfg.sampler == "balanced" else None,
             augment=augmentation(cfg),
             seed=seed,
             drop_last=True,
@@ -73,10 +73,10 @@ def augmentation(cfg: Config) -> Augment:
         scale=(cfg.zoom, 1.0),
         size=cfg.image_size,
         mirror=0.5 if cfg.mirror else 0.0,
-        degrees=cfg.turn,
-        brightness=cfg.colour,
-        contrast=cfg.colour,
-        saturation=cfg.colour,
+        degrees=cfg.rotate,
+        brightness=cfg.color_jitter,
+        contrast=cfg.color_jitter,
+        saturation=cfg.color_jitter,
     )
 
 
@@ -185,7 +185,7 @@ def _drawn(cfg: Config, source: Source, split: str) -> Labelled:
     if drawn_as not in leaves.SPLITS or source.where:
         known = ", ".join(leaves.SPLITS)
         raise BadInput(f"{LEAVES} has the splits {known}, and cannot be chosen from", where=f"data.{split}")
-    count = _least(int(getattr(cfg, f"{drawn_as}_pictures")), source.limit, cfg.max_samples)
+    count = _least(int(getattr(cfg, f"{drawn_as}_samples")), source.limit, cfg.max_samples)
     assert count is not None
     pixels = np.stack([leaves.draw(drawn_as, index) for index in range(count)])
     labels = [leaves.label(drawn_as, index) for index in range(count)]

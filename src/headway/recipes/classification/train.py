@@ -25,7 +25,7 @@ def train(run: Run, cfg: Config) -> None:
     feed, augment = pictures.training(cfg, seed=run.seed), augmentation(cfg)
 
     model = run.place(Classifier(cfg, pictures.classes))
-    encoder_share = 1.0 if cfg.model == "alexnet" or cfg.weights == "none" else cfg.encoder_lr
+    encoder_share = 1.0 if cfg.model == "alexnet" or cfg.weights == "none" else cfg.encoder_lr_factor
     groups = model.parameter_groups(cfg.lr, encoder_share)
     optimizer = torch.optim.AdamW(list(groups), weight_decay=cfg.weight_decay, fused=True)
     schedule = Schedule(optimizer, cfg.schedule, **schedule_options(cfg, len(feed)))
@@ -56,7 +56,7 @@ def loss_of(scores: Tensor, labels: Tensor, counted: Tensor, smoothing: float) -
 def class_weights(cfg: Config, read: Labelled) -> Tensor:
     """Return class weights: all 1, or ∝ 1 / (pictures of the class) ^ balance with mean 1 over the pictures."""
     count = np.bincount(read.labels(), minlength=len(read.classes))
-    if cfg.imbalance != "weights":
+    if not cfg.class_weights:
         return torch.ones(len(count))
     raw = np.where(count > 0, 1 / np.maximum(count, 1) ** cfg.balance, 0.0)
     return torch.from_numpy(raw * count.sum() / (raw * count).sum()).float()

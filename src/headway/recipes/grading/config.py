@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
+
+from headway.spec.renamed import Former, Renamed
 
 Count = Annotated[int, ">= 1"]
 Rate = Annotated[float, "> 0"]
@@ -16,13 +19,14 @@ Encoder = Literal["efficientnet_lite0", "resnet101", "resnet18", "resnet34", "re
 class Config:
     """How a grader is built, trained and asked."""
 
-    size: Literal["full", "small"] = "full"  # small: at most 128 pixels and narrow branches, for machines without a GPU
+    # small: at most 128 pixels and narrow branches, for machines without a GPU
+    model_size: Literal["full", "small"] = "full"
     views: Literal["both", "single"] = "both"  # front and back, or one picture of each thing
-    picture: Annotated[int, ">= 32"] = 224  # side of the square that is seen, in pixels; at most 128 if small
+    image_size: Annotated[int, ">= 32"] = 224  # side of the square that is seen, in pixels; at most 128 if small
     channels: Literal["rgb", "six"] = "six"  # six: CLAHE-L, a, b, |Sobel x|, |Sobel y|, |Laplacian|
     front: Encoder = "resnet18"  # what looks at the front …
     back: Encoder = "resnet34"  # … and at the back, or at the one picture there is
-    weights: str | None = None  # of both encoders to begin with: `imagenet`, a path or a URL
+    weights: str = "none"  # where both encoders start: `imagenet` as published, a path, a URL, or none: at random
     lambda_fusion: Share = 0.7  # what the back weighs; the front weighs the rest
     rim: Annotated[float, "> 0", "< 0.5"] = 0.07  # width of the rim on each side, as a share of the picture
     head: Literal["coral", "corn", "softmax"] = "softmax"  # how features become the probabilities of grades
@@ -33,8 +37,8 @@ class Config:
     accumulate: Count = 1  # parts a step is computed in, where memory is short
     phase1_epochs: Annotated[int, ">= 0"] = 10  # the back alone (of one picture: its head alone); 0 leaves it out
     phase2_epochs: Annotated[int, ">= 0"] = 30  # everything
-    lr_phase1: Rate = 1e-3  # learning rate of the first phase …
-    lr_phase2: Rate = 3e-4  # … and of the second
+    phase1_lr: Rate = 1e-3  # learning rate of the first phase …
+    phase2_lr: Rate = 3e-4  # … and of the second
     weight_decay: Weight = 1e-4  # of AdamW
     clip: Rate = 5.0  # largest norm of a step's gradient
     plateau_patience: Annotated[int, ">= 0"] = 3  # validations without a better QWK before the rate falls …
@@ -42,19 +46,33 @@ class Config:
     alpha_emd: Weight = 0.7  # of the squared earth mover's distance, beside the head's own loss
     beta_edge: Weight = 0.05  # of the error in edge damage, where the data knows it
     beta_center: Weight = 0.1  # of the error in centring, where the data knows it
-    use_sampler: bool = True  # rare grades are drawn more often: P ∝ 1 / frequency ^ 0.5
+    # balanced: rare grades are drawn more often, P ∝ 1 / frequency ^ 0.5
+    sampler: Literal["balanced", "uniform"] = "balanced"
     checkpoint_epochs: Count = 5  # every so many epochs one is kept as epoch_N, unless `checkpoint.keep_every` says so
 
     mirror: bool = True  # left and right are swapped at random
     rotate: Annotated[float, ">= 0", "<= 180"] = 0.0  # turned by up to so many degrees
     zoom: Annotated[float, "> 0", "<= 1"] = 1.0  # smallest share of the area that a random crop keeps
-    colour: Share = 0.1  # brightness and contrast vary by up to so much
+    color_jitter: Share = 0.1  # brightness and contrast vary by up to so much
 
-    train_cards: Count = 5000  # how many cards are drawn for training …
-    val_cards: Count = 500  # … for choosing the best checkpoint …
-    test_cards: Count = 1000  # … and for `headway eval`
+    train_samples: Count = 5000  # how many cards are drawn for training …
+    val_samples: Count = 500  # … for choosing the best checkpoint …
+    test_samples: Count = 1000  # … and for `headway eval`
     skewed: bool = False  # drawn grades are spread as in real life (few low, many high) instead of evenly
+
+    RENAMED: ClassVar[Mapping[str, Former]] = {
+        "colour": Renamed("color_jitter"),
+        "lr_phase1": Renamed("phase1_lr"),
+        "lr_phase2": Renamed("phase2_lr"),
+        "picture": Renamed("image_size"),
+        "size": Renamed("model_size"),
+        "test_cards": Renamed("test_samples"),
+        "train_cards": Renamed("train_samples"),
+        "use_sampler": Renamed("sampler", {True: {"sampler": "balanced"}, False: {"sampler": "uniform"}}),
+        "val_cards": Renamed("val_samples"),
+        "weights": Renamed("weights", {None: {"weights": "none"}}),
+    }
 
     @property
     def side(self) -> int:
-        return min(self.picture, 128) if self.size == "small" else self.picture
+        return min(self.image_size, 128) if self.model_size == "small" else self.image_size

@@ -69,8 +69,8 @@ def augmentation(cfg: Config) -> Augment:
         scale=(cfg.zoom, 1.0),
         mirror=0.5 if cfg.mirror else 0.0,
         degrees=cfg.rotate,
-        brightness=cfg.colour,
-        contrast=cfg.colour,
+        brightness=cfg.color_jitter,
+        contrast=cfg.color_jitter,
     )
 
 
@@ -99,7 +99,7 @@ class Drawn:
             raise BadInput(f"{CARDS} has no split {drawn_as!r}", where=f"data.{split}", fix=f"choose one of {known}")
         if source.where:
             raise BadInput(f"{CARDS} cannot be chosen from", where=f"data.{split}", fix="leave out `where`")
-        count = int(getattr(cfg, f"{drawn_as}_cards"))
+        count = int(getattr(cfg, f"{drawn_as}_samples"))
         shares = cards.SKEWED if cfg.skewed else cards.EVEN
         self.name = f"{CARDS} ({drawn_as})"
         self._made = [cards.compose(drawn_as, index, shares) for index in range(min(count, source.limit or count))]
@@ -155,13 +155,13 @@ class CardFeed:
         count = len(table.label)
         rows = np.arange(count)
         pools = [SampleGroup(range(count), 1.0)]
-        if training and cfg.use_sampler:
+        if training and cfg.sampler == "balanced":
             pools = balanced(rows, table.label.numpy(), power=ROOT_OF_FREQUENCY)
         self._order = SampleOrder(pools, count, shuffle=training)
         self._table, self._single, self._training, self.seed = table, cfg.views == "single", training, seed
         self._batch = min(cfg.batch_size if training else _EVALUATED, count)
         self._augment = augmentation(cfg) if training else None
-        settings = (words, self._batch, training, cfg.use_sampler, repr(self._augment), seed)
+        settings = (words, self._batch, training, cfg.sampler == "balanced", repr(self._augment), seed)
         self.fingerprint = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -224,7 +224,7 @@ class Prepared:
             training=training,
             crop=None if raw else cfg.side,
             columns=[*wanted, "label", *([TARGETS] if self._knows_targets else [])],
-            balance=ROOT_OF_FREQUENCY if training and cfg.use_sampler else None,
+            balance=ROOT_OF_FREQUENCY if training and cfg.sampler == "balanced" else None,
             augment=augmentation(cfg) if training else None,
             seed=seed,
             drop_last=training,

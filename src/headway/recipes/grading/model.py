@@ -252,7 +252,7 @@ def _errors(found: Tensor, true: Tensor) -> Tensor:
 
 def _branch(cfg: Config, name: str, weights: str | None) -> Encoder:
     channels = COUNT if cfg.channels == "six" else 3
-    if cfg.size == "small" and name.startswith("resnet"):
+    if cfg.model_size == "small" and name.startswith("resnet"):
         return build(name, channels_in=channels, width=NARROW)
     return build(name, channels_in=channels, weights=weights)
 

@@ -20,7 +20,7 @@ from headway.spec.model import Phase
 from headway.training import Run
 from headway.training.schedules import Schedule
 
-SAMPLERS: Final = {"balanced": True, "uniform": False}  # a phase's `sampler` -> `use_sampler` for its epochs
+SAMPLERS: Final = ("balanced", "uniform")
 
 
 def train(run: Run, cfg: Config) -> None:
@@ -30,8 +30,9 @@ def train(run: Run, cfg: Config) -> None:
     phases, augment = run.job.phases or curriculum(cfg), augmentation(cfg)
     feeds = {phase.name: graded.feed(sampled(cfg, phase), training=True, seed=run.seed) for phase in phases}
 
-    model = run.place(channels_last(Grader(cfg, graded.grades, weights=cfg.weights)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr_phase1, weight_decay=cfg.weight_decay)
+    weights = None if cfg.weights == "none" else cfg.weights
+    model = run.place(channels_last(Grader(cfg, graded.grades, weights=weights)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.phase1_lr, weight_decay=cfg.weight_decay)
     schedule = Schedule(optimizer, "plateau", patience=cfg.plateau_patience, shrink=cfg.plateau_factor)
     best = BestScores()
     run.on_export(lambda: bundle(model, cfg, run.job, best))
@@ -65,7 +66,7 @@ def curriculum(cfg: Config) -> tuple[Phase, ...]:
     """Return the default two phases, for jobs that define none."""
     alone = ("attention.*", "back.*", "back_damage.*", "head.*")
     first = alone if cfg.views == "both" else tuple(name for name in alone if name != "back.*")
-    phases = [("phase1", cfg.phase1_epochs, cfg.lr_phase1, first), ("phase2", cfg.phase2_epochs, cfg.lr_phase2, ("*",))]
+    phases = [("phase1", cfg.phase1_epochs, cfg.phase1_lr, first), ("phase2", cfg.phase2_epochs, cfg.phase2_lr, ("*",))]
     made = tuple(Phase(name=name, epochs=n, lr=lr, train=train, best="qwk") for name, n, lr, train in phases if n)
     if not made:
         raise BadInput("phase1_epochs and phase2_epochs are both 0: nothing would be learnt", fix="raise one of them")
@@ -79,9 +80,9 @@ def sampled(cfg: Config, phase: Phase) -> Config:
     if phase.sampler not in SAMPLERS:
         raise BadInput(
             f"phase {phase.name}: no sampler is called {phase.sampler!r}",
-            fix=f"choose one of {', '.join(SAMPLERS)}, or leave it out: use_sampler then decides",
+            fix=f"choose one of {', '.join(SAMPLERS)}, or leave it out: config.sampler then decides",
         )
-    return replace(cfg, use_sampler=SAMPLERS[phase.sampler])
+    return replace(cfg, sampler=phase.sampler)  # type: ignore[arg-type]  # one of SAMPLERS
 
 
 def focus(model: Grader) -> None:

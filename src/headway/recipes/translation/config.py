@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
+
+from headway.spec.renamed import Former, Renamed
 
 Count = Annotated[int, ">= 1"]
 Share = Annotated[float, ">= 0", "< 1"]
@@ -14,8 +17,8 @@ class Shape(NamedTuple):
 
     encoder_layers: int
     decoder_layers: int
-    width: int  # numbers a token
-    inner: int  # numbers in the middle of a feed-forward layer
+    d_model: int  # numbers a token
+    dim_feedforward: int  # numbers in the middle of a feed-forward layer
     heads: int
 
 
@@ -32,11 +35,12 @@ SIZES: Final[dict[str, Shape]] = {
 class Config:
     """How a translator is built, trained and asked. The defaults learn the made-up language in minutes on two cores."""
 
-    size: Literal["tiny", "small", "medium", "base"] = "small"  # layers, width, inner and heads: 4+4, 128, 512, 8
+    # layers, d_model, dim_feedforward and heads: 4+4, 128, 512, 8 if small
+    model_size: Literal["tiny", "small", "medium", "base"] = "small"
     encoder_layers: Count | None = None  # instead of the size's own, as are the next four
     decoder_layers: Count | None = None  # that write
-    width: Annotated[int, ">= 8"] | None = None  # numbers a token
-    inner: Count | None = None  # numbers in the middle of a feed-forward layer
+    d_model: Annotated[int, ">= 8"] | None = None  # numbers a token
+    dim_feedforward: Count | None = None  # numbers in the middle of a feed-forward layer
     heads: Count | None = None  # that attend side by side
     norm: Literal["pre", "post"] = "pre"  # where layers are normalised: before each (steadier), or after, as in 2017
     positions: Literal["sinusoidal", "rotary"] = "rotary"  # how a token knows its place
@@ -45,7 +49,7 @@ class Config:
     max_length: Count = 100  # tokens of a sentence; longer pairs are left out of training
 
     epochs: Count = 12  # passes over the sentences
-    tokens: Count = 2048  # a step, over all ranks: sentences × the longest of them, of either side
+    batch_tokens: Count = 2048  # a step, over all ranks: sentences × the longest of them, of either side
     accumulate: Count = 1  # parts a step is computed in, where memory is short
     lr: Annotated[float, "> 0"] = 3e-3  # the highest rate; with noam a factor of it: 1 is the paper's
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear"] = "inverse_sqrt"  # how it falls after the warm-up
@@ -55,19 +59,31 @@ class Config:
     dropout: Share = 0.1  # of each layer's answer
     attention_dropout: Share = 0.0  # of where it attends to; above 0 there is no fused attention on a CPU
     label_smoothing: Share = 0.1  # spread evenly over all subwords, as torch does
-    average: Share = 0.998  # what is scored and exported is a running average of the weights; 0 is none
+    # what is scored and exported is an exponential moving average of the weights; 0 is none
+    ema_decay: Share = 0.998
 
     beam: Count = 5  # translations kept in the running when one is searched; 1 is greedy
     length_penalty: Annotated[float, ">= 0"] = 1.0  # a translation's score is its log-probability / tokens ^ this
     score_every: Count = 1  # epochs between two validations
     patience: Count | None = None  # validations without a better one that end the training
 
-    train_pairs: Count = 8000  # how many sentences are made up for training …
-    val_pairs: Count = 300  # … for choosing the best checkpoint …
-    test_pairs: Count = 500  # … and for `headway eval`
+    train_samples: Count = 8000  # how many sentences are made up for training …
+    val_samples: Count = 300  # … for choosing the best checkpoint …
+    test_samples: Count = 500  # … and for `headway eval`
+
+    RENAMED: ClassVar[Mapping[str, Former]] = {
+        "average": Renamed("ema_decay"),
+        "inner": Renamed("dim_feedforward"),
+        "size": Renamed("model_size"),
+        "test_pairs": Renamed("test_samples"),
+        "tokens": Renamed("batch_tokens"),
+        "train_pairs": Renamed("train_samples"),
+        "val_pairs": Renamed("val_samples"),
+        "width": Renamed("d_model"),
+    }
 
     @property
     def shape(self) -> Shape:
         """The size's, with what was said instead."""
-        own = SIZES[self.size]
+        own = SIZES[self.model_size]
         return Shape(*(getattr(self, name) or getattr(own, name) for name in Shape._fields))

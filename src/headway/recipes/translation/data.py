@@ -48,7 +48,7 @@ class Pairs:
 
     def feed(self, cfg: Config, *, seed: int) -> SentenceFeed:
         """Return training batches: reshuffled every epoch, identical for any number of ranks."""
-        return SentenceFeed(self.sources, cfg.tokens, training=True, max_length=cfg.max_length, seed=seed)
+        return SentenceFeed(self.sources, cfg.batch_tokens, training=True, max_length=cfg.max_length, seed=seed)
 
     def texts(self, side: str) -> list[str]:
         """Return all sentences of one side, `source` or `target`, in order."""
@@ -124,10 +124,10 @@ def _made_up(cfg: Config, source: Source, split: str) -> Pairs:
         raise BadInput(
             f"{PHRASES} has the splits {known}, and no columns", where=f"data.{split}", fix="see docs/translation.md"
         )
-    learnt_from = phrases.pairs("train", cfg.train_pairs)
+    learnt_from = phrases.pairs("train", cfg.train_samples)
     texts = (text for pair in learnt_from for text in (pair.source, pair.target))
     tokenizer = BpeTokenizer.train(texts, size=cfg.subwords)
-    count = int(getattr(cfg, f"{wanted}_pairs"))
+    count = int(getattr(cfg, f"{wanted}_samples"))
     made = learnt_from if wanted == "train" else phrases.pairs(wanted, count)
     made = made[: source.limit]
     kept = tempfile.TemporaryDirectory(prefix="headway-phrases-")

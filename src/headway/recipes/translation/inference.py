@@ -88,7 +88,7 @@ def _card(name: str, model: Translator, cfg: Config, job: Job, scores: Mapping[s
     shape = cfg.shape
     return f"""# {name}
 
-Translates sentences. A Transformer of {shape.encoder_layers} + {shape.decoder_layers} layers, {shape.width} wide,
+Translates sentences. A Transformer of {shape.encoder_layers} + {shape.decoder_layers} layers, {shape.d_model} wide,
 with {weights:,} weights and {len(model.tokenizer)} subwords, trained by Headway's `translation` recipe on {sources},
 seed {job.seed}.
 

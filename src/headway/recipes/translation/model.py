@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: Config, *, across: bool) -> None:
         super().__init__()
-        width, self.heads = cfg.shape.width, cfg.shape.heads
+        width, self.heads = cfg.shape.d_model, cfg.shape.heads
         self.dropout = cfg.attention_dropout
         self.rotary = cfg.positions == "rotary" and not across
         if across:
@@ -156,7 +156,7 @@ class Residual(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.pre = cfg.norm == "pre"
-        self.norm = nn.LayerNorm(cfg.shape.width)
+        self.norm = nn.LayerNorm(cfg.shape.d_model)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def given(self, x: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class Residual(nn.Module):
 
 class FeedForward(nn.Sequential):
     def __init__(self, cfg: Config) -> None:
-        width, inner = cfg.shape.width, cfg.shape.inner
+        width, inner = cfg.shape.d_model, cfg.shape.dim_feedforward
         super().__init__(nn.Linear(width, inner), nn.ReLU(inplace=True), nn.Linear(inner, width))
 
 
@@ -215,22 +215,22 @@ class Translator(nn.Module):
     def __init__(self, cfg: Config, tokenizer: BpeTokenizer) -> None:
         super().__init__()
         shape, size = cfg.shape, len(tokenizer)
-        if shape.width % (2 * shape.heads):
+        if shape.d_model % (2 * shape.heads):
             raise BadInput(
-                f"{shape.heads} heads do not share {shape.width} numbers evenly, in pairs",
+                f"{shape.heads} heads do not share {shape.d_model} numbers evenly, in pairs",
                 where="config",
-                fix=f"choose a width that {2 * shape.heads} divides",
+                fix=f"choose a d_model that {2 * shape.heads} divides",
             )
         self.tokenizer = tokenizer
         self.label_smoothing, self._sinusoidal = cfg.label_smoothing, cfg.positions == "sinusoidal"
-        self.source = nn.Embedding(size, shape.width)
-        self.own_target = None if cfg.tied else nn.Embedding(size, shape.width)
-        self.own_scores = None if cfg.tied else nn.Embedding(size, shape.width)
+        self.source = nn.Embedding(size, shape.d_model)
+        self.own_target = None if cfg.tied else nn.Embedding(size, shape.d_model)
+        self.own_scores = None if cfg.tied else nn.Embedding(size, shape.d_model)
         self.dropout = nn.Dropout(cfg.dropout)
         self.encoder = nn.ModuleList(EncoderLayer(cfg) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(cfg) for _ in range(shape.decoder_layers))
         last = nn.LayerNorm if cfg.norm == "pre" else nn.Identity
-        self.encoded, self.decoded = last(shape.width), last(shape.width)
+        self.encoded, self.decoded = last(shape.d_model), last(shape.d_model)
         self._begin()
 
     def _begin(self) -> None:

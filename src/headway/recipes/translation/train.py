@@ -29,7 +29,7 @@ def train(run: Run, cfg: Config) -> None:
         model.parameters(), lr=cfg.lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=cfg.weight_decay, fused=True
     )
     schedule = Schedule(optimizer, cfg.schedule, **schedule_options(cfg, len(feed)))
-    average = run.average(model, cfg.average) if cfg.average else None
+    average = run.average(model, cfg.ema_decay) if cfg.ema_decay else None
     best = BestScores()
 
     def averaged() -> AbstractContextManager[None]:
@@ -58,7 +58,7 @@ def train(run: Run, cfg: Config) -> None:
 def schedule_options(cfg: Config, steps_an_epoch: int) -> dict[str, int]:
     """Return the options of the chosen schedule."""
     if cfg.schedule == "noam":
-        return {"width": cfg.shape.width, "warmup": cfg.warmup}
+        return {"width": cfg.shape.d_model, "warmup": cfg.warmup}
     if cfg.schedule == "inverse_sqrt":
         return {"warmup": cfg.warmup}
     return {"steps": steps_an_epoch * cfg.epochs, "warmup": cfg.warmup}

@@ -26,10 +26,10 @@ def loss_and_hits(model: nn.Module, points: Tensor, spiral: Tensor) -> tuple[Ten
     return nn.functional.cross_entropy(guesses, spiral, reduction="sum"), (guesses.argmax(1) == spiral).sum()
 
 
-run = headway.start(config={"epochs": 10, "batch": 64, "lr": 0.01, "width": 64})
-epochs, batch, lr, width = (run.config[name] for name in ("epochs", "batch", "lr", "width"))
+run = headway.start(config={"epochs": 10, "batch_size": 64, "lr": 0.01, "width": 64})
+epochs, batch_size, lr, width = (run.config[name] for name in ("epochs", "batch_size", "lr", "width"))
 
-train, val = Loader(spirals(4096, seed=1), batch), Loader(spirals(1024, seed=2), 256, shuffle=False)
+train, val = Loader(spirals(4096, seed=1), batch_size), Loader(spirals(1024, seed=2), 256, shuffle=False)
 model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
 model = run.place(model)  # on this rank's device, with the same values on all ranks
 optimizer = torch.optim.Adam(model.parameters(), lr=lr)

@@ -1,0 +1,132 @@
+"""Former spellings of options. Job files that use one are refused, records that use one are translated.
+
+A dataclass of options lists them in one table, `RENAMED`, which serves both:
+
+    RENAMED: ClassVar[Mapping[str, Former]] = {"batch": Renamed("batch_size")}
+
+`headway.spec.validate` reports them in job files and overrides; `headway.spec.loading.from_plain` translates them in
+plans and bundles, which keep their bytes, and with them their hashes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Former(Protocol):
+    """A former spelling or meaning of an option."""
+
+    @property
+    def to(self) -> str:
+        """The option that takes its place."""
+
+    def applies(self, value: Any) -> bool:
+        """Whether a key with this value is meant as it formerly was."""
+
+    def translate(self, value: Any) -> dict[str, Any]:
+        """Return the options of today that have the same effect."""
+
+    def change(self, value: Any) -> str:
+        """Return what has changed, to follow the key's path in a message."""
+
+    def instead(self, value: Any) -> str:
+        """Return what to write; empty if it is the options that `translate` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """An option with a new name or, if `values` has any, with new values."""
+
+    to: str
+    values: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)  # former value -> the options of today
+
+    def applies(self, value: Any) -> bool:
+        return not self.values or any(_same(value, former) for former in self.values)
+
+    def translate(self, value: Any) -> dict[str, Any]:
+        for former, today in self.values.items():
+            if _same(value, former):
+                return dict(today)
+        return {self.to: value}
+
+    def change(self, value: Any) -> str:
+        listed = self.values and self.applies(value)
+        return f" is now {written(self.translate(value)) if listed else self.to}"
+
+    def instead(self, value: Any) -> str:
+        return ""
+
+
+def _same(value: Any, former: Any) -> bool:
+    return type(value) is type(former) and bool(value == former)  # True is not 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOfSteps:
+    """An option that was a share of the training's steps and is their number today.
+
+    Only a training knows its number of steps, so a record's share is kept, as an option that job files do not have.
+    """
+
+    to: str
+    kept: str  # the option of records
+    default: float  # the share that today's default stands for
+
+    def applies(self, value: Any) -> bool:
+        return isinstance(value, float) and 0 <= value < 1
+
+    def translate(self, value: Any) -> dict[str, Any]:
+        if not value:
+            return {self.to: 0}
+        return {self.to: None} if value == self.default else {self.to: None, self.kept: value}
+
+    def change(self, value: Any) -> str:
+        return f": {self.to} is a number of steps, no longer a share of them"
+
+    def instead(self, value: Any) -> str:
+        if value == self.default:
+            return f"remove it: {value:g} of the steps is the default"
+        if not value:
+            return ""
+        steps = f"{self.to}: {round(2000 * value)} for {value:g} of 2,000 steps"
+        return f"write the number of steps, such as {steps} (epochs × samples / batch_size)"
+
+
+def renamed_in(cls: Any) -> Mapping[str, Former]:
+    """Return the table of a dataclass of options; empty if it has none."""
+    table: Mapping[str, Former] = getattr(cls, "RENAMED", {})
+    return table
+
+
+def current(cls: Any, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate recorded options to the names and values that `cls` has today."""
+    table, found = renamed_in(cls), dict[str, Any]()
+    for name, value in plain.items():
+        former = table.get(name)
+        found.update(former.translate(value) if former and former.applies(value) else {name: value})
+    return found
+
+
+def current_config(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a recorded job by the names of today. A script's is returned as it is."""
+    from headway.plugins import RECIPES
+
+    config, recipe = dict(job.get("config") or {}), RECIPES.get(str(job.get("recipe")))
+    return current(recipe.load_config(), config) if recipe else config
+
+
+def written(options: Mapping[str, Any]) -> str:
+    """Spell options as a job file has them."""
+    return ", ".join(f"{name}: {_text(value)}" for name, value in options.items())
+
+
+def overrides(options: Mapping[str, Any], under: str) -> str:
+    """Spell options as the command line has them."""
+    return " ".join(f"--set {under}.{name}={_text(value)}" for name, value in options.items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

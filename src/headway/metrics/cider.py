@@ -18,6 +18,18 @@ class Cider:
 
     Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any order.
     All captions must be tokenised. A call's cost depends on its hypotheses, hardly on the references.
+
+    Args:
+        references: For each picture, its tokenised reference captions; or references indexed already.
+
+    Raises:
+        BadInput: If a picture has no references.
+
+    Example:
+        >>> from headway.metrics.cider import Cider
+        >>> cider = Cider([["a dog runs on grass"], ["two cats sleep in bed"]])
+        >>> [round(float(score), 3) for score in cider.scores(["a dog runs on grass", "one bird"], picture=[0, 0])]
+        [10.0, 0.0]
     """
 
     def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
@@ -26,11 +38,29 @@ class Cider:
         self._orders = [self._prepared(cells) for cells in self.references.cells]
 
     def scores(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Floats:
-        """Return one score per hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        """Score tokenised hypotheses.
+
+        Args:
+            hypotheses: Tokenised captions.
+            picture: Number of the picture of each hypothesis. None: the i-th belongs to the i-th picture.
+
+        Returns:
+            One score per hypothesis.
+
+        Raises:
+            BadInput: If the numbers of hypotheses and pictures differ, or a picture does not exist.
+        """
         return self.scores_of(self.references.read(hypotheses, picture))
 
     def scores_of(self, hypotheses: Hypotheses) -> Floats:
-        """Return the scores of hypotheses already indexed by `References.read`."""
+        """Score hypotheses already indexed by `References.read`.
+
+        Args:
+            hypotheses: The indexed hypotheses.
+
+        Returns:
+            One score per hypothesis.
+        """
         pairs = _pairs(self.references, hypotheses)
         similarity = np.zeros(len(pairs.reference))
         for order, counted in zip(self._orders, hypotheses.counted, strict=True):

@@ -24,7 +24,16 @@ _BAR = "|||"  # field separator of METEOR's protocol
 
 
 def why_not() -> str:
-    """Return why METEOR cannot be computed here, with a fix; empty if it can."""
+    """Return why METEOR cannot be computed here, with a fix.
+
+    Returns:
+        The reason; empty if it can be computed.
+
+    Example:
+        >>> from headway.metrics.rouge_meteor import why_not
+        >>> isinstance(why_not(), str)
+        True
+    """
     if shutil.which("java") is None:
         return "Java is not installed (METEOR is a Java program)"
     if _jar() is None:
@@ -33,7 +42,24 @@ def why_not() -> str:
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """Return METEOR of the whole corpus, and of each tokenised hypothesis against its picture's references."""
+    """Return METEOR 1.5 of tokenised hypotheses, by the reference implementation in Java.
+
+    Args:
+        hypotheses: One tokenised caption per picture.
+        references: For each picture, its tokenised reference captions.
+
+    Returns:
+        The score of the whole corpus, and that of each hypothesis.
+
+    Raises:
+        BadInput: If Java or the jar is not installed.
+        HeadwayError: If the Java program ends early.
+
+    Example:
+        >>> from headway.metrics.rouge_meteor import meteor, why_not
+        >>> if not why_not():
+        ...     corpus, each = meteor(["a dog runs"], [["a dog runs"]])
+    """
     if reason := why_not():
         raise BadInput(f"METEOR cannot be computed: {reason}")
     with _Meteor() as process:
@@ -105,13 +131,40 @@ _BETA2 = 1.2**2
 
 
 def rouge_l(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return ROUGE-L of each tokenised hypothesis."""
+    """Return ROUGE-L of each tokenised hypothesis, as coco-caption computes it.
+
+    Args:
+        hypotheses: One tokenised caption per picture.
+        references: For each picture, its tokenised reference captions.
+
+    Returns:
+        One score per hypothesis.
+
+    Example:
+        >>> from headway.metrics.rouge_meteor import rouge_l
+        >>> rouge_l(["a dog runs"], [["a dog is running", "a dog runs"]]).tolist()
+        [1.0]
+    """
     each = (rouge_l_of(mine, theirs) for mine, theirs in zip(hypotheses, references, strict=True))
     return np.fromiter(each, np.float64, len(hypotheses))
 
 
 def rouge_l_of(hypothesis: str, references: Sequence[str]) -> float:
     # Split at single blanks, as coco-caption does: an empty caption is one empty word, and equals another empty one.
+    """Return ROUGE-L of one tokenised hypothesis: the F-measure of the best precision and the best recall.
+
+    Args:
+        hypothesis: Words separated by single spaces.
+        references: Its tokenised reference captions.
+
+    Returns:
+        The score.
+
+    Example:
+        >>> from headway.metrics.rouge_meteor import rouge_l_of
+        >>> round(rouge_l_of("a dog", ["a cat"]), 3)
+        0.5
+    """
     words = hypothesis.split(" ")
     bits = dict[str, int]()
     for place, word in enumerate(words):

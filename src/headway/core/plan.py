@@ -45,7 +45,7 @@ class Limits:
     """Limits of a run. Durations, never times of day, because clocks may jump. None means no limit.
 
     Attributes:
-        budget_s: Seconds of training, over all attempts.
+        budget_s: Seconds, over all attempts.
         max_wait_s: Seconds in a queue.
         grace_s: Seconds for the last checkpoint after a request to stop.
         second: The target's own limit, which takes effect if the budget does not; in words.

@@ -445,8 +445,8 @@ class Run:
         Args:
             loss: The loss of this batch, as a sum over its samples.
             optimizer: The optimizer, or several that update together.
-            weight: What `loss` is a sum of: the number of samples or tokens. With the default of 1.0, pass a mean
-                instead.
+            weight: What `loss` is a sum of: the number of samples or tokens. With the default of 1.0 every batch counts
+                the same: pass a mean.
             clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
             scheduler: A schedule whose `step()` is called after the update.
 

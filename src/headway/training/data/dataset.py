@@ -77,7 +77,7 @@ class Loader:
         shuffle: Whether each epoch has an order of its own.
         collate: Makes a batch from a list of items; by default torch's `default_collate`.
         workers: Processes per rank that prepare batches in advance; 0 prepares them in the training process.
-        drop_last: Whether to leave out an incomplete last batch.
+        drop_last: Whether to leave out an incomplete last batch, unless it is the only one.
         seed: Seed of order and augmentation. None: the run's seed.
 
     Raises:

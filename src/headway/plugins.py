@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
+    """A tracker's entry in the registry.
+
+    Args:
+        package: Package that must be importable where rank 0 runs.
+        home: The class, as "module:Class", imported in a separate process.
+    """
+
     package: str  # must be importable where rank 0 runs
     home: str  # "module:Class", imported in a separate process
 
@@ -35,12 +42,37 @@ TRACKERS: Final[dict[str, Kind]] = {
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Return the packages that these trackers need and that are not installed in this environment."""
+    """Return the packages that these trackers need and that are not installed in this environment.
+
+    Args:
+        names: Names of trackers, as in the job file's `log_to`.
+
+    Returns:
+        Package names, sorted.
+
+    Example:
+        >>> from headway.plugins import lacking
+        >>> lacking([])
+        []
+    """
     return sorted({TRACKERS[name].package for name in names if find_spec(TRACKERS[name].package) is None})
 
 
 def problems(job: Job) -> list[Problem]:
-    """Return problems with the job's trackers, for a target whose ranks run in this very environment."""
+    """Return problems with the job's trackers, for a target whose ranks run in this very environment.
+
+    Args:
+        job: The job.
+
+    Returns:
+        One problem if packages are missing, else none.
+
+    Example:
+        >>> import headway
+        >>> from headway.plugins import problems
+        >>> problems(headway.Job.load("headway.yaml"))
+        []
+    """
     missing = lacking(job.log_to)
     what = f"log_to names {', '.join(job.log_to)}, and {', '.join(missing)} is not installed beside this Headway"
     return [Problem(what=what, where="log_to", fix=install_command("loggers"))] if missing else []
@@ -48,7 +80,30 @@ def problems(job: Job) -> list[Problem]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Training code that ships with Headway, as "module:name" strings that are imported on use."""
+    """Training code that ships with Headway, as "module:name" strings that are imported on use.
+
+    Attributes:
+        name: Value of `recipe` in the job file.
+        summary: One line, to choose by.
+        config: A frozen dataclass of its settings; its module imports nothing heavy.
+        train: (run, config): the training loop.
+        rebuild: (config, state of the model in a checkpoint) -> model.
+        bundle: (model, config, job, scores) -> BundleParts.
+        evaluate: (model, config, data, split, cache=…) -> Evaluation.
+        predictor: (bundle) -> a callable that maps a list of inputs to a list of predictions.
+        data_default: The training data if the job names none.
+        graphs: (model, config) -> the graphs for ONNX and torch.export; empty if not supported.
+        takes: Inputs of `headway predict`: `pictures` (files) or `text`.
+        phases: Whether it trains in the phases that a job names.
+        extras: Pip extras of Headway that it needs besides `train`.
+
+    Example:
+        >>> from headway.plugins import RECIPES
+        >>> sorted(RECIPES)
+        ['captioning', 'classification', 'grading', 'translation']
+        >>> RECIPES["translation"].takes
+        'text'
+    """
 
     name: str
     summary: str  # one line, to choose by
@@ -65,13 +120,29 @@ class Recipe:
     extras: tuple[str, ...] = ()  # pip extras of Headway that it needs besides `train`
 
     def load_config(self) -> type[Any]:
-        """Import the dataclass of its settings. Imports nothing heavy."""
+        """Import the dataclass of its settings. Imports nothing heavy.
+
+        Returns:
+            The dataclass.
+
+        Example:
+            >>> from headway.plugins import RECIPES
+            >>> RECIPES["captioning"].load_config().__name__
+            'Config'
+        """
         loaded = self.load("config")
         assert isinstance(loaded, type)
         return loaded
 
     def load(self, attribute: str) -> Any:
-        """Import the object that one of the strings above names."""
+        """Import the object that one of the attributes names.
+
+        Args:
+            attribute: Name of the attribute, such as `train`.
+
+        Returns:
+            The object.
+        """
         module, _, name = getattr(self, attribute).partition(":")
         return getattr(import_module(module), name)
 
@@ -133,7 +204,23 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def require_recipe(name: str, *, where: str) -> Recipe:
-    """Return the recipe that a bundle names. Raises BadBundle if this Headway does not have it."""
+    """Return the recipe that a bundle names.
+
+    Args:
+        name: The recipe's name.
+        where: The bundle's location, for the error message.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        BadBundle: If this Headway does not have it.
+
+    Example:
+        >>> from headway.plugins import require_recipe
+        >>> require_recipe("grading", where="export").phases
+        True
+    """
     if name not in RECIPES:
         raise BadBundle(
             f"it is of the recipe {name[:100]!r}, which this Headway does not have",
@@ -151,7 +238,19 @@ Loader = Callable[[], "type[Any]"]  # returns a frozen dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kind of target: where it is ("module:Class"), and the pip extra it needs."""
+    """A kind of target in the registry.
+
+    Attributes:
+        target: The class, as "module:Class".
+        options: The frozen dataclass of its options in the job file, as "module:Dataclass".
+        extra: The pip extra it needs; None if it needs none.
+        summary: One line, to choose by.
+
+    Example:
+        >>> from headway.plugins import TARGETS
+        >>> TARGETS["local"].load_target().__name__
+        'LocalTarget'
+    """
 
     target: str
     options: str  # "module:Dataclass": the options of its entry in the job file
@@ -159,10 +258,25 @@ class Entry:
     summary: str
 
     def load_target(self) -> type[Any]:
+        """Import the target's class.
+
+        Returns:
+            The class, a `headway.core.types.Target`.
+
+        Raises:
+            MissingExtra: If packages that it needs are not installed.
+        """
         return _load(self.target, self.extra)
 
     def load_options(self) -> type[Any]:
-        """Import the frozen dataclass whose fields are the keys that this kind's entry may have."""
+        """Import the frozen dataclass whose fields are the keys that this kind's entry may have.
+
+        Returns:
+            The dataclass.
+
+        Raises:
+            MissingExtra: If packages that it needs are not installed.
+        """
         return _load(self.options, self.extra)
 
 
@@ -218,13 +332,30 @@ def _load(home: str, extra: str | None) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
+    """Recipes and targets by which a job file is validated.
+
+    Attributes:
+        recipes: Loader of the config dataclass of each recipe.
+        targets: Loader of the options dataclass of each kind of target.
+        data: Data source of each recipe if a job names none.
+    """
+
     recipes: Mapping[str, Loader] = field(default_factory=dict)  # name -> config
     targets: Mapping[str, Loader] = field(default_factory=dict)  # kind -> options
     data: Mapping[str, str] = field(default_factory=dict)  # recipe -> data source if a job names none
 
 
 def shipped() -> Catalog:
-    """Return the catalog of the recipes and targets that ship with this version."""
+    """Return the catalog of the recipes and targets that ship with this version.
+
+    Returns:
+        The catalog.
+
+    Example:
+        >>> from headway.plugins import shipped
+        >>> sorted(shipped().targets)
+        ['docker', 'kubernetes', 'local', 'slurm', 'ssh', 'vertex']
+    """
 
     return Catalog(
         recipes={name: recipe.load_config for name, recipe in RECIPES.items()},

@@ -12,7 +12,7 @@ import pytest
 from headway.core.errors import BadJob, BadPlan
 from headway.core.plan import Plan
 from headway.plugins import RECIPES
-from headway.pricing.history import work_of
+from headway.pricing.estimate import work_of
 from headway.spec import from_plain, loads, to_plain, undump
 from headway.spec.fields import keys_of
 from headway.spec.renamed import Former, Renamed, current_config

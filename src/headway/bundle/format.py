@@ -39,12 +39,44 @@ _CHUNK = 1 << 20
 
 
 def to_json(value: Any) -> bytes:
+    r"""Serialize a value as the JSON files of a bundle are: indented, with sorted keys.
+
+    Args:
+        value: Plain values.
+
+    Returns:
+        UTF-8 bytes that end with a line break.
+
+    Example:
+        >>> from headway.bundle import to_json
+        >>> to_json({"width": 64})
+        b'{\n  "width": 64\n}\n'
+    """
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleParts:
-    """The contents of a bundle, as a recipe provides them for export."""
+    """The contents of a bundle, as a recipe or a script provides them for export.
+
+    Attributes:
+        recipe: Name of the recipe that can load it, or any other name for a script's model.
+        name: The model's name.
+        config: Settings that rebuild the model, as plain values.
+        weights: Tensors by name.
+        files: Further files by name, besides the weights, the config and the card.
+        metrics: Scores to show with the model.
+        card: Text of the model card, in Markdown.
+
+    Example:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from headway.bundle import BundleParts
+        >>> weights = {"weight": torch.ones(2)}
+        >>> BundleParts(recipe="line", name="line", config={"width": 2}, weights=weights).write(Path("model"))
+        >>> sorted(path.name for path in Path("model").iterdir())
+        ['README.md', 'bundle.json', 'config.json', 'model.safetensors']
+    """
 
     recipe: str
     name: str
@@ -55,7 +87,11 @@ class BundleParts:
     card: str = ""
 
     def write(self, folder: Path) -> None:
-        """Write all files into `folder`, bundle.json last."""
+        """Write all files, bundle.json last.
+
+        Args:
+            folder: The folder to write into; created if it does not exist.
+        """
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +108,13 @@ class BundleParts:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of a bundle."""
+    """One file of a bundle.
+
+    Attributes:
+        sha256: Digest of its content.
+        bytes: Its size.
+        at: Its key, where that is not its name.
+    """
 
     sha256: str
     bytes: int
@@ -80,6 +122,14 @@ class Entry:
 
     @classmethod
     def of(cls, path: Path) -> Entry:
+        """Measure a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            Its digest and size.
+        """
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
@@ -88,13 +138,33 @@ class Entry:
         return cls(digest.hexdigest(), size)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the entry as bundle.json holds it.
+
+        Returns:
+            Plain values.
+        """
         plain = {"sha256": self.sha256, "bytes": self.bytes}
         return {**plain, "at": self.at} if self.at else plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A parsed bundle.json."""
+    """A parsed bundle.json.
+
+    Attributes:
+        recipe: Name of the recipe that can load the bundle.
+        name: The model's name.
+        headway: Version of Headway that exported it.
+        metrics: Scores of the model.
+        files: Size and digest of every other file, by name.
+        replaces: In an object store: keys of the previous bundle that are still there.
+
+    Example:
+        >>> from headway.bundle import Record, to_json
+        >>> record = Record(recipe="line", name="line", headway="1.0", metrics={"mse": 0.1}, files={})
+        >>> Record.read(to_json(record.as_json()), where="bundle.json") == record
+        True
+    """
 
     recipe: str
     name: str
@@ -105,7 +175,18 @@ class Record:
 
     @classmethod
     def read(cls, text: bytes, where: str) -> Record:
-        """Parse a record. Raises BadBundle unless it is one of ours, in a known format."""
+        """Parse a record.
+
+        Args:
+            text: The bytes of a bundle.json.
+            where: Its location, for error messages.
+
+        Returns:
+            The record.
+
+        Raises:
+            BadBundle: If it is damaged, or of a newer format.
+        """
         try:
             raw = json_of(text)
             if not isinstance(raw["format"], int):
@@ -130,6 +211,11 @@ class Record:
             raise BadBundle(f"{RECORD} is damaged: {type(error).__name__}: {error}", where=where, fix=AGAIN) from None
 
     def as_json(self) -> dict[str, Any]:
+        """Return the content of bundle.json.
+
+        Returns:
+            Plain values.
+        """
         plain: dict[str, Any] = {
             "format": FORMAT,
             "headway": self.headway,
@@ -150,7 +236,33 @@ def _checked(name: str, entry: Mapping[str, Any]) -> str:
 
 
 class Bundle:
-    """An exported model on this machine, with every file checked."""
+    """An exported model on this machine, with every file checked. Open one with `Bundle.open`.
+
+    Args:
+        url: Where it was opened.
+        folder: The local folder of its files.
+        record: Its bundle.json.
+        kept: Temporary folder of a downloaded bundle, which lives as long as this object.
+
+    Attributes:
+        url: Where it was opened.
+        folder: The local folder of its files.
+        record: Its bundle.json.
+
+    Example:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from headway.bundle import Bundle, BundleParts
+        >>> parts = BundleParts(
+        ...     recipe="line", name="line", config={"width": 2}, weights={"weight": torch.ones(2)}, metrics={"mse": 0.1}
+        ... )
+        >>> parts.write(Path("model"))
+        >>> bundle = Bundle.open("model")
+        >>> bundle.name, bundle.config, bundle.metrics
+        ('line', {'width': 2}, {'mse': 0.1})
+        >>> bundle.weights()
+        {'weight': tensor([1., 1.])}
+    """
 
     def __init__(self, url: str, folder: Path, record: Record, kept: Any = None) -> None:
         self.url, self.folder, self.record = url, folder, record
@@ -158,7 +270,27 @@ class Bundle:
 
     @classmethod
     def open(cls, url: str) -> Bundle:
-        """Open the bundle in a folder or object store. BadBundle names a file that is missing, short or changed."""
+        """Open the bundle in a folder or object store, and check every file.
+
+        The files of one in an object store are downloaded to a temporary folder.
+
+        Args:
+            url: A folder, or a gs://, s3:// or az:// URL: what `headway export` wrote, or `export` in a run folder.
+
+        Returns:
+            The bundle.
+
+        Raises:
+            BadBundle: Naming the file that is missing, short or changed.
+
+        Example:
+            >>> from headway.bundle import Bundle
+            >>> Bundle.open("runs")
+            Traceback (most recent call last):
+                ...
+            headway.core.errors.BadBundle: runs is not a bundle: it has no bundle.json
+                fix: name a folder that `headway export` wrote, or a run
+        """
         store = open_store(url)
         record = read_record(store, url)
         while True:
@@ -193,24 +325,38 @@ class Bundle:
 
     @property
     def recipe(self) -> str:
+        """Name of the recipe that can load it."""
         return self.record.recipe
 
     @property
     def name(self) -> str:
+        """The model's name."""
         return self.record.name
 
     @property
     def metrics(self) -> Mapping[str, float]:
+        """Scores of the model, by name."""
         return self.record.metrics
 
     @property
     def config(self) -> dict[str, Any]:
+        """The settings that rebuild the model, from config.json."""
         config = json.loads(self.read(CONFIG))
         assert isinstance(config, dict)
         return config
 
     def read(self, name: str) -> bytes:
-        """Read a file, checked. Raises BadBundle if this bundle has no file of that name."""
+        """Read a file, checked again.
+
+        Args:
+            name: Name of a file in the bundle.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            BadBundle: If the bundle has no file of that name, or it was changed after the bundle was opened.
+        """
         if name not in self.record.files:
             raise BadBundle(f"it has no {name}", where=self.url, fix=AGAIN)
         where = f"{self.url}/{name}"
@@ -223,6 +369,14 @@ class Bundle:
         return body
 
     def weights(self) -> dict[str, Tensor]:
+        """Load the weights. Needs torch.
+
+        Returns:
+            Tensors by name, on the CPU.
+
+        Raises:
+            BadBundle: If they cannot be read.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -233,6 +387,27 @@ class Bundle:
 
 
 def read_record(store: Store, url: str) -> Record:
+    """Read the record of a bundle without downloading the bundle.
+
+    Args:
+        store: The bundle's store.
+        url: Its location, for error messages.
+
+    Returns:
+        The record.
+
+    Raises:
+        BadBundle: If there is no bundle, or its record is damaged.
+
+    Example:
+        >>> from headway.bundle import RECORD, Record, read_record, to_json
+        >>> from headway.storage import open_store
+        >>> store = open_store("memory://example-bundle")
+        >>> record = Record(recipe="line", name="line", headway="1.0", metrics={}, files={})
+        >>> _ = store.write(RECORD, to_json(record.as_json()))
+        >>> read_record(store, store.url).recipe
+        'line'
+    """
     try:
         return Record.read(store.read(RECORD), f"{url}/{RECORD}")
     except NotThere:

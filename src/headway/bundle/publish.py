@@ -28,10 +28,30 @@ _AT_FDCWD: Final = -100
 
 
 def publish(folder: Path, url: str) -> str:
-    """Publish the bundle in `folder` at `url`, replacing a bundle there as a whole; return the URL.
+    """Publish the bundle in a folder at a URL, atomically: readers see either the old bundle or the new one.
 
-    Raises BadInput, and changes nothing, if there is anything other than a bundle. Readers see either the old bundle
-    or the new one.
+    Args:
+        folder: A complete bundle.
+        url: A folder or object store: nothing, or a bundle, which is replaced as a whole.
+
+    Returns:
+        The URL.
+
+    Raises:
+        BadInput: If there is anything other than a bundle at `url`. Nothing was changed.
+        BadBundle: If `folder` holds no bundle.
+        StoreError: If `url` cannot be written.
+
+    Example:
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from headway.bundle import Bundle, BundleParts
+        >>> from headway.bundle.publish import publish
+        >>> BundleParts(recipe="line", name="line", config={}, weights={"w": torch.ones(1)}).write(Path("new"))
+        >>> publish(Path("new"), "models/line")
+        'models/line'
+        >>> Bundle.open("models/line").name
+        'line'
     """
     Record.read((folder / RECORD).read_bytes(), str(folder))
     target = local_path(url)

@@ -21,7 +21,19 @@ WORKER_DONE, WORKER_AGAIN = 0, 143
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One problem with the user's input. `where` is file:line:column when there is one."""
+    """One problem with the user's input.
+
+    Attributes:
+        what: What is wrong.
+        where: file:line:column if there is one, or another location.
+        fix: What to type or change next.
+
+    Example:
+        >>> from headway.core.errors import Problem
+        >>> print(Problem(what="the file is empty", where="headway.yaml:1:1", fix="headway init writes one"))
+        headway.yaml:1:1: the file is empty
+            fix: headway init writes one
+    """
 
     what: str
     where: str = ""
@@ -33,7 +45,26 @@ class Problem:
 
 
 class HeadwayError(Exception):
-    """Base class of every error that Headway raises on purpose. The command line prints it without a traceback."""
+    """Base class of every error that Headway raises on purpose. The command line prints it without a traceback.
+
+    Args:
+        what: What happened.
+        where: Where it happened.
+        fix: What to type next.
+
+    Attributes:
+        problem: The three as a `Problem`.
+        exit_code: The exit code of `headway` after this error.
+
+    Example:
+        >>> import headway
+        >>> from headway.core.errors import HeadwayError
+        >>> try:
+        ...     headway.open_run("runs/none")
+        ... except HeadwayError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        UnknownRun 2
+    """
 
     exit_code = FAILED
 
@@ -52,7 +83,11 @@ class BadInput(HeadwayError):
 
 
 class BadJob(BadInput):
-    """A job file with problems. Lists all of them, not only the first."""
+    """A job file with problems. Lists all of them, not only the first.
+
+    Args:
+        problems: The problems, also an attribute.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -72,7 +107,13 @@ class UnknownRun(BadInput):
 
 
 class MissingExtra(BadInput):
-    """The command needs an optional part of Headway that is not installed."""
+    """The command needs an optional part of Headway that is not installed.
+
+    Args:
+        extra: Name of the pip extra.
+        needed_for: What needs it.
+        lacking: The package that could not be imported.
+    """
 
     def __init__(self, extra: str, *, needed_for: str, lacking: str = "") -> None:
 
@@ -134,6 +175,17 @@ def install_command(extra: str) -> str:
     """Return the pip command that installs the packages of `extra`, as listed in Headway's metadata.
 
     It names the packages, never `headway` itself: a package index may hold another project by that name.
+
+    Args:
+        extra: Name of the pip extra.
+
+    Returns:
+        The command, or a sentence if the metadata has no such extra.
+
+    Example:
+        >>> from headway.core.errors import install_command
+        >>> install_command("aws").startswith("pip install 'boto3")
+        True
     """
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -149,7 +201,27 @@ def install_command(extra: str) -> str:
 
 @contextmanager
 def needs(extra: str, verb: str) -> Iterator[None]:
-    """Wrap a command's imports: turn a missing package into a MissingExtra with the pip command that installs it."""
+    """Wrap a command's imports: turn a missing package into a MissingExtra with the pip command that installs it.
+
+    Args:
+        extra: Name of the pip extra that has the package.
+        verb: The verb of the command line that needs it.
+
+    Yields:
+        Nothing; put the imports into the `with` block.
+
+    Raises:
+        MissingExtra: If a package other than Headway's own cannot be imported.
+
+    Example:
+        >>> from headway.core.errors import needs
+        >>> with needs("train", "eval"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+            ...
+        headway.core.errors.MissingExtra: headway eval needs Headway's extra [train]: no_such_package is not installed
+            fix: pip install ...
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -159,7 +231,22 @@ def needs(extra: str, verb: str) -> Iterator[None]:
 
 
 def json_of(text: str | bytes | bytearray) -> Any:
-    """Parse untrusted JSON. Raises ValueError and nothing else, also for input that is nested too deeply."""
+    """Parse untrusted JSON.
+
+    Args:
+        text: The JSON.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If it is not JSON, or nested too deeply. Nothing else is raised.
+
+    Example:
+        >>> from headway.core.errors import json_of
+        >>> json_of('{"step": 3}')
+        {'step': 3}
+    """
     try:
         return json.loads(text)
     except RecursionError:

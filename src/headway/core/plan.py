@@ -22,7 +22,16 @@ UNRESOLVED = "unresolved"  # the fingerprint of remote data that has not been lo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """The code to send: an archive named by its content, and Headway's own wheel."""
+    """The code to send: an archive named by its content, and Headway's own wheel.
+
+    Attributes:
+        sha256: Digest of the archive.
+        files: Number of files in it.
+        bytes: Their total size.
+        biggest: Name and size of the biggest files.
+        wheel: File name of Headway's wheel.
+        wheel_sha256: Digest of the wheel.
+    """
 
     sha256: str
     files: int
@@ -34,7 +43,14 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of a run. Durations, never times of day, because clocks may jump. None means no limit."""
+    """Limits of a run. Durations, never times of day, because clocks may jump. None means no limit.
+
+    Attributes:
+        budget_s: Seconds, over all attempts.
+        max_wait_s: Seconds in a queue.
+        grace_s: Seconds for the last checkpoint after a request to stop.
+        second: The target's own limit, which takes effect if the budget does not; in words.
+    """
 
     budget_s: float | None
     max_wait_s: float | None
@@ -44,6 +60,36 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
+    """A job resolved for one target, as plain values. The same inputs give the same bytes.
+
+    Attributes:
+        schema: Version of the plan's format.
+        headway: Version of Headway that made it.
+        job: The job file as understood, defaults filled in; secrets are references.
+        target: Name of the target.
+        kind: Kind of the target: `local`, `docker`, …
+        options: The target's options.
+        code: The code to send.
+        data: Fingerprint of each data source, or `unresolved`.
+        nodes: Number of nodes.
+        processes: Ranks on each node.
+        limits: Budget, waiting time and grace period.
+        environment: Versions and thread counts that exactness depends on.
+        price: usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known.
+        resume: How the run resumes: `exact`, `script` or `beginning`; empty in plans of older versions.
+        notes: What a reader of the plan should know before launching it.
+        requests: The exact requests that the target will make.
+
+    Example:
+        >>> import headway
+        >>> from headway.planning import Plan
+        >>> plan = headway.plan(headway.Job.load("headway.yaml"))
+        >>> [request.name for request in plan.requests]
+        ['supervisor.json']
+        >>> Plan.from_json(plan.to_json()).hash == plan.hash
+        True
+    """
+
     schema: int = SCHEMA
     headway: str
     job: Mapping[str, Any]  # the job file as understood, defaults filled in; secrets are references
@@ -62,6 +108,11 @@ class Plan:
     requests: tuple[Request, ...] = field(default=())
 
     def to_json(self) -> str:
+        """Serialize the plan: sorted keys, so that equal plans are equal texts.
+
+        Returns:
+            JSON that `from_json` reads.
+        """
         plain = asdict(self)
         if not self.resume:  # an older plan keeps its bytes, and with them its hash
             del plain["resume"]
@@ -74,7 +125,25 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = "plan") -> Plan:
-        """Parse what `to_json` wrote. Raises BadPlan, which says what is wrong, for anything else."""
+        """Parse what `to_json` wrote.
+
+        Args:
+            text: The JSON.
+            where: Name of its source, for error messages.
+
+        Returns:
+            The plan.
+
+        Raises:
+            BadPlan: If it is anything else, or of another schema.
+
+        Example:
+            >>> from headway.planning import Plan
+            >>> Plan.from_json("{}", where="plan.json")
+            Traceback (most recent call last):
+            headway.core.errors.BadPlan: plan.json: not a plan: KeyError: 'schema'
+                fix: headway plan --out plan.json
+        """
         try:
             raw = json_of(text)
             if raw["schema"] != SCHEMA:
@@ -119,10 +188,34 @@ _AGAIN: Final = {
 
 
 def in_plan(kind: str) -> str:
-    """Return the line that describes this kind of resume in a plan and in `headway status`."""
+    """Return the line that describes this kind of resume in a plan and in `headway status`.
+
+    Args:
+        kind: A plan's `resume`.
+
+    Returns:
+        One line of text.
+
+    Example:
+        >>> from headway.core.plan import in_plan
+        >>> in_plan("exact")
+        'exact: goes on from the newest checkpoint'
+    """
     return _PLAN.get(kind, _PLAN[UNKNOWN])
 
 
 def again(kind: str) -> str:
-    """Return a clause that says what the next start does."""
+    """Return a clause that says what the next start does.
+
+    Args:
+        kind: A plan's `resume`.
+
+    Returns:
+        A clause to put into a sentence.
+
+    Example:
+        >>> from headway.core.plan import again
+        >>> again("beginning")
+        'it starts from the beginning'
+    """
     return _AGAIN.get(kind, _AGAIN[UNKNOWN])

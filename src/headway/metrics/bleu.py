@@ -28,7 +28,14 @@ _TINY, _SMALL = 1e-15, 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BleuCounts:
-    """Sufficient statistics of BLEU, one row per hypothesis. The corpus score is that of the summed rows."""
+    """Sufficient statistics of BLEU, one row per hypothesis. The corpus score is that of the summed rows.
+
+    Attributes:
+        correct: rows × orders: matches, clipped to the highest count in any one reference.
+        guesses: rows × orders: n-grams in the hypothesis.
+        length: Words of each hypothesis.
+        reference_length: Words of the reference closest in length; the shorter on ties.
+    """
 
     correct: Ints  # rows × orders: matches, clipped to the highest count in any one reference
     guesses: Ints  # rows × orders: n-grams in the hypothesis
@@ -36,17 +43,32 @@ class BleuCounts:
     reference_length: Ints  # of the reference closest in length; the shorter on ties
 
     def corpus(self) -> Floats:
-        """Return BLEU-1 … BLEU-4 over all hypotheses."""
+        """Return BLEU-1 … BLEU-4 over all hypotheses.
+
+        Returns:
+            Four numbers.
+        """
         scores: Floats = self.summed(np.ones((1, len(self.length))))[0]
         return scores
 
     def summed(self, weights: Floats) -> Floats:
-        """Return BLEU-1 … BLEU-4 of resampled corpora: for every i, hypothesis j counts weights[i, j] times."""
+        """Return BLEU-1 … BLEU-4 of resampled corpora.
+
+        Args:
+            weights: resamples × hypotheses: how often each hypothesis counts in each resample.
+
+        Returns:
+            resamples × 4 numbers.
+        """
         counts = (self.correct, self.guesses, self.length, self.reference_length)
         return _bleu(*(weights @ count.astype(np.float64) for count in counts))
 
     def each(self) -> Floats:
-        """Return BLEU-1 … BLEU-4 of each hypothesis alone."""
+        """Return BLEU-1 … BLEU-4 of each hypothesis alone.
+
+        Returns:
+            rows × 4 numbers.
+        """
         return _bleu(self.correct, self.guesses, self.length, self.reference_length)
 
 

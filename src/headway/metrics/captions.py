@@ -38,6 +38,18 @@ class Cider:
 
     Made for validation after every epoch and for rewards: several hypotheses may belong to one picture, in any order.
     All captions must be tokenised. A call's cost depends on its hypotheses, hardly on the references.
+
+    Args:
+        references: For each picture, its tokenised reference captions; or references indexed already.
+
+    Raises:
+        BadInput: If a picture has no references.
+
+    Example:
+        >>> from headway.metrics.captions import Cider
+        >>> cider = Cider([["a dog runs on grass"], ["two cats sleep in bed"]])
+        >>> [round(float(score), 3) for score in cider.scores(["a dog runs on grass", "one bird"], picture=[0, 0])]
+        [10.0, 0.0]
     """
 
     def __init__(self, references: References | Sequence[Sequence[str]]) -> None:
@@ -46,11 +58,29 @@ class Cider:
         self._orders = [self._prepared(cells) for cells in self.references.cells]
 
     def scores(self, hypotheses: Sequence[str], picture: Sequence[int] | None = None) -> Floats:
-        """Return one score per hypothesis; the i-th belongs to the i-th picture unless `picture` says otherwise."""
+        """Score tokenised hypotheses.
+
+        Args:
+            hypotheses: Tokenised captions.
+            picture: Number of the picture of each hypothesis. None: the i-th belongs to the i-th picture.
+
+        Returns:
+            One score per hypothesis.
+
+        Raises:
+            BadInput: If the numbers of hypotheses and pictures differ, or a picture does not exist.
+        """
         return self.scores_of(self.references.read(hypotheses, picture))
 
     def scores_of(self, hypotheses: Hypotheses) -> Floats:
-        """Return the scores of hypotheses already indexed by `References.read`."""
+        """Score hypotheses already indexed by `References.read`.
+
+        Args:
+            hypotheses: The indexed hypotheses.
+
+        Returns:
+            One score per hypothesis.
+        """
         pairs = _pairs(self.references, hypotheses)
         similarity = np.zeros(len(pairs.reference))
         for order, counted in zip(self._orders, hypotheses.counted, strict=True):
@@ -140,7 +170,16 @@ _BAR = "|||"  # field separator of METEOR's protocol
 
 
 def why_not() -> str:
-    """Return why METEOR cannot be computed here, with a fix; empty if it can."""
+    """Return why METEOR cannot be computed here, with a fix.
+
+    Returns:
+        The reason; empty if it can be computed.
+
+    Example:
+        >>> from headway.metrics.captions import why_not
+        >>> isinstance(why_not(), str)
+        True
+    """
     if shutil.which("java") is None:
         return "Java is not installed (METEOR is a Java program)"
     if _jar() is None:
@@ -149,7 +188,24 @@ def why_not() -> str:
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, list[float]]:
-    """Return METEOR of the whole corpus, and of each tokenised hypothesis against its picture's references."""
+    """Return METEOR 1.5 of tokenised hypotheses, by the reference implementation in Java.
+
+    Args:
+        hypotheses: One tokenised caption per picture.
+        references: For each picture, its tokenised reference captions.
+
+    Returns:
+        The score of the whole corpus, and that of each hypothesis.
+
+    Raises:
+        BadInput: If Java or the jar is not installed.
+        HeadwayError: If the Java program ends early.
+
+    Example:
+        >>> from headway.metrics.captions import meteor, why_not
+        >>> if not why_not():
+        ...     corpus, each = meteor(["a dog runs"], [["a dog runs"]])
+    """
     if reason := why_not():
         raise BadInput(f"METEOR cannot be computed: {reason}")
     with _Meteor() as process:
@@ -221,13 +277,40 @@ _BETA2 = 1.2**2
 
 
 def rouge_l(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return ROUGE-L of each tokenised hypothesis."""
+    """Return ROUGE-L of each tokenised hypothesis, as coco-caption computes it.
+
+    Args:
+        hypotheses: One tokenised caption per picture.
+        references: For each picture, its tokenised reference captions.
+
+    Returns:
+        One score per hypothesis.
+
+    Example:
+        >>> from headway.metrics.captions import rouge_l
+        >>> rouge_l(["a dog runs"], [["a dog is running", "a dog runs"]]).tolist()
+        [1.0]
+    """
     each = (rouge_l_of(mine, theirs) for mine, theirs in zip(hypotheses, references, strict=True))
     return np.fromiter(each, np.float64, len(hypotheses))
 
 
 def rouge_l_of(hypothesis: str, references: Sequence[str]) -> float:
     # Split at single blanks, as coco-caption does: an empty caption is one empty word, and equals another empty one.
+    """Return ROUGE-L of one tokenised hypothesis: the F-measure of the best precision and the best recall.
+
+    Args:
+        hypothesis: Words separated by single spaces.
+        references: Its tokenised reference captions.
+
+    Returns:
+        The score.
+
+    Example:
+        >>> from headway.metrics.captions import rouge_l_of
+        >>> round(rouge_l_of("a dog", ["a cat"]), 3)
+        0.5
+    """
     words = hypothesis.split(" ")
     bits = dict[str, int]()
     for place, word in enumerate(words):
@@ -260,25 +343,56 @@ METRICS = (*BLEU, "rouge_l", "cider")
 
 @dataclass(frozen=True, slots=True)
 class CaptionScores:
-    """Scores per picture of one set of hypotheses, with the statistics that the corpus scores need."""
+    """Scores per picture of one set of hypotheses, with the statistics that the corpus scores need.
+
+    Attributes:
+        bleu: Sufficient statistics of BLEU, one row per picture.
+        rouge_l: ROUGE-L of each picture.
+        cider: CIDEr of each picture.
+    """
 
     bleu: BleuCounts
     rouge_l: Floats
     cider: Floats
 
     def corpus(self) -> dict[str, float]:
-        """Return one number per metric, over all pictures."""
+        """Return one number per metric, over all pictures.
+
+        Returns:
+            bleu_1 … bleu_4, rouge_l and cider.
+        """
         scores = dict(zip(BLEU, self.bleu.corpus().tolist(), strict=True))
         return scores | {"rouge_l": float(self.rouge_l.mean()), "cider": float(self.cider.mean())}
 
     def each(self) -> dict[str, list[float]]:
-        """Return each metric's scores per picture. The mean of the pictures' BLEU is not the corpus BLEU."""
+        """Return each metric's scores per picture. The mean of the pictures' BLEU is not the corpus BLEU.
+
+        Returns:
+            A list per metric, in the order of the pictures.
+        """
         scores = dict(zip(BLEU, self.bleu.each().T.tolist(), strict=True))
         return scores | {"rouge_l": self.rouge_l.tolist(), "cider": self.cider.tolist()}
 
 
 class CaptionScorer:
-    """Scores hypotheses against references that are tokenised and indexed once."""
+    """Score hypotheses against references that are tokenised and indexed once, as a training loop needs it.
+
+    Args:
+        references: For each picture, its reference captions.
+        tokenized: Whether captions are words separated by spaces already. Otherwise they are tokenised as coco-caption
+            does it.
+
+    Raises:
+        BadInput: If there are no references, or a picture has none.
+
+    Example:
+        >>> from headway.metrics.captions import CaptionScorer
+        >>> scorer = CaptionScorer([["a dog runs", "the dog is running"], ["two cats sleep"]])
+        >>> round(scorer.score(["a dog runs", "two cats"])["bleu_1"], 3)
+        0.819
+        >>> scorer.measure(["a dog runs", "two cats"]).each()["rouge_l"][0]
+        1.0
+    """
 
     def __init__(self, references: Sequence[Sequence[str]], *, tokenized: bool = False) -> None:
         self._tokenized = tokenized
@@ -287,7 +401,17 @@ class CaptionScorer:
         self.cider = Cider(self.references)
 
     def measure(self, hypotheses: Sequence[str]) -> CaptionScores:
-        """Score one hypothesis per picture, in the order of the references."""
+        """Score one hypothesis per picture, keeping what each picture contributes.
+
+        Args:
+            hypotheses: One caption per picture, in the order of the references.
+
+        Returns:
+            The scores per picture.
+
+        Raises:
+            BadInput: If their number is not that of the pictures.
+        """
         _refuse_text("hypotheses", hypotheses)
         captions = self.tokens(hypotheses)
         read = self.references.read(captions)
@@ -295,11 +419,28 @@ class CaptionScorer:
         return CaptionScores(counts, rouge_l(captions, self.groups), self.cider.scores_of(read))
 
     def tokens(self, captions: Sequence[str]) -> list[str]:
-        """Return the captions as they are scored: tokens joined by single spaces."""
+        """Return the captions as they are scored: tokens joined by single spaces.
+
+        Args:
+            captions: The captions.
+
+        Returns:
+            As many texts.
+        """
         return _tokens(captions, self._tokenized)
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
-        """Return bleu_1 … bleu_4, rouge_l and cider over all pictures."""
+        """Score one hypothesis per picture.
+
+        Args:
+            hypotheses: One caption per picture, in the order of the references.
+
+        Returns:
+            bleu_1 … bleu_4, rouge_l and cider over all pictures.
+
+        Raises:
+            BadInput: If their number is not that of the pictures.
+        """
         return self.measure(hypotheses).corpus()
 
 
@@ -308,7 +449,27 @@ def score(
 ) -> dict[str, float]:
     """Return bleu_1 … bleu_4, rouge_l and cider of one hypothesis per picture against all references of that picture.
 
-    Captions are tokenised as coco-caption does it, unless they are `tokenized`: words separated by spaces.
+    Scores are of the whole corpus: never average those of batches.
+
+    Args:
+        hypotheses: One caption per picture.
+        references: For each picture, its reference captions.
+        tokenized: Whether captions are words separated by spaces already. Otherwise they are tokenised as coco-caption
+            does it.
+
+    Returns:
+        One number per metric.
+
+    Raises:
+        BadInput: If the numbers of pictures differ, or a picture has no references.
+
+    Example:
+        >>> from headway.metrics.captions import score
+        >>> scores = score(["a dog runs"], [["a dog is running", "the dog runs"]])
+        >>> sorted(scores)
+        ['bleu_1', 'bleu_2', 'bleu_3', 'bleu_4', 'cider', 'rouge_l']
+        >>> round(scores["bleu_1"], 3)
+        1.0
     """
     return CaptionScorer(references, tokenized=tokenized).score(hypotheses)
 
@@ -316,7 +477,24 @@ def score(
 def bleu(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, float]:
-    """Return bleu_1 … bleu_4 alone, in less time than `score` takes to index the references."""
+    """Return bleu_1 … bleu_4 alone, in less time than `score` takes to index the references.
+
+    Args:
+        hypotheses: One caption per picture.
+        references: For each picture, its reference captions.
+        tokenized: Whether captions are words separated by spaces already.
+
+    Returns:
+        One number per order.
+
+    Raises:
+        BadInput: If the numbers of pictures differ, or a picture has no references.
+
+    Example:
+        >>> from headway.metrics.captions import bleu
+        >>> round(bleu(["a dog runs"], [["a dog is running", "the dog runs"]])["bleu_2"], 3)
+        1.0
+    """
     _refuse_text("hypotheses", hypotheses)
     counts = bleu_counts_alone(_tokens(hypotheses, tokenized), _groups(references, tokenized))
     return dict(zip(BLEU, counts.corpus().tolist(), strict=True))
@@ -325,7 +503,24 @@ def bleu(
 def score_each(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, tokenized: bool = False
 ) -> dict[str, list[float]]:
-    """Return the scores of each picture alone. CIDEr still uses the document frequencies over all pictures."""
+    """Return the scores of each picture alone. CIDEr still uses the document frequencies over all pictures.
+
+    Args:
+        hypotheses: One caption per picture.
+        references: For each picture, its reference captions.
+        tokenized: Whether captions are words separated by spaces already.
+
+    Returns:
+        A list per metric, in the order of the pictures.
+
+    Raises:
+        BadInput: If the numbers of pictures differ, or a picture has no references.
+
+    Example:
+        >>> from headway.metrics.captions import score_each
+        >>> score_each(["a dog runs", "a cat"], [["a dog runs"], ["two birds"]])["rouge_l"]
+        [1.0, 0.0]
+    """
     return CaptionScorer(references, tokenized=tokenized).measure(hypotheses).each()
 
 

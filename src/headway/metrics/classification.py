@@ -27,7 +27,22 @@ Floats = NDArray[np.float64]
 
 
 class Confusion:
-    """counts[i, j]: how often class i was predicted as class j. Classes are numbered from 0."""
+    """A confusion matrix, accumulated over batches and ranks. Classes are numbered from 0.
+
+    Args:
+        classes: Number of classes.
+        counts: counts[i, j]: how often class i was predicted as class j. By default all 0.
+
+    Raises:
+        BadInput: If `counts` is not classes × classes, or there is no class.
+
+    Example:
+        >>> from headway.metrics.classification import Confusion
+        >>> confusion = Confusion(2)
+        >>> confusion.add(labels=[0, 0, 1, 1], predictions=[0, 1, 1, 1])
+        >>> confusion.counts.tolist(), confusion.accuracy(), confusion.recall()
+        ([[1, 1], [0, 2]], 0.75, [0.5, 1.0])
+    """
 
     def __init__(self, classes: int, counts: ArrayLike | None = None) -> None:
         if classes < 1:
@@ -38,7 +53,15 @@ class Confusion:
         self.classes, self.counts = classes, given
 
     def add(self, labels: ArrayLike, predictions: ArrayLike) -> None:
-        """Count a batch."""
+        """Count a batch.
+
+        Args:
+            labels: The true class number of each sample.
+            predictions: The predicted class number of each sample.
+
+        Raises:
+            BadInput: If their lengths differ, or a number is no class.
+        """
         truth = class_numbers("labels", labels, self.classes)
         guess = class_numbers("predictions", predictions, self.classes)
         if len(truth) != len(guess):
@@ -52,35 +75,86 @@ class Confusion:
 
     @property
     def total(self) -> int:
+        """Number of samples counted."""
         return int(self.counts.sum())
 
     def accuracy(self) -> float:
+        """Return the share of samples that were predicted correctly.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         return _ratio(int(np.trace(self.counts)), self._not_empty())
 
     def recall(self) -> list[float | None]:
-        """Return the recall per class; None for a class without samples."""
+        """Return the recall per class.
+
+        Returns:
+            One number per class; None for a class without samples.
+        """
         return _ratios(np.diag(self.counts), self.counts.sum(1))
 
     def precision(self) -> list[float | None]:
-        """Return the precision per class; None for a class that was never predicted."""
+        """Return the precision per class.
+
+        Returns:
+            One number per class; None for a class that was never predicted.
+        """
         return _ratios(np.diag(self.counts), self.counts.sum(0))
 
     def f1(self) -> list[float | None]:
-        """Return F1 per class: twice the hits over samples plus predictions; None for a class with neither."""
+        """Return F1 per class: twice the hits over samples plus predictions.
+
+        Returns:
+            One number per class; None for a class with neither.
+        """
         return _ratios(2 * np.diag(self.counts), self.counts.sum(1) + self.counts.sum(0))
 
     def macro_f1(self) -> float:
-        """Return the mean F1 of the classes that have samples or predictions. Other classes do not count."""
+        """Return the mean F1 of the classes that have samples or predictions. Other classes do not count.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         self._not_empty()
         return float(np.mean([value for value in self.f1() if value is not None]))
 
     def balanced_accuracy(self) -> float:
-        """Return the mean recall of the classes that have samples."""
+        """Return the mean recall of the classes that have samples.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         self._not_empty()
         return float(np.mean([value for value in self.recall() if value is not None]))
 
     def grouped(self, group: Sequence[int]) -> Confusion:
-        """Return the matrix with classes merged: class i goes to group[i], for example healthy or sick."""
+        """Return the matrix with classes merged into groups, for example healthy and sick.
+
+        Args:
+            group: The group's number of each class.
+
+        Returns:
+            The smaller matrix.
+
+        Raises:
+            BadInput: If there is not one group per class.
+
+        Example:
+            >>> from headway.metrics.classification import Confusion
+            >>> confusion = Confusion(3, [[5, 0, 0], [0, 3, 1], [0, 2, 4]])
+            >>> confusion.grouped([0, 1, 1]).counts.tolist()
+            [[5, 0], [0, 10]]
+        """
         if len(group) != self.classes:
             raise BadInput(f"{len(group)} groups given for {self.classes} classes")
         wanted = np.asarray(group, np.int64)
@@ -96,7 +170,24 @@ class Confusion:
 
 
 def class_numbers(what: str, given: ArrayLike, classes: int) -> Ints:
-    """Validate a flat array of class numbers: integers within 0 … classes - 1."""
+    """Validate a flat array of class numbers.
+
+    Args:
+        what: What the numbers are, for the error message.
+        given: The numbers: integers within 0 … classes - 1, also as floats.
+        classes: Number of classes.
+
+    Returns:
+        The numbers as int64.
+
+    Raises:
+        BadInput: If they are anything else.
+
+    Example:
+        >>> from headway.metrics.classification import class_numbers
+        >>> class_numbers("labels", [0, 2.0, 1], classes=3).tolist()
+        [0, 2, 1]
+    """
     values = np.asarray(given)
     if values.ndim != 1:
         raise BadInput(f"{what} must be one class number each, not an array of shape {values.shape}")
@@ -129,7 +220,15 @@ _TOLERANCE = 1e-3  # how far a sample's probabilities may sum from 1: float16 is
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Samples whose confidence lies in (low, high]."""
+    """Samples whose confidence lies in (low, high].
+
+    Attributes:
+        low: Lower edge.
+        high: Upper edge.
+        samples: Number of samples.
+        confidence: Mean confidence; None without samples.
+        accuracy: Share of correct predictions; None without samples.
+    """
 
     low: float
     high: float
@@ -139,7 +238,21 @@ class Bin:
 
 
 class Calibration:
-    """Reliability of the predicted class's probability, in bins of equal width."""
+    """Reliability of the predicted class's probability, in bins of equal width, summed over batches.
+
+    Args:
+        bins: Number of bins.
+
+    Raises:
+        BadInput: If there is no bin.
+
+    Example:
+        >>> from headway.metrics.classification import Calibration
+        >>> calibration = Calibration(bins=10)
+        >>> calibration.add([[0.75, 0.25], [0.75, 0.25]], labels=[0, 1])
+        >>> calibration.expected_error()
+        0.25
+    """
 
     def __init__(self, bins: int = 15) -> None:
         if bins < 1:
@@ -150,7 +263,16 @@ class Calibration:
         self.confidence = np.zeros(bins)
 
     def add(self, probabilities: ArrayLike, labels: ArrayLike, predictions: ArrayLike | None = None) -> None:
-        """Count a batch. The prediction is the likeliest class, unless `predictions` is given."""
+        """Count a batch.
+
+        Args:
+            probabilities: samples × classes, each row summing to 1.
+            labels: The true class number of each sample.
+            predictions: The predicted class number of each sample. None: the likeliest class.
+
+        Raises:
+            BadInput: If the lengths differ, or the values are no probabilities or classes.
+        """
         given = probability_rows(probabilities)
         truth = class_numbers("labels", labels, given.shape[1])
         guess = given.argmax(1) if predictions is None else class_numbers("predictions", predictions, given.shape[1])
@@ -172,14 +294,25 @@ class Calibration:
         return both
 
     def expected_error(self) -> float:
-        """Return the expected calibration error: |confidence - accuracy| averaged over bins, weighted by samples."""
+        """Return the expected calibration error: |confidence - accuracy| averaged over bins, weighted by samples.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         total = int(self.samples.sum())
         if not total:
             raise BadInput("nothing was counted: there is no calibration of no samples")
         return float(np.abs(self.confidence - self.right).sum() / total)
 
     def table(self) -> list[Bin]:
-        """Return every bin, including empty ones."""
+        """Return every bin, including empty ones.
+
+        Returns:
+            The bins from low to high confidence.
+        """
         edges = np.linspace(0.0, 1.0, self.bins + 1).tolist()
         rows = zip(self.samples.tolist(), self.confidence.tolist(), self.right.tolist(), strict=True)
         return [
@@ -189,7 +322,22 @@ class Calibration:
 
 
 def probability_rows(given: ArrayLike) -> Floats:
-    """Validate rows of probabilities that sum to one."""
+    """Validate rows of probabilities that sum to one.
+
+    Args:
+        given: samples × classes.
+
+    Returns:
+        The probabilities as float64.
+
+    Raises:
+        BadInput: If they are not finite, below 0, or do not sum to 1.
+
+    Example:
+        >>> from headway.metrics.classification import probability_rows
+        >>> probability_rows([[0.5, 0.5]]).shape
+        (1, 2)
+    """
     rows = np.asarray(given, np.float64)
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise BadInput(f"probabilities must be samples × classes, not an array of shape {rows.shape}")
@@ -205,7 +353,26 @@ def probability_rows(given: ArrayLike) -> Floats:
 
 
 class ClassificationScores:
-    """Accumulates classified samples batch by batch. `groups` maps every class to its group, for grouped accuracy."""
+    """Accumulate classified samples batch by batch, and score them. Scores of ranks are added with `+`.
+
+    Args:
+        classes: Names of the classes, or their number.
+        groups: Group of every class, for grouped accuracy.
+        top: Values of k for top-k accuracy; those that are not below the number of classes are left out.
+        bins: Bins of the calibration.
+
+    Raises:
+        BadInput: If two classes have the same name, or a class has no group.
+
+    Example:
+        >>> from headway.metrics.classification import ClassificationScores
+        >>> groups = {"scab": "sick", "rust": "sick", "healthy": "healthy"}
+        >>> scores = ClassificationScores(["scab", "rust", "healthy"], groups=groups)
+        >>> scores.add([0, 1, 2, 2], predictions=[0, 0, 2, 2])
+        >>> metrics = scores.metrics()
+        >>> metrics["accuracy"], metrics["grouped_accuracy"]
+        (0.75, 1.0)
+    """
 
     def __init__(
         self,
@@ -228,7 +395,16 @@ class ClassificationScores:
     def add(
         self, labels: ArrayLike, predictions: ArrayLike | None = None, probabilities: ArrayLike | None = None
     ) -> None:
-        """Count a batch of class numbers. Without `predictions`, the likeliest class is the prediction."""
+        """Count a batch of class numbers.
+
+        Args:
+            labels: The true class number of each sample.
+            predictions: The predicted class number of each sample. None: the likeliest class.
+            probabilities: samples × classes, for top-k accuracy and calibration.
+
+        Raises:
+            BadInput: If neither predictions nor probabilities are given, lengths differ, or a value is not valid.
+        """
         truth = class_numbers("labels", labels, len(self.classes))
         if probabilities is None:
             if predictions is None:
@@ -257,7 +433,15 @@ class ClassificationScores:
         return both
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to log."""
+        """Return the numbers to log.
+
+        Returns:
+            accuracy, macro_f1 and balanced_accuracy; with probabilities also top_k and ece; with groups also
+            grouped_accuracy.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         metrics = {"accuracy": self.confusion.accuracy(), "macro_f1": self.confusion.macro_f1()}
         metrics["balanced_accuracy"] = self.confusion.balanced_accuracy()
         if judged := int(self.calibration.samples.sum()):
@@ -268,7 +452,14 @@ class ClassificationScores:
         return metrics
 
     def report(self) -> dict[str, Any]:
-        """Return the metrics, a row per class, and the confusion matrices."""
+        """Return the metrics, a row per class, and the confusion matrices.
+
+        Returns:
+            Plain values, to be written as JSON.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         report: dict[str, Any] = {**self.metrics(), "samples": self.confusion.total, "per_class": self._per_class()}
         report["confusion"] = {"classes": self.classes, "counts": self.confusion.counts.tolist()}
         if self.groups is not None:
@@ -307,7 +498,28 @@ def score(
     groups: Mapping[str, str] | None = None,
     top: Sequence[int] = (5,),
 ) -> dict[str, Any]:
-    """Return all classification scores of complete lists of class numbers."""
+    """Return all classification scores of complete lists of class numbers.
+
+    Args:
+        labels: The true class number of each sample.
+        predictions: The predicted class number of each sample. None: the likeliest class.
+        probabilities: samples × classes, for top-k accuracy and calibration.
+        classes: Names of the classes, or their number.
+        groups: Group of every class, for grouped accuracy.
+        top: Values of k for top-k accuracy.
+
+    Returns:
+        The report of `ClassificationScores`.
+
+    Raises:
+        BadInput: If lengths differ, or a value is not valid.
+
+    Example:
+        >>> from headway.metrics.classification import score
+        >>> report = score([0, 0, 1, 1], [0, 1, 1, 1], classes=["cat", "dog"])
+        >>> report["accuracy"], report["per_class"][0]["accuracy"]
+        (0.75, 0.5)
+    """
     scores = ClassificationScores(classes, groups=groups, top=top)
     scores.add(labels, predictions, probabilities)
     return scores.report()

@@ -348,9 +348,32 @@ def score_captions(
 ) -> dict[str, Any]:
     """Score COCO results against COCO annotations: bleu_1 … bleu_4, rouge_l, cider, and meteor if Java is installed.
 
-    Rejected unless allowed: pictures in one file only (`allow_missing` scores those in both) and empty captions. Always
-    rejected: two results for a picture, duplicate ids, wrong types. The result also has `pictures`, `references` and
-    `notes`, and with `per_image` the scores of each picture under its id.
+    Args:
+        results: JSON file: `[{"image_id": 1, "caption": "a dog"}, …]`.
+        references: JSON file: `{"annotations": [{"id": 1, "image_id": 1, "caption": "a dog"}, …]}`, or that list.
+        tokenized: Whether captions are words separated by spaces already.
+        per_image: Whether to return the scores of each picture, too.
+        allow_missing: Whether to score the pictures that are in both files, if some are in one only.
+        allow_empty: Whether to score empty results as they are, and leave out empty references.
+        meteor: Whether to compute METEOR, which is slow.
+
+    Returns:
+        The scores, `pictures`, `references` and `notes`, and with `per_image` the scores of each picture under its id.
+
+    Raises:
+        BadInput: With all problems of both files: two results for a picture, duplicate ids, wrong types, and what is
+            not allowed.
+
+    Example:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from headway.metrics.files import score_captions
+        >>> result = {"image_id": 1, "caption": "a dog runs on grass"}
+        >>> _ = Path("results.json").write_text(json.dumps([result]))
+        >>> _ = Path("references.json").write_text(json.dumps({"annotations": [{"id": 7, **result}]}))
+        >>> scores = score_captions("results.json", "references.json", meteor=False)
+        >>> scores["pictures"], scores["rouge_l"]
+        (1, 1.0)
     """
     pair = read_pair(
         Path(results), Path(references), tokenized=tokenized, allow_missing=allow_missing, allow_empty=allow_empty
@@ -377,10 +400,29 @@ def score_ordinal(
     grades: Sequence[int] | None = None,
     allow_missing: bool = False,
 ) -> dict[str, Any]:
-    """Score grades from one table or two: qwk, mae, accuracy, within_one, a row per grade and the confusion matrix.
+    r"""Score grades from one table or two: qwk, mae, accuracy, within_one, a row per grade and the confusion matrix.
 
-    Tables are CSV, JSON or JSON lines with the columns `label` and `prediction`, paired by `id` if there are two files.
-    With probabilities (columns `p_1`, `p_2` …, or a list `probabilities`) also ece and emd2.
+    Tables are CSV, JSON or JSON lines with the columns `label` and `prediction`. With probabilities (columns `p_1`,
+    `p_2` …, or a list `probabilities`) there are also ece and emd2.
+
+    Args:
+        predictions: The table of predictions, and of labels if there is no other.
+        labels: The table of labels, paired with the other by `id`, or by order if there is none.
+        grades: Consecutive integers. None: those of the probabilities, or the range that occurs.
+        allow_missing: Whether to score the samples that are in both tables, if some are in one only.
+
+    Returns:
+        The report of `headway.metrics.ordinal.OrdinalScores`.
+
+    Raises:
+        BadInput: With all problems of the tables.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.metrics.files import score_ordinal
+        >>> _ = Path("grades.csv").write_text("label,prediction\n1,1\n2,2\n3,2\n")
+        >>> round(score_ordinal("grades.csv")["mae"], 3)
+        0.333
     """
     judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
     truth, guess = _whole_numbers(judged, Path(predictions), Path(labels or predictions))
@@ -397,9 +439,28 @@ def score_classification(
     top: Sequence[int] = (5,),
     allow_missing: bool = False,
 ) -> dict[str, Any]:
-    """Score classes from tables like those of `score_ordinal`: accuracy, macro_f1, per-class rows, confusion matrix.
+    r"""Score classes from tables like those of `score_ordinal`: accuracy, macro_f1, per-class rows, confusion matrix.
 
     Classes are the names or numbers that occur; with probabilities they are the numbers of their columns.
+
+    Args:
+        predictions: The table of predictions, and of labels if there is no other.
+        labels: The table of labels, paired with the other by `id`, or by order if there is none.
+        top: Values of k for top-k accuracy.
+        allow_missing: Whether to score the samples that are in both tables, if some are in one only.
+
+    Returns:
+        The report of `headway.metrics.classification.ClassificationScores`.
+
+    Raises:
+        BadInput: With all problems of the tables.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.metrics.files import score_classification
+        >>> _ = Path("classes.csv").write_text("label,prediction\ncat,cat\ndog,cat\n")
+        >>> score_classification("classes.csv")["accuracy"]
+        0.5
     """
     judged = read_judged(Path(predictions), Path(labels) if labels else None, allow_missing=allow_missing)
     if judged.probabilities:
@@ -425,7 +486,29 @@ def score_translation(
     lowercase: bool = False,
     allow_empty: bool = False,
 ) -> dict[str, Any]:
-    """Score a file with one sentence per line by sacrebleu: bleu and chrf, with signatures."""
+    r"""Score a file with one sentence per line by sacrebleu: bleu and chrf, with signatures.
+
+    Args:
+        hypotheses: File of the translations.
+        references: File of the references, or several files if each sentence has several translations.
+        tokenizer: Name of a sacrebleu tokenizer.
+        lowercase: Whether to ignore case.
+        allow_empty: Whether to score empty lines as they are.
+
+    Returns:
+        What `headway.metrics.translation.score` returns, and `notes`.
+
+    Raises:
+        BadInput: If the files differ in length, or lines are empty and that is not allowed.
+        MissingExtra: If sacrebleu is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.metrics.files import score_translation
+        >>> _ = Path("mine.txt").write_text("the dog runs in the park\n")
+        >>> round(score_translation("mine.txt", "mine.txt")["bleu"], 1)
+        100.0
+    """
     paths = [references] if isinstance(references, (str, Path)) else list(references)
     if not paths:
         raise BadInput("there is no file of references")

@@ -22,7 +22,23 @@ _MOST_GRADES = 1000  # a matrix of a million cells
 
 
 class OrdinalScores:
-    """Accumulates graded samples batch by batch. `grades` are consecutive integers, such as range(1, 11)."""
+    """Accumulate graded samples batch by batch, and score them. Scores of ranks are added with `+`.
+
+    Args:
+        grades: Consecutive integers, such as range(1, 11).
+        bins: Bins of the calibration.
+
+    Raises:
+        BadInput: If the grades are not consecutive, or more than 1,000.
+
+    Example:
+        >>> from headway.metrics.ordinal import OrdinalScores
+        >>> scores = OrdinalScores(grades=range(1, 6))
+        >>> scores.add(labels=[1, 2, 3, 5], predictions=[1, 2, 4, 3])
+        >>> metrics = scores.metrics()
+        >>> metrics["mae"], metrics["within_one"]
+        (0.75, 0.75)
+    """
 
     def __init__(self, grades: Sequence[int], *, bins: int = 15) -> None:
         if len(grades) > _MOST_GRADES:
@@ -35,7 +51,16 @@ class OrdinalScores:
         self.emd_sum = 0.0
 
     def add(self, labels: ArrayLike, predictions: ArrayLike, probabilities: ArrayLike | None = None) -> None:
-        """Count a batch of grades; `probabilities` has a column per grade."""
+        """Count a batch.
+
+        Args:
+            labels: The true grade of each sample.
+            predictions: The predicted grade of each sample.
+            probabilities: samples × grades, for calibration and the earth mover's distance.
+
+        Raises:
+            BadInput: If lengths differ, or a value is no grade or no probability.
+        """
         truth, guess = self._numbers("labels", labels), self._numbers("predictions", predictions)
         if probabilities is None:
             self.confusion.add(truth, guess)
@@ -57,7 +82,15 @@ class OrdinalScores:
         return both
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the numbers to log. qwk is None if it is undefined: all labels and predictions are one grade."""
+        """Return the numbers to log.
+
+        Returns:
+            qwk, mae, accuracy and within_one; with probabilities also ece and emd2. qwk is None if it is undefined: all
+            labels and predictions are one grade.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         accuracy, total, gaps = self.confusion.accuracy(), self.confusion.total, distances(self.confusion)
         metrics: dict[str, float | None] = {
             "qwk": quadratic_weighted_kappa(self.confusion),
@@ -70,7 +103,14 @@ class OrdinalScores:
         return metrics
 
     def report(self) -> dict[str, Any]:
-        """Return the metrics, a row per grade, the confusion matrix, and notes for the reader."""
+        """Return the metrics, a row per grade, the confusion matrix, and notes for the reader.
+
+        Returns:
+            Plain values, to be written as JSON.
+
+        Raises:
+            BadInput: If nothing was counted.
+        """
         metrics, judged = self.metrics(), int(self.calibration.samples.sum())
         notes = []
         if metrics["qwk"] is None:
@@ -124,7 +164,23 @@ def score(
 ) -> dict[str, Any]:
     """Return all ordinal scores of complete lists.
 
-    `grades` defaults to the range from the lowest to the highest found.
+    Args:
+        labels: The true grade of each sample.
+        predictions: The predicted grade of each sample.
+        probabilities: samples × grades, for calibration and the earth mover's distance.
+        grades: Consecutive integers. None: the range from the lowest to the highest found.
+
+    Returns:
+        The report of `OrdinalScores`.
+
+    Raises:
+        BadInput: If there are no grades, lengths differ, or a value is not valid.
+
+    Example:
+        >>> from headway.metrics.ordinal import score
+        >>> report = score([1, 2, 3, 4], [1, 2, 3, 3])
+        >>> report["accuracy"], round(report["qwk"], 3)
+        (0.75, 0.875)
     """
     if grades is None:
         seen = np.concatenate([np.ravel(np.asarray(labels)), np.ravel(np.asarray(predictions))])
@@ -137,16 +193,41 @@ def score(
 
 
 def quadratic_weighted_kappa(confusion: Confusion) -> float | None:
-    """Return 1 − ΣwO/ΣwE with w = (i − j)², E the outer product of the margins / n; None if ΣwE is 0.
+    """Return 1 − ΣwO/ΣwE with w = (i − j)², E the outer product of the margins / n.
 
     Distances include grades without samples (scikit-learn closes such gaps, unless it is given all labels).
+
+    Args:
+        confusion: The confusion matrix of the grades.
+
+    Returns:
+        Kappa, at most 1; None if ΣwE is 0.
+
+    Example:
+        >>> from headway.metrics.classification import Confusion
+        >>> from headway.metrics.ordinal import quadratic_weighted_kappa
+        >>> quadratic_weighted_kappa(Confusion(3, [[4, 0, 0], [0, 4, 0], [0, 0, 4]]))
+        1.0
     """
     kappa = float(kappas(confusion.counts[None])[0])
     return None if np.isnan(kappa) else kappa
 
 
 def kappas(counts: Ints | Floats) -> Floats:
-    """Return quadratic weighted kappa of many matrices (matrices × grades × grades). NaN if undefined."""
+    """Return quadratic weighted kappa of many matrices.
+
+    Args:
+        counts: matrices × grades × grades.
+
+    Returns:
+        One number per matrix; NaN if undefined.
+
+    Example:
+        >>> import numpy as np
+        >>> from headway.metrics.ordinal import kappas
+        >>> kappas(np.array([[[3, 0], [0, 3]], [[0, 3], [3, 0]]])).tolist()
+        [1.0, -1.0]
+    """
     grades = np.arange(counts.shape[1])
     weight = np.subtract.outer(grades, grades).astype(np.float64) ** 2
     total = counts.sum((1, 2))
@@ -158,14 +239,43 @@ def kappas(counts: Ints | Floats) -> Floats:
 
 
 def distances(confusion: Confusion) -> Ints:
-    """Return how many samples are off by 0, 1, 2 … grades."""
+    """Return how many samples are off by 0, 1, 2 … grades.
+
+    Args:
+        confusion: The confusion matrix of the grades.
+
+    Returns:
+        One count per distance.
+
+    Example:
+        >>> from headway.metrics.classification import Confusion
+        >>> from headway.metrics.ordinal import distances
+        >>> distances(Confusion(3, [[4, 1, 0], [0, 4, 0], [2, 0, 4]])).tolist()
+        [12, 1, 2]
+    """
     size = confusion.classes
     gap = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
     return np.bincount(gap.ravel(), weights=confusion.counts.ravel(), minlength=size).astype(np.int64)
 
 
 def squared_emd(probabilities: ArrayLike, labels: ArrayLike) -> Floats:
-    """Return Σ_k (CDF_p(k) − CDF_y(k))² per sample; labels are numbered from 0."""
+    """Return Σ_k (CDF_p(k) − CDF_y(k))² per sample, the squared earth mover's distance.
+
+    Args:
+        probabilities: samples × grades.
+        labels: The true grade of each sample, numbered from 0.
+
+    Returns:
+        One number per sample.
+
+    Raises:
+        BadInput: If lengths differ, or a value is not valid.
+
+    Example:
+        >>> from headway.metrics.ordinal import squared_emd
+        >>> squared_emd([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], [0, 0]).tolist()
+        [0.0, 2.0]
+    """
     rows = probability_rows(probabilities)
     truth = class_numbers("labels", labels, rows.shape[1])
     if len(truth) != len(rows):

@@ -22,9 +22,26 @@ def score(
     tokenizer: str = "13a",
     lowercase: bool = False,
 ) -> dict[str, Any]:
-    """Return corpus BLEU and chrF of sentences, with sacrebleu's signatures.
+    """Return corpus BLEU and chrF of sentences by sacrebleu, with its signatures.
 
-    `references` is one list of sentences, or several lists if each sentence has several translations.
+    Args:
+        hypotheses: The translations, one per sentence.
+        references: One list of reference sentences, or several lists if each sentence has several translations.
+        tokenizer: Name of a sacrebleu tokenizer.
+        lowercase: Whether to ignore case.
+
+    Returns:
+        bleu and chrf with their signatures, and precisions, brevity_penalty, length_ratio, sentences and references.
+
+    Raises:
+        BadInput: If there are no sentences, their numbers differ, or there is no such tokenizer.
+        MissingExtra: If sacrebleu is not installed.
+
+    Example:
+        >>> from headway.metrics.translation import score
+        >>> scores = score(["the dog runs in the park"], ["the dog runs in the park"])
+        >>> round(scores["bleu"], 1), round(scores["chrf"], 1)
+        (100.0, 100.0)
     """
     sets = _checked(hypotheses, references)
     metric, chrf = _bleu(tokenizer, lowercase), _chrf()
@@ -44,7 +61,14 @@ def score(
 
 @dataclass(frozen=True, slots=True)
 class TranslationCounts:
-    """Sufficient statistics of sacrebleu's BLEU, one row per sentence; rows can be summed."""
+    """Sufficient statistics of sacrebleu's BLEU, one row per sentence; rows can be summed.
+
+    Attributes:
+        correct: sentences × 4: clipped matches.
+        guesses: sentences × 4: n-grams in the translation.
+        length: Tokens of each translation.
+        reference_length: Tokens of the reference closest in length.
+    """
 
     correct: Ints  # sentences × 4
     guesses: Ints
@@ -52,7 +76,14 @@ class TranslationCounts:
     reference_length: Ints
 
     def summed(self, weights: Floats) -> Floats:
-        """Return corpus BLEU of resampled corpora: for every i, sentence j counts weights[i, j] times."""
+        """Return corpus BLEU of resampled corpora.
+
+        Args:
+            weights: resamples × sentences: how often each sentence counts in each resample.
+
+        Returns:
+            One score per resample.
+        """
         compute = _metrics().BLEU.compute_bleu
         counts = (self.correct, self.guesses, self.length, self.reference_length)
         sums = ((weights @ count.astype(np.float64)).astype(np.int64).tolist() for count in counts)
@@ -67,7 +98,28 @@ def translation_counts(
     tokenizer: str = "13a",
     lowercase: bool = False,
 ) -> TranslationCounts:
-    """Return the counts of every sentence, for bootstrap intervals."""
+    """Return the counts of every sentence, for bootstrap intervals.
+
+    Args:
+        hypotheses: The translations, one per sentence.
+        references: One list of reference sentences, or several lists.
+        tokenizer: Name of a sacrebleu tokenizer.
+        lowercase: Whether to ignore case.
+
+    Returns:
+        One row per sentence.
+
+    Raises:
+        BadInput: If there are no sentences, their numbers differ, or there is no such tokenizer.
+        MissingExtra: If sacrebleu is not installed.
+
+    Example:
+        >>> from headway.metrics.samples import interval
+        >>> from headway.metrics.translation import translation_counts
+        >>> counts = translation_counts(["the dog runs fast"] * 3, ["the dog runs fast"] * 3)
+        >>> round(interval(counts.summed, samples=3, resamples=20).low, 1)
+        100.0
+    """
     sets, metric = _checked(hypotheses, references), _bleu(tokenizer, lowercase)
     scores = [
         metric.corpus_score([mine], [[theirs[number]] for theirs in sets]) for number, mine in enumerate(hypotheses)

@@ -204,7 +204,30 @@ LOCAL_GRACE_S = 30.0
 
 
 def plan(job: Job, on: str = "local") -> Plan:
-    """Plan `job` on the target that it calls `on`. Pure but for the code archive written to this machine's cache."""
+    """Plan a job on a target: what would be sent, run, limited and paid. Starts nothing and spends nothing.
+
+    Pure but for the code archive that it writes to this machine's cache.
+
+    Args:
+        job: The job, from `Job.load`.
+        on: Name of a target in the job file's `targets`, or a kind of target (`local`, `docker`, `kubernetes`, `slurm`,
+            `ssh`, `vertex`) with default options.
+
+    Returns:
+        The plan, to print, save or give to `headway.launch`.
+
+    Raises:
+        BadJob: With all problems that would prevent the run.
+        BadInput: If no target has that name.
+        MissingExtra: If the target needs packages that are not installed.
+
+    Example:
+        >>> import headway
+        >>> job = headway.Job.load("headway.yaml", set=["config.lr=0.1"])
+        >>> plan = headway.plan(job, on="local")
+        >>> plan.target, plan.nodes, plan.processes, plan.job["config"]
+        ('local', 1, 1, {'lr': 0.1})
+    """
     entry = targets.entry(job, on)
     unfit = problems(job, entry.options)
     job = _absolute(job)

@@ -26,9 +26,19 @@ _trusted: WeakSet[Store] = WeakSet()  # checked once per opened store
 
 
 def require_conditional_put(store: Store) -> None:
-    """Raise StoreError if the store overwrites although the condition does not hold (a compare-and-swap probe).
+    """Check that the store honours the conditions of writes (a compare-and-swap probe).
 
-    Runs are safe to share only where a conditional write can fail. Cost: five requests.
+    Runs are safe to share only where a conditional write can fail. Cost: five requests, once per opened store.
+
+    Args:
+        store: The store.
+
+    Raises:
+        StoreError: If it overwrites an object although the condition does not hold.
+
+    Example:
+        >>> from headway.storage import open_store, require_conditional_put
+        >>> require_conditional_put(open_store("runs"))
     """
     if store in _trusted:
         return
@@ -77,9 +87,20 @@ _WEB = ("http", "https")
 
 
 def mended_url(text: str) -> str | None:
-    """Return the intended URL if the slashes after a known scheme are missing (`gs:/bucket`); else None.
+    """Return the intended URL if the slashes after a known scheme are missing.
 
     A folder of such a name can be written as `./gs:/bucket`.
+
+    Args:
+        text: What the user typed.
+
+    Returns:
+        The URL, or None if `text` is not such a mistake.
+
+    Example:
+        >>> from headway.storage import mended_url
+        >>> mended_url("gs:/bucket/runs")
+        'gs://bucket/runs'
     """
     scheme, mark, rest = text.partition(":")
     scheme = scheme.lower()
@@ -90,7 +111,19 @@ def mended_url(text: str) -> str | None:
 
 
 def require_url(text: str) -> None:
-    """Raise BadInput if `text` is a URL whose slashes are missing: it would silently be taken for a local folder."""
+    """Reject a URL whose slashes are missing: it would silently be taken for a local folder.
+
+    Args:
+        text: What the user typed.
+
+    Raises:
+        BadInput: With the intended URL.
+
+    Example:
+        >>> from headway.storage import require_url
+        >>> require_url("runs")
+        >>> require_url("gs://bucket/runs")
+    """
     meant = mended_url(text)
     if meant is not None:
         raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
@@ -99,15 +132,47 @@ def require_url(text: str) -> None:
 def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
     """Open the store at a path, file://, memory://, gs://, s3:// or az://. Makes no request until it is first used.
 
-    `endpoint` is another address of the cloud's service, as are the clouds' own variables AWS_ENDPOINT_URL,
-    STORAGE_EMULATOR_HOST and AZURE_STORAGE_ENDPOINT. `patience` is how long to retry before raising Transient.
+    Args:
+        url: The store's location.
+        endpoint: Another address of the cloud's service; so are the clouds' own variables AWS_ENDPOINT_URL,
+            STORAGE_EMULATOR_HOST and AZURE_STORAGE_ENDPOINT.
+        patience: How long to retry before raising Transient.
+
+    Returns:
+        The store.
+
+    Raises:
+        BadInput: If it is not the URL of a known kind of store.
+
+    Example:
+        >>> from headway.storage import open_store
+        >>> store = open_store("runs/night")
+        >>> _ = store.write("files/note.txt", b"hello")
+        >>> store.stat("files/note.txt").size
+        5
     """
     scheme, _ = _split(url)
     return _OPENERS[scheme](url, endpoint, patience)
 
 
 def join(url: str, *parts: str) -> str:
-    """Join a URL and names: join("gs://bucket/runs", "captions-1", "export"). Raises BadInput for `..`."""
+    """Join a URL and names.
+
+    Args:
+        url: The URL or path.
+        *parts: Names below it; a part may hold slashes.
+
+    Returns:
+        The joined URL.
+
+    Raises:
+        BadInput: If a part holds `..`.
+
+    Example:
+        >>> from headway.storage import join
+        >>> join("gs://bucket/runs", "captions-1", "export")
+        'gs://bucket/runs/captions-1/export'
+    """
     names = [name for part in parts for name in part.split("/") if name not in ("", ".")]
     if ".." in names:
         raise BadInput(f"{'/'.join(parts)} leads out of {url}", fix="name something below it")
@@ -116,7 +181,24 @@ def join(url: str, *parts: str) -> str:
 
 
 def local_path(url: str) -> Path | None:
-    """Return the absolute path if the URL is a path or file://; None for memory:// and object stores."""
+    """Return the absolute path of a location on this machine.
+
+    Args:
+        url: A path or URL.
+
+    Returns:
+        The path if it is a path or file://; None for memory:// and object stores.
+
+    Raises:
+        BadInput: If it is not the URL of a known kind of store, or a file:// URL of another machine.
+
+    Example:
+        >>> from headway.storage import local_path
+        >>> local_path("file:///data/runs").as_posix()
+        '/data/runs'
+        >>> local_path("s3://bucket/runs") is None
+        True
+    """
     scheme, rest = _split(url)
     if scheme == "":
         return Path(os.path.abspath(os.path.expanduser(rest)))
@@ -129,7 +211,20 @@ def local_path(url: str) -> Path | None:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Return whether two URLs name one folder, also where one of them goes through a link or a bind mount."""
+    """Return whether two URLs name one folder, also where one of them goes through a link or a bind mount.
+
+    Args:
+        one: A URL or path.
+        other: Another one.
+
+    Returns:
+        True if they are the same place.
+
+    Example:
+        >>> from headway.storage import same_place
+        >>> same_place("runs", "./runs/../runs")
+        True
+    """
     if one == other or "://" in one or "://" in other or not (one and other):
         return one == other
     if os.path.realpath(one) == os.path.realpath(other):

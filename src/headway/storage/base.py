@@ -17,6 +17,14 @@ ABSENT = ""  # as `when`: write only if the object does not exist
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """One object of a store.
+
+    Attributes:
+        key: Its key, relative to the store's URL.
+        size: Its size in bytes.
+        version: Opaque. Different bytes always have different versions; the same bytes written again may keep theirs.
+    """
+
     key: str
     size: int
     # Opaque. Different bytes always have different versions. The same bytes written again may keep theirs (S3's ETag
@@ -25,31 +33,89 @@ class Entry:
 
 
 class Store(Protocol):
-    """Objects below one URL. Raises StoreError (headway.core.errors) and its subclasses.
+    """Protocol of a store: objects below one URL, behind five methods. No append, no rename.
 
-    A key that is ever written with `when=version` must only be written so: in a folder, conditional writers exclude
-    each other, but not a writer that sets no condition.
+    Keys are relative, with forward slashes. All methods raise StoreError (headway.core.errors) and its subclasses. A
+    key that is ever written with `when=version` must only be written so: in a folder, conditional writers exclude each
+    other, but not a writer that sets no condition. `url` has no trailing slash.
+
+    Example:
+        >>> from headway.core.errors import Conflict
+        >>> from headway.storage import ABSENT, open_store
+        >>> store = open_store("memory://example-store")
+        >>> version = store.write("events/a0001.jsonl", b"{}", when=ABSENT)
+        >>> store.read("events/a0001.jsonl")
+        b'{}'
+        >>> [entry.key for entry in store.list("events/")]
+        ['events/a0001.jsonl']
+        >>> try:
+        ...     store.write("events/a0001.jsonl", b"[]", when=ABSENT)
+        ... except Conflict:
+        ...     print("somebody else was first")
+        somebody else was first
     """
 
     url: str  # without a trailing slash
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
-        """Read the whole object, or bytes [start, stop), cut off at its end. Raises NotThere if it does not exist."""
+        """Read an object, or a part of it.
+
+        Args:
+            key: The object's key.
+            span: Only bytes [start, stop), cut off at the object's end. None: all of it.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            NotThere: If the object does not exist.
+        """
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
-        """Write the object atomically and durably; return the new version.
+        """Write an object atomically and durably, replacing one that is there.
 
-        `when=ABSENT` writes only if it does not exist, `when=version` only if it still has that version; else Conflict.
+        Args:
+            key: The object's key.
+            body: The bytes, or the path of a file that holds them.
+            when: `ABSENT` writes only if the object does not exist, a version only if it still has that version. None:
+                always.
+
+        Returns:
+            The new version.
+
+        Raises:
+            Conflict: If the condition does not hold. Nothing was changed.
         """
 
     def stat(self, key: str) -> Entry:
-        """Return the object's entry. Raises NotThere if it does not exist."""
+        """Return the object's entry.
+
+        Args:
+            key: The object's key.
+
+        Returns:
+            Its size and version.
+
+        Raises:
+            NotThere: If the object does not exist.
+        """
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Yield every object whose key starts with `prefix` (a string, not a folder), in key order."""
+        """Yield every object whose key starts with a prefix, in key order.
+
+        Args:
+            prefix: A string, not a folder: `a` lists `ab` too.
+
+        Yields:
+            The entries.
+        """
 
     def delete(self, key: str) -> None:
-        """Delete the object. Succeeds if it does not exist."""
+        """Delete an object. Succeeds if it does not exist.
+
+        Args:
+            key: The object's key.
+        """
 
 
 # Keys: only names that mean the same on every store and that stay below its URL

@@ -70,9 +70,29 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progress: Progress | None = None) -> Entry:
-    """Download an object to `path`, in parallel parts. The file appears whole or not at all.
+    """Download an object to a file, in parallel parts. The file appears whole or not at all.
 
-    `progress` is called on this thread. Raises Transient if the object was replaced meanwhile.
+    Args:
+        store: The store.
+        key: The object's key.
+        path: The file to write.
+        parallel: Parts to download at a time.
+        progress: Called on this thread with the bytes done and in total.
+
+    Returns:
+        The object's entry.
+
+    Raises:
+        NotThere: If the object does not exist.
+        Transient: If the object was replaced meanwhile.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.storage import fetch_file, open_store
+        >>> store = open_store("memory://example-fetch")
+        >>> _ = store.write("weights.bin", b"0123")
+        >>> fetch_file(store, "weights.bin", Path("weights.bin")).size
+        4
     """
     from headway.storage.local import published_file
 
@@ -85,7 +105,29 @@ def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progres
 
 
 def send_file(store: Store, key: str, path: Path, *, when: str | None = None) -> str:
-    """Upload a file without reading it into memory; return the version. Checks that all of it arrived."""
+    """Upload a file without reading it into memory, and check that all of it arrived.
+
+    Args:
+        store: The store.
+        key: The key to write.
+        path: The file.
+        when: Condition of the write, as for `Store.write`.
+
+    Returns:
+        The object's version.
+
+    Raises:
+        StoreError: If the file cannot be read, or changed while it was sent.
+        Conflict: If the condition does not hold.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.storage import open_store, send_file
+        >>> store = open_store("memory://example-send")
+        >>> _ = send_file(store, "code/train.py", Path("train.py"))
+        >>> store.read("code/train.py") == Path("train.py").read_bytes()
+        True
+    """
     size = size_of(path)
     version = store.write(key, path, when=when)
     arrived = store.stat(key)
@@ -96,9 +138,24 @@ def send_file(store: Store, key: str, path: Path, *, when: str | None = None) ->
 
 
 def subfolders(store: Store, prefix: str = "") -> list[str]:
-    """Return the names of the folders directly below `prefix` ("" or ending in a slash), in key order.
+    """Return the names of the folders directly below a prefix, in key order.
 
     Uses the store's own `folders` if it has one, which does not list all their contents: fast in a bucket of many runs.
+
+    Args:
+        store: The store.
+        prefix: "" or a prefix that ends in a slash.
+
+    Returns:
+        Names without slashes.
+
+    Example:
+        >>> from headway.storage import open_store, subfolders
+        >>> store = open_store("memory://example-folders")
+        >>> _ = store.write("night-1/plan.json", b"{}")
+        >>> _ = store.write("night-2/plan.json", b"{}")
+        >>> subfolders(store)
+        ['night-1', 'night-2']
     """
     if isinstance(store, _KnowsFolders):
         return list(store.folders(prefix))

@@ -18,7 +18,24 @@ if TYPE_CHECKING:
 
 
 def entry(job: Job, name: str) -> TargetEntry:
-    """Resolve `--on name` for this job: its own entry of that name, or the kind of that name with default options."""
+    """Resolve `--on name` for this job: its own entry of that name, or the kind of that name with default options.
+
+    Args:
+        job: The job.
+        name: The name.
+
+    Returns:
+        Kind and options.
+
+    Raises:
+        BadInput: If neither exists.
+
+    Example:
+        >>> import headway
+        >>> from headway import targets
+        >>> targets.entry(headway.Job.load("headway.yaml"), "docker").kind
+        'docker'
+    """
     own = job.targets.get(name)
     if own is not None:
         return own
@@ -29,17 +46,72 @@ def entry(job: Job, name: str) -> TargetEntry:
 
 
 def make(job: Job, name: str) -> Target:
-    """Build the target that this job calls `name`."""
+    """Build the target that this job calls `name`.
+
+    Args:
+        job: The job.
+        name: The name, as for `--on`.
+
+    Returns:
+        The target.
+
+    Raises:
+        BadInput: If there is none of that name.
+        MissingExtra: If packages that it needs are not installed.
+
+    Example:
+        >>> import headway
+        >>> from headway import targets
+        >>> job = headway.Job.load("headway.yaml")
+        >>> targets.make(job, "local").check(job)
+        []
+    """
     found = entry(job, name)
     return build(found.kind, found.options)
 
 
 def of_plan(plan: Plan) -> Target:
-    """Build the target that a plan was made for, from the plan alone."""
+    """Build the target that a plan was made for, from the plan alone.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        The target.
+
+    Raises:
+        BadInput: If this Headway has no such kind of target.
+        MissingExtra: If packages that it needs are not installed.
+
+    Example:
+        >>> import headway
+        >>> from headway import targets
+        >>> plan = headway.plan(headway.Job.load("headway.yaml"))
+        >>> targets.of_plan(plan).render(plan) == list(plan.requests)
+        True
+    """
     return build(plan.kind, plan.options)
 
 
 def build(kind: str, options: Mapping[str, Any]) -> Target:
+    """Build a target from its kind and options.
+
+    Args:
+        kind: A key of `headway.plugins.TARGETS`.
+        options: The options as plain values, as a plan records them.
+
+    Returns:
+        The target.
+
+    Raises:
+        BadInput: If there is no such kind, or the options do not fit it.
+        MissingExtra: If packages that it needs are not installed.
+
+    Example:
+        >>> from headway import targets
+        >>> targets.build("local", {"price": 1.5}).options.price
+        1.5
+    """
     if kind not in TARGETS:
         raise _unknown(f"no kind of target is called {kind!r}", kind, sorted(TARGETS))
     home = TARGETS[kind]

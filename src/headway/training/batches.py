@@ -34,7 +34,25 @@ BLOCK = 4096  # indices shuffled at a time, so that one call of the permutation 
 
 @runtime_checkable
 class Feed(Protocol):
-    """Batches by number. `batch` must be a pure function: it must not depend on earlier calls."""
+    """Protocol of training data: batches by number.
+
+    `batch` must be a pure function that does not depend on earlier calls: a resumed run asks for the batches that it
+    has not seen yet, and a run with more ranks for smaller parts of the same batches. `Loader` makes a Feed from a
+    dataset.
+
+    Example:
+        >>> import torch
+        >>> from headway.runtime import Feed
+        >>> class Squares:
+        ...     fingerprint = "squares-1"
+        ...     def __len__(self):
+        ...         return 4
+        ...     def batch(self, epoch, step, part, parts):
+        ...         x = torch.arange(8.0) + 8 * step
+        ...         return x[part::parts], x[part::parts] ** 2
+        >>> isinstance(Squares(), Feed)
+        True
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -44,14 +62,45 @@ class Feed(Protocol):
         """Steps per epoch."""
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
-        """Return part `part` of `parts` of one global batch, or a PaddingBatch if that part is empty."""
+        """Return one part of one global batch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            step: Number of the batch in the epoch, from 0.
+            part: Number of the part, from 0 to `parts` - 1.
+            parts: Number of parts: ranks times micro-batches.
+
+        Returns:
+            The part, or a PaddingBatch if that part is empty.
+        """
 
 
 class Loader:
-    """A Feed over a map-style dataset.
+    """Make a Feed from a map-style dataset: batches in an order that depends on the seed and the epoch alone.
 
-    If the dataset has `item(index, rng)`, that is called with a numpy generator for each item of each epoch. Otherwise
-    the dataset is indexed after seeding Python's, numpy's and torch's default generators, at about 10 µs per item.
+    If the dataset has `item(index, rng)`, the loader calls that with a numpy generator for each item of each epoch.
+    Otherwise it indexes the dataset after seeding Python's, numpy's and torch's default generators, at about 10 µs per
+    item.
+
+    Args:
+        dataset: An object with `__len__`, and `__getitem__` or `item`.
+        batch_size: Items in a global batch, over all ranks.
+        shuffle: Whether each epoch has an order of its own.
+        collate: Makes a batch from a list of items; by default torch's `default_collate`.
+        workers: Processes per rank that prepare batches in advance; 0 prepares them in the training process.
+        drop_last: Whether to leave out an incomplete last batch, unless it is the only one.
+        seed: Seed of order and augmentation. None: the run's seed.
+
+    Raises:
+        BadInput: If the dataset is empty or has no length, or the batch size is below 1.
+
+    Example:
+        >>> from headway.runtime import Loader
+        >>> loader = Loader(list(range(10)), batch_size=4, shuffle=False)
+        >>> len(loader)
+        3
+        >>> loader.batch(epoch=0, step=2, part=0, parts=1)
+        tensor([8, 9])
     """
 
     def __init__(
@@ -91,12 +140,28 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the dataset (its own `fingerprint`, or its type), its length and the loader's settings."""
         inner = getattr(self.dataset, "fingerprint", type(self.dataset).__qualname__)
         words = (inner, len(self.dataset), self.batch_size, self.shuffle, self.drop_last, self.seed)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
-        """Return the indices of the items in a batch. Error messages about a bad batch name them, too."""
+        """Return the indices of the items in a batch. Error messages about a bad batch name them, too.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            step: Number of the batch in the epoch, from 0.
+            part: Number of the part, from 0 to `parts` - 1.
+            parts: Number of parts into which the batch is divided.
+
+        Returns:
+            Indices into the dataset.
+
+        Example:
+            >>> from headway.runtime import Loader
+            >>> Loader("abcdef", batch_size=4, shuffle=False).indices(epoch=0, step=0, part=1, parts=2)
+            [2, 3]
+        """
         first = step * self.batch_size
         start, stop = share(min(self.batch_size, len(self.dataset) - first), part, parts)
         if not self.shuffle:
@@ -104,6 +169,17 @@ class Loader:
         return [self._at(epoch, first + offset) for offset in range(start, stop)]
 
     def batch(self, epoch: int, step: int, part: int, parts: int) -> Any:
+        """Return one part of one global batch, collated.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            step: Number of the batch in the epoch, from 0.
+            part: Number of the part, from 0 to `parts` - 1.
+            parts: Number of parts: ranks times micro-batches.
+
+        Returns:
+            The part, or a PaddingBatch if that part is empty.
+        """
         chosen = self.indices(epoch, step, part, parts)
         if chosen:
             return self._collate([self._fetch(epoch, index) for index in chosen])

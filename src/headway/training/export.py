@@ -18,9 +18,24 @@ from headway.training.context import Session
 
 
 class Bundle(Protocol):
-    """An object that can write its files into an empty folder."""
+    """Protocol of what `run.finish` and `run.on_export` export, such as a `headway.bundle.BundleParts`.
 
-    def write(self, folder: Path) -> None: ...
+    Example:
+        >>> class Weights:
+        ...     def write(self, folder):
+        ...         (folder / "weights.txt").write_text("0.5")
+        >>> run.finish(Weights())
+        >>> from headway.storage import open_store
+        >>> open_store(run.folder).read("export/weights.txt")
+        b'0.5'
+    """
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the exported model.
+
+        Args:
+            folder: An empty folder. With a bundle.json in it, the files are published atomically; else one by one.
+        """
 
 
 def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None:

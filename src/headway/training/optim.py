@@ -27,7 +27,24 @@ from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 class Average:
     """Exponential moving average of a module's parameters, which often scores better than the parameters themselves.
 
-    The decay starts low, so that the average forgets the noisy early steps. Cost: one pass over the weights per step.
+    Create it with `run.average`, which updates it after every step. The decay starts low, so that the average forgets
+    the noisy early steps. Cost: one pass over the weights per step.
+
+    Args:
+        model: The module to average.
+        decay: Weight of the old average in each update, from 0 up to but not including 1.
+
+    Raises:
+        BadInput: If `decay` is out of range.
+
+    Example:
+        >>> import torch
+        >>> from headway.training.optim import Average
+        >>> model = torch.nn.Linear(1, 1)
+        >>> average = Average(model, decay=0.99)
+        >>> average.update()
+        >>> with average.swapped():
+        ...     output = model(torch.ones(1, 1))
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -51,7 +68,11 @@ class Average:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Context manager: swap the averaged weights into the model, for evaluation and export. Not for training."""
+        """Context manager: swap the averaged weights into the model, for evaluation and export. Do not train inside it.
+
+        Yields:
+            Nothing; the model's own weights are back when the block ends.
+        """
         self._swap()
         try:
             yield
@@ -67,10 +88,23 @@ class Average:
             mine.copy_(kept)
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state for a checkpoint.
+
+        Returns:
+            The averaged weights and the number of updates, as `load_state_dict` accepts them.
+        """
         return {"steps": self._steps, "weights": dict(self._shadow)}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            BadInput: If it is the average of a model with other parameters.
+        """
         weights = state["weights"]
         assert isinstance(weights, Mapping)
         if weights.keys() != self._shadow.keys():

@@ -86,7 +86,46 @@ _NO_FLAGS = StepFlags()
 
 
 class Run:
-    """One rank's handle on a run, created by `headway.start()`."""
+    """One rank's handle on a run: checkpoints, exact resume, data parallelism, metrics and export for a training loop.
+
+    Create it with `headway.start()`, once per process. The examples of its methods continue this one: `run`, `model`,
+    `optimizer`, `loader` and `val` are the objects made here.
+
+    Args:
+        session: The rank's connections (run folder, lease, process group), opened by `headway.start()`.
+
+    Attributes:
+        name: The run's name.
+        job: The job file as a `Job`, with every default filled in.
+        config: The job file's `config`, or that of `headway.start` for a script started by hand.
+        seed: The job file's seed.
+        world: `rank`, `size` and `local_rank` of this process.
+        device: This rank's `torch.device`.
+        accumulate: Micro-batches per optimizer step, from `config.accumulate`.
+
+    Example:
+        >>> import torch
+        >>> import headway
+        >>> from headway.runtime import Loader
+        >>> run = headway.start(config={"epochs": 3, "lr": 0.1})
+        >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
+        >>> points = torch.utils.data.TensorDataset(x, 3 * x + 1)
+        >>> loader, val = Loader(points, batch_size=8), Loader(points, batch_size=16, shuffle=False)
+        >>> model = run.place(torch.nn.Linear(1, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=run.config["lr"])
+        >>> _ = run.restore(model=model, optimizer=optimizer, data=loader)
+        >>> for epoch in run.epochs(run.config["epochs"]):
+        ...     for x, y in run.steps(loader):
+        ...         loss = (model(x) - y).square().sum()
+        ...         _ = run.step(loss, optimizer, weight=len(x))
+        ...         run.log(loss=loss / len(x))
+        ...     with torch.no_grad():
+        ...         error = sum((model(x) - y).square().sum() for x, y in run.evaluating(val))
+        ...     _ = run.score({"mse": run.total(error).item() / len(points)}, best="mse", higher=False)
+        >>> run.finish()
+        >>> run.global_step
+        12
+    """
 
     def __init__(self, session: Session) -> None:
         identity = session.identity
@@ -131,21 +170,43 @@ class Run:
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps done."""
+        """Optimizer steps done, over all attempts.
+
+        Example:
+            >>> run.global_step
+            0
+        """
         return self._checkpoints.position.step
 
     @property
     def epoch(self) -> int:
+        """Number of the current epoch of this stage, from 0.
+
+        Example:
+            >>> [run.epoch for epoch in run.epochs(3)]
+            [0, 1, 2]
+        """
         return self._checkpoints.position.epoch
 
     @property
     def main(self) -> bool:
-        """Whether this is rank 0."""
+        """Whether this is rank 0.
+
+        Example:
+            >>> if run.main:
+            ...     print(f"{sum(p.numel() for p in model.parameters())} parameters")
+            2 parameters
+        """
         return self.world.rank == 0
 
     @property
     def folder(self) -> str:
-        """The run folder's URL."""
+        """URL of the run folder.
+
+        Example:
+            >>> run.folder.endswith("/" + run.name)
+            True
+        """
         return self._session.store.url
 
     # Before the loop
@@ -153,7 +214,18 @@ class Run:
     def place(self, model: M) -> M:
         """Move the model to this rank's device, apply the config's precision and broadcast rank 0's values.
 
-        Returns the same module. Optimizers must be made from its parameters afterwards.
+        Also compiles the model if `config.compile` is set. Create optimizers from its parameters afterwards.
+
+        Args:
+            model: A module that this run trains. Call once per module.
+
+        Returns:
+            The same module.
+
+        Example:
+            >>> encoder = run.place(torch.nn.Linear(1, 4))
+            >>> encoder.weight.device == run.device
+            True
         """
         model.to(self.device)
         self._session.group.broadcast_tensors([*model.parameters(), *model.buffers()])
@@ -167,7 +239,25 @@ class Run:
     def average(self, model: nn.Module, decay: float = 0.999) -> Average:
         """Keep an exponential moving average of the model's weights, updated by every step and saved in checkpoints.
 
-        Raises BadInput after `restore`: a checkpoint could no longer fill it.
+        Args:
+            model: The placed model.
+            decay: Weight of the old average in each update, from 0 up to but not including 1. It starts lower and rises
+                to this value over the first steps.
+
+        Returns:
+            The average; evaluate and export with its weights inside `with average.swapped():`.
+
+        Raises:
+            BadInput: If called after `restore`, when a checkpoint could no longer fill it, or if `decay` is out of
+                range.
+
+        Example:
+            >>> averaged = headway.start("runs/averaged")
+            >>> model = averaged.place(torch.nn.Linear(1, 1))
+            >>> average = averaged.average(model, decay=0.99)
+            >>> _ = averaged.restore(model=model, data=loader)
+            >>> with torch.no_grad(), average.swapped():
+            ...     outputs = [model(x) for x, y in averaged.evaluating(val)]
         """
         if self._restored:
             raise BadInput(
@@ -177,9 +267,27 @@ class Run:
         return self._averages[-1]
 
     def restore(self, *, data: Any = None, **objects: Any) -> int:
-        """Load the newest intact checkpoint, or start at step 0; log which, and return the step.
+        """Load the newest intact checkpoint, or start at step 0, and log which.
 
-        Every later checkpoint contains each object given here, under its keyword.
+        Every later checkpoint contains each object given here, under its keyword. Without this call the run writes no
+        checkpoints. In a run without a checkpoint, the job's `init_from` fills `model`.
+
+        Args:
+            data: The training data, so that a resumed run can report data that has changed. A `Loader` without a seed
+                gets the run's seed.
+            **objects: What the run needs to continue: the model, optimizers, schedules, anything with `state_dict` and
+                `load_state_dict`.
+
+        Returns:
+            The number of optimizer steps done: 0 in a new run.
+
+        Raises:
+            NoCheckpoint: If checkpoints were committed and none can be read.
+            BadInput: If an object cannot be saved, or does not fit the checkpoint or the weights of `init_from`.
+
+        Example:
+            >>> run.restore(model=model, optimizer=optimizer, data=loader)
+            0
         """
         if data is not None:
             self._batches.adopt(data)
@@ -199,14 +307,36 @@ class Run:
         return self.global_step
 
     def keep_epochs(self, every: int) -> None:
-        """Keep the checkpoint of every `every` epochs permanently, as epoch_N, unless the job sets its own rule."""
+        """Keep the checkpoint of every `every` epochs permanently, as epoch_N, unless the job sets
+        `checkpoint.keep_every`.
+
+        Args:
+            every: Number of epochs between two such checkpoints.
+
+        Example:
+            >>> run.keep_epochs(5)
+        """
         if self.job.checkpoint.keep_every is None:
             self._checkpoints.schedule.keep_for_good(Cadence(epochs=every))
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
         """Set the function that makes the bundle when the run ends, also when the budget ends it early.
 
-        The best weights are loaded before it is called.
+        The best weights are loaded before rank 0 calls it.
+
+        Args:
+            bundle: Returns an object whose `write(folder)` writes its files into an empty folder, such as a
+                `headway.bundle.BundleParts`.
+
+        Example:
+            >>> from headway.bundle import BundleParts
+            >>> run.on_export(
+            ...     lambda: BundleParts(recipe="line", name="line", config=run.config, weights=model.state_dict())
+            ... )
+            >>> run.finish()
+            >>> from headway.bundle import Bundle
+            >>> sorted(Bundle.open(run.folder + "/export").weights())
+            ['bias', 'weight']
         """
         self._boundary.bundle = bundle
 
@@ -215,7 +345,28 @@ class Run:
     def phases(self, otherwise: Sequence[Phase] = ()) -> Iterator[Phase]:
         """Yield the job's remaining phases, or those of `otherwise` if the job defines none.
 
-        Each phase trains only the parameters that it names; pass its `epochs` to `run.epochs`.
+        Each phase trains only the parameters that its patterns match, at its own learning rate if it has one. Pass its
+        `epochs` to `run.epochs`.
+
+        Args:
+            otherwise: Default phases, for jobs that define none.
+
+        Yields:
+            The phase to train now. A resumed run continues in the phase that it was in.
+
+        Raises:
+            BadInput: If a pattern of the phase matches no parameter.
+
+        Example:
+            >>> from headway.spec import Phase
+            >>> head = Phase(name="head", epochs=1, train=("bias",))
+            >>> full = Phase(name="full", epochs=2, lr=0.01)
+            >>> for phase in run.phases([head, full]):
+            ...     for epoch in run.epochs(phase.epochs):
+            ...         print(phase.name, epoch, model.weight.requires_grad)
+            head 0 False
+            full 0 True
+            full 1 True
         """
         position = self._checkpoints.position
         for number, phase in enumerate(self.job.phases or tuple(otherwise)):
@@ -230,7 +381,21 @@ class Run:
             yield phase
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the remaining epochs. Each call is a stage of its own, and a resumed run continues in the right one."""
+        """Yield the numbers of the epochs that remain.
+
+        Each call is a stage of its own, and a resumed run continues in the stage and epoch that it was in. A checkpoint
+        is written after the last epoch, and after an epoch where the job's `checkpoint` settings ask for one.
+
+        Args:
+            count: Number of epochs of this stage.
+
+        Yields:
+            The epoch's number, from 0.
+
+        Example:
+            >>> list(run.epochs(2))
+            [0, 1]
+        """
         position = self._checkpoints.position
         stage, self._stages = self._stages, self._stages + 1
         if stage < position.stage:
@@ -245,7 +410,28 @@ class Run:
             self._boundary.after_epoch(to, last=to >= count)
 
     def steps(self, feed: Any) -> Iterator[Any]:
-        """Yield this rank's batches of the epoch from the current position; checkpoint or stop only between them."""
+        """Yield this rank's batches of the current epoch, from the position of the checkpoint on.
+
+        The run is checkpointed, stopped or ended only between two batches. With `accumulate` above 1, a batch is a
+        micro-batch, and several make an optimizer step.
+
+        Args:
+            feed: A `Loader` or another `Feed`, from which each rank gets its part of the global batch. Also a
+                DataLoader or any iterable: a resumed run replays those up to its position, and several ranks need a
+                DistributedSampler.
+
+        Yields:
+            The batch, with its tensors on this rank's device.
+
+        Raises:
+            BadInput: If `feed` cannot be divided among ranks, or into the micro-batches of `accumulate: auto`.
+
+        Example:
+            >>> for x, y in run.steps(loader):
+            ...     _ = run.step((model(x) - y).square().sum(), optimizer, weight=len(x))
+            >>> run.global_step == len(loader)
+            True
+        """
         self._prepare(feed)
         position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
         self._steps = self._expected()
@@ -283,9 +469,30 @@ class Run:
     ) -> bool:
         """Run backward and update with the gradient of sum(losses) / sum(weights) over ranks and micro-batches.
 
-        Returns True when the weights have changed: with `accumulate`, on the last micro-batch only. Several optimizers
-        may alternate in one loop body (a discriminator's, then a generator's): each applies the gradients of its own
-        calls only, and after an update no parameter has a gradient.
+        Several optimizers may alternate in one loop body (a discriminator's, then a generator's): each applies the
+        gradients of its own calls only, and after an update no parameter has a gradient.
+
+        Args:
+            loss: The loss of this batch, as a sum over its samples.
+            optimizer: The optimizer, or several that update together.
+            weight: What `loss` is a sum of: the number of samples or tokens. With the default of 1.0 every batch counts
+                the same: pass a mean.
+            clip: Largest total norm of the gradients; larger ones are scaled down to it. None: no clipping.
+            scheduler: A schedule whose `step()` is called after the update.
+
+        Returns:
+            True when the weights have changed: with `accumulate`, on the last micro-batch only.
+
+        Raises:
+            RunFailed: If the loss or a gradient is not finite, unless `config.nan` is `skip`: then the batch is left
+                out, and the run fails only after more than 10 such batches in a row.
+
+        Example:
+            >>> for x, y in run.steps(loader):
+            ...     loss = (model(x) - y).square().sum()
+            ...     updated = run.step(loss, optimizer, weight=len(x), clip=1.0)
+            >>> updated
+            True
         """
         part = self._part if self._boundary.inside else self._micro
         last = part + 1 >= self.accumulate
@@ -324,7 +531,22 @@ class Run:
         return True
 
     def log(self, **values: Any) -> None:
-        """Log this step's numbers without blocking the device; average over micro-batches and ranks by weight."""
+        """Log numbers of this step without blocking the device.
+
+        Inside `steps`, values are averaged over micro-batches and ranks, weighted by the `weight` of `step`.
+
+        Args:
+            **values: Metrics by name: numbers, or tensors of one element.
+
+        Raises:
+            BadInput: If a value is not one number.
+
+        Example:
+            >>> for x, y in run.steps(loader):
+            ...     loss = (model(x) - y).square().sum()
+            ...     _ = run.step(loss, optimizer, weight=len(x))
+            ...     run.log(loss=loss / len(x), lr=optimizer.param_groups[0]["lr"])
+        """
         if self._boundary.inside:
             self._metrics.note(values)
         else:
@@ -338,9 +560,27 @@ class Run:
         higher: bool = True,
         patience: int | None = None,
     ) -> bool:
-        """Record evaluation results (rank 0's, on every rank); return True if the metric `best` is the best so far.
+        """Record the results of an evaluation, and mark the checkpoint of the best one.
 
-        With `patience`, that many scores in a row without a new best end the current epochs.
+        Call it on every rank; rank 0's values are recorded. Not for the step's own metrics: those are for `log`.
+
+        Args:
+            values: Scores by name.
+            best: Name of the score that chooses the best checkpoint; by default the current phase's `best`, if any.
+            higher: Whether a higher score is better.
+            patience: End the current epochs after this many scores in a row without a new best. None: never.
+
+        Returns:
+            True if the score named by `best` is the best so far; False if none is named.
+
+        Raises:
+            BadInput: If `values` lacks the score that `best` names.
+
+        Example:
+            >>> run.score({"accuracy": 0.5}, best="accuracy", patience=3)
+            True
+            >>> run.score({"accuracy": 0.4}, best="accuracy", patience=3)
+            False
         """
         self._boundary.heed()
         names, group = sorted(values), self._session.group
@@ -364,10 +604,22 @@ class Run:
         return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
-        """Yield this rank's share of the evaluation: whole batches, round-robin. Abort if the run is asked to stop.
+        """Yield this rank's share of an evaluation: whole batches, round-robin over ranks.
 
-        With several ranks, a rank that receives the request skips all batches but its first; all ranks stop together at
-        the next `total` or `score`.
+        Aborts if the run is asked to stop. With several ranks, a rank that receives the request skips all batches but
+        its first; all ranks stop together at the next `total` or `score`.
+
+        Args:
+            feed: A `Loader` or another `Feed`, a DataLoader or any iterable of batches.
+
+        Yields:
+            The batch, with its tensors on this rank's device.
+
+        Example:
+            >>> with torch.no_grad():
+            ...     count = sum(len(x) for x, y in run.evaluating(val))
+            >>> run.total(count)
+            32.0
         """
         self._seeder.reseed(EVALUATION, self.global_step)
         for number, batch in enumerate(self._batches.evaluation(feed)):
@@ -377,7 +629,18 @@ class Run:
             yield self._batches.placed(batch)
 
     def total(self, value: Any) -> Any:
-        """Sum a number, a tensor or a dictionary over ranks. Pass sums and counts, not means."""
+        """Sum a number, a tensor or a dictionary of numbers over ranks. Call it on every rank.
+
+        Args:
+            value: This rank's sum or count. Pass sums and counts, not means.
+
+        Returns:
+            The sum over ranks: a float for a number, a tensor for a tensor, a dictionary of floats for a dictionary.
+
+        Example:
+            >>> run.total({"hits": 3, "samples": 4})
+            {'hits': 3.0, 'samples': 4.0}
+        """
         boundary, group = self._boundary, self._session.group
         boundary.heed()
         if isinstance(value, Tensor):
@@ -389,12 +652,34 @@ class Run:
         return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
 
     def sample(self, name: str, body: bytes) -> None:
-        """Write an image, or any other file to look at, to samples/ in the run folder. Only rank 0 writes."""
+        """Write an image, or any other file to look at, to samples/ in the run folder. Only rank 0 writes.
+
+        Args:
+            name: The file's name. The step is put in front of it.
+            body: The file's bytes.
+
+        Example:
+            >>> run.sample("note.txt", b"looks right")
+            >>> from headway.storage import open_store
+            >>> open_store(run.folder).read("samples/00000000-note.txt")
+            b'looks right'
+        """
         if self.main:
             self._session.store.write(f"samples/{self.global_step:08d}-{name}", body)
 
     def finish(self, bundle: Bundle | None = None) -> None:
-        """Write the last checkpoint, then export `bundle`, or else the `on_export` bundle of the best weights."""
+        """Write the last checkpoint and export a bundle. Call it once, at the end of the script.
+
+        Args:
+            bundle: The bundle to export, an object with `write(folder)`. By default the one that `on_export` makes of
+                the best weights; without either, nothing is exported.
+
+        Raises:
+            RunFailed: If the weights to export are not finite.
+
+        Example:
+            >>> run.finish()
+        """
         self._boundary.finish(bundle)
 
     # Internals
@@ -469,7 +754,29 @@ class Run:
 def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None = None, seed: int = 0) -> Run:
     """Return this process's run: the supervisor's or, without one, a run under ./runs or in `folder`.
 
-    `config` and `seed` are for scripts started by hand; under the supervisor the job file sets them.
+    A script that calls it runs under `headway run`, under `torchrun` and as `python train.py`. Call it before creating
+    the model: it seeds the generators of Python, numpy and torch.
+
+    Args:
+        folder: Path or URL of the run folder, for scripts started by hand. A folder with a run in it continues that
+            run. By default HEADWAY_RUN_URL, or else a new folder ./runs/NAME-N named after the script.
+        config: The run's settings, for scripts started by hand. Under the supervisor, and in a folder that has a run,
+            the recorded job's apply.
+        seed: The run's seed, as for `config`.
+
+    Returns:
+        The run.
+
+    Raises:
+        BadInput: If RANK or WORLD_SIZE are no numbers, or a setting such as `accumulate` or `precision` is not known.
+        StoreError: If the folder cannot be read or written.
+
+    Example:
+        >>> import headway
+        >>> run = headway.start("runs/first", config={"lr": 0.1}, seed=1)
+        >>> run.name, run.config["lr"], run.global_step
+        ('first', 0.1, 0)
+        >>> run.finish()
     """
     install()
     return Run(Session(None if folder is None else str(folder), config or {}, seed))

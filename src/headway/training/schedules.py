@@ -24,12 +24,38 @@ Factor = Callable[[int], float]  # number of the next step, from 0 -> share of t
 
 
 def constant(warmup: int = 0) -> Factor:
-    """Linear warm-up, then constant."""
+    """Linear warm-up, then constant.
+
+    Args:
+        warmup: Steps of the warm-up.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import constant
+        >>> [constant(warmup=4)(step) for step in (0, 3, 100)]
+        [0.25, 1.0, 1.0]
+    """
     return lambda step: min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
 def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
-    """Linear warm-up, then half a cosine down to `floor` times the base rate."""
+    """Linear warm-up, then half a cosine down to `floor` times the base rate.
+
+    Args:
+        steps: Total number of steps, warm-up included.
+        warmup: Steps of the warm-up.
+        floor: Share of the base rate at the end and after it.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import cosine
+        >>> [round(cosine(steps=100)(step), 3) for step in (0, 50, 100)]
+        [1.0, 0.5, 0.0]
+    """
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -41,7 +67,21 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
-    """Linear warm-up, then linear decay to `floor` times the base rate."""
+    """Linear warm-up, then linear decay to `floor` times the base rate.
+
+    Args:
+        steps: Total number of steps, warm-up included.
+        warmup: Steps of the warm-up.
+        floor: Share of the base rate at the end and after it.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import linear
+        >>> [linear(steps=100)(step) for step in (0, 50, 100)]
+        [1.0, 0.5, 0.0]
+    """
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -52,17 +92,58 @@ def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Factor:
 
 
 def noam(width: int, warmup: int = 4000) -> Factor:
-    """width^-½ · min(n^-½, n · warmup^-1.5) at the n-th step, counted from 1, as in "Attention Is All You Need"."""
+    """width^-½ · min(n^-½, n · warmup^-1.5) at the n-th step, counted from 1, as in "Attention Is All You Need".
+
+    Args:
+        width: The model's width. Use a base rate of 1, or another factor of this formula.
+        warmup: Steps of the linear warm-up.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import noam
+        >>> round(noam(width=512, warmup=4000)(3999), 6)
+        0.000699
+    """
     return lambda step: width**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
 def inverse_sqrt(warmup: int) -> Factor:
-    """Linear warm-up, then decay with the inverse square root of the step."""
+    """Linear warm-up, then decay with the inverse square root of the step.
+
+    Args:
+        warmup: Steps of the warm-up, at the end of which the rate is the base rate.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import inverse_sqrt
+        >>> [inverse_sqrt(warmup=100)(step) for step in (49, 99, 399)]
+        [0.5, 1.0, 0.5]
+    """
     return lambda step: min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
 
 
 def one_cycle(steps: int, rise: float = 0.3, start: float = 1 / 25, end: float = 1e-4 / 25) -> Factor:
-    """Half a cosine from `start` times the base rate up to the base rate, then one down to `end` times it."""
+    """Half a cosine from `start` times the base rate up to the base rate, then one down to `end` times it.
+
+    Args:
+        steps: Total number of steps.
+        rise: Share of the steps in which the rate rises.
+        start: Share of the base rate at the first step.
+        end: Share of the base rate at the last step.
+
+    Returns:
+        A function from the number of the next step, from 0, to a share of the base rate.
+
+    Example:
+        >>> from headway.training.schedules import one_cycle
+        >>> rate = one_cycle(steps=100, rise=0.3)
+        >>> round(rate(0), 3), round(rate(29), 3)
+        (0.04, 1.0)
+    """
     peak = rise * steps - 1
 
     def between(low: float, high: float, done: float) -> float:
@@ -88,7 +169,31 @@ KINDS: dict[str, Callable[..., Factor]] = {
 
 
 class Schedule:
-    """Sets the learning rate of each parameter group to a share of the group's initial rate."""
+    """Set the learning rate of each parameter group to a share of the group's initial rate.
+
+    Give it to `run.restore` and to `run.step(..., scheduler=schedule)`. `plateau` lowers the rate when scores stop
+    rising: call `judge` after each evaluation.
+
+    Args:
+        optimizer: The optimizer whose rates it sets.
+        kind: `constant`, `cosine`, `inverse_sqrt`, `linear`, `noam`, `one_cycle` or `plateau`.
+        patience: For `plateau`: scores in a row without a new best after which the rate is still kept.
+        shrink: For `plateau`: factor by which the rate is lowered.
+        **options: Arguments of the function that `kind` names, such as `steps` and `warmup`; `plateau` takes those of
+            `constant`.
+
+    Raises:
+        BadInput: If no schedule is called `kind`, or it does not take these options.
+
+    Example:
+        >>> import torch
+        >>> from headway.training.schedules import Schedule
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> schedule = Schedule(optimizer, "linear", steps=10)
+        >>> schedule.step()
+        >>> round(schedule.lr, 3)
+        0.09
+    """
 
     def __init__(
         self, optimizer: Optimizer, kind: str, *, patience: int = 5, shrink: float = 0.1, **options: Any
@@ -118,7 +223,22 @@ class Schedule:
         self._apply()
 
     def judge(self, score: float) -> bool:
-        """Take an evaluation's score, higher being better; return True if the rate was lowered (only by `plateau`)."""
+        """Take an evaluation's score; `plateau` lowers the rate when scores stop rising, other kinds ignore it.
+
+        Args:
+            score: The score, higher being better.
+
+        Returns:
+            True if the rate was lowered.
+
+        Example:
+            >>> import torch
+            >>> from headway.training.schedules import Schedule
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+            >>> schedule = Schedule(optimizer, "plateau", patience=1)
+            >>> [schedule.judge(score) for score in (0.5, 0.4, 0.4)]
+            [False, False, True]
+        """
         if not self._falls:
             return False
         if self._best is None or score > self._best:
@@ -132,13 +252,22 @@ class Schedule:
         return True
 
     def restart(self, lr: float | None = None) -> None:
-        """Restart from step 0 for a new phase, at another base rate if given."""
+        """Restart from step 0, for a new phase.
+
+        Args:
+            lr: The new base rate of all groups. None: keep theirs.
+        """
         if lr is not None:
             self._bases = [lr] * len(self._bases)
         self._step, self._scale, self._best, self._since = 0, 1.0, None, 0
         self._apply()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint.
+
+        Returns:
+            Plain values that `load_state_dict` accepts.
+        """
         return {
             "step": self._step,
             "scale": self._scale,
@@ -148,6 +277,11 @@ class Schedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         self._step, self._scale = state["step"], state["scale"]
         self._best, self._since, self._bases = state["best"], state["since"], list(state["bases"])
         self._apply()
@@ -162,7 +296,25 @@ class Schedule:
 
 
 def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
-    """Freeze all parameters but those that match the phase's shell patterns; return how many numbers are trainable."""
+    """Freeze all parameters but those that match the phase's shell patterns. `run.phases` calls it.
+
+    Args:
+        modules: The models.
+        phase: A phase, whose `train` holds the patterns.
+
+    Returns:
+        How many numbers are trainable.
+
+    Raises:
+        BadInput: If a pattern matches no parameter.
+
+    Example:
+        >>> import torch
+        >>> from headway.spec import Phase
+        >>> from headway.training.schedules import freeze
+        >>> freeze([torch.nn.Linear(3, 2)], Phase(name="head", epochs=1, train=("bias",)))
+        2
+    """
     names = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
     for pattern in phase.train:
         if not any(fnmatchcase(name, pattern) for name, _ in names):
@@ -178,7 +330,20 @@ def freeze(modules: Iterable[nn.Module], phase: Phase) -> int:
 
 
 def set_rate(objects: Iterable[Any], lr: float | None) -> None:
-    """At the start of a phase, set the optimizers to the phase's rate and restart the schedules."""
+    """Set the optimizers to a phase's rate and restart the schedules. `run.phases` calls it at the start of a phase.
+
+    Args:
+        objects: Optimizers and schedules; other objects are ignored.
+        lr: The phase's rate. None: keep the optimizers' own.
+
+    Example:
+        >>> import torch
+        >>> from headway.training.schedules import set_rate
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> set_rate([optimizer], lr=0.01)
+        >>> optimizer.param_groups[0]["lr"]
+        0.01
+    """
     things = list(objects)
     if lr is not None:
         for optimizer in things:

@@ -45,7 +45,20 @@ border:1px solid currentColor}
 
 
 def card(run: RecordedRun) -> str:
-    """Render the card: state, progress, cost, metrics and curves."""
+    """Render a run's card: state, progress, cost, metrics and curves. Notebooks show it by themselves.
+
+    Args:
+        run: The run.
+
+    Returns:
+        HTML that holds its curves, has no script and loads nothing.
+
+    Example:
+        >>> import headway
+        >>> from headway.dashboard.notebook.run import card
+        >>> 'class="headway-card"' in card(headway.open_run("runs/night"))
+        True
+    """
     status, progress = run.status, run.progress
     state = status.state.value
     reason = f'<div class="soft">{_text(status.reason)}</div>' if status.reason else ""
@@ -116,18 +129,44 @@ OPENED = "HEADWAY_NOTEBOOK_RUN"  # set by `headway notebook`: the run that it wa
 
 
 def open_run(run: str | None = None) -> RecordedRun:
-    """Open a run by name, unique prefix, `last`, folder or URL.
+    """Open a recorded run for reading, local or in a bucket. As the last line of a notebook cell it is shown as a card.
 
-    By default it is the run that this notebook was opened for, or else the last one. As the last line of a cell it is
-    shown as a card.
+    Args:
+        run: A name, a unique prefix of one, `last`, a folder or a URL. By default the run that this notebook was opened
+            for, or else the last one.
+
+    Returns:
+        The run.
+
+    Raises:
+        UnknownRun: If there is no such run, or several.
+
+    Example:
+        >>> import headway
+        >>> run = headway.open_run("runs/night")
+        >>> run.state
+        'finished'
+        >>> run.curves()["loss"][-1]
+        (3.0, 0.25)
     """
     return RecordedRun(find(run or os.environ.get(OPENED) or LAST).open())
 
 
 class RecordedRun:
-    """A run as its folder records it.
+    """A run as its folder records it, from `headway.open_run`. Needs neither torch nor numpy, and changes nothing.
 
     Each property reads the folder again, local or in a bucket; curves read only what is new.
+
+    Args:
+        folder: The run folder.
+
+    Example:
+        >>> import headway
+        >>> run = headway.open_run("runs/night")
+        >>> run.name, run.target, run.job["name"]
+        ('night', 'by-hand', 'train')
+        >>> run.logs(last=5)
+        []
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -137,14 +176,17 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
+        """The run's name."""
         return self._folder.name
 
     @property
     def url(self) -> str:
+        """URL of the run folder."""
         return self._folder.url
 
     @property
     def target(self) -> str:
+        """Name of the target that runs it."""
         return self._plan.target
 
     @property
@@ -159,6 +201,7 @@ class RecordedRun:
 
     @property
     def state(self) -> str:
+        """The state as a word: `running`, `finished`, `failed`, …"""
         return self.status.state.value
 
     @property
@@ -184,28 +227,56 @@ class RecordedRun:
 
     @property
     def receipt(self) -> dict[str, Any] | None:
+        """The record of what was removed after the run, or None before that."""
         return self._folder.read_json(RECEIPT)
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
+        """The events of committed checkpoints, in order."""
         return [event for event in self.events() if event["kind"] == "checkpoint"]
 
     def events(self) -> list[dict[str, Any]]:
+        """Return the run's history: attempts, checkpoints, scores, its end.
+
+        Returns:
+            One dictionary per event, in order, with `kind` and `time`.
+        """
         return self._folder.events()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per step, as `pandas.DataFrame` accepts it."""
+        """Return the logged metrics as records.
+
+        Returns:
+            One dictionary per step, as `pandas.DataFrame` accepts it.
+
+        Example:
+            >>> import headway
+            >>> [record["loss"] for record in headway.open_run("runs/night").metrics()]
+            [1.0, 0.5, 0.25]
+        """
         return self._folder.metrics()
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """(step, value) pairs of every logged metric, by name."""
+        """Return the logged metrics as curves.
+
+        Returns:
+            (step, value) pairs of every metric, by name.
+        """
         self._curves.refresh()
         with self._curves.lock:
             found = {name: self._curves[name] for name in self._curves.names}
             return {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in found.items()}
 
     def logs(self, last: int | None = None, rank: int | None = None) -> list[str]:
-        """The lines printed, over all ranks by time; with `last`, only the last lines."""
+        """Return the lines that the run printed, by time.
+
+        Args:
+            last: Only the last lines, this many. None: all.
+            rank: Only this rank's lines. None: those of all ranks.
+
+        Returns:
+            The lines.
+        """
         lines = [line.text for line in self._folder.log_lines(rank)]
         return lines if last is None else lines[-last:] if last else []
 

@@ -17,7 +17,19 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One example to prepare. `split` is empty if the source defines none."""
+    """One example to prepare.
+
+    Attributes:
+        id: Unique in the source; captions refer to it.
+        name: Id in the prepared data; by default `id`.
+        split: `train`, `val` or `test`; empty if the source defines none.
+        pictures: Column -> key of the picture, relative to the source.
+        texts: Column -> text.
+        numbers: Column -> values, None where unknown.
+        label: Class, or grade in digits.
+        group: Rows of one group must not be in two splits.
+        again: May repeat an earlier row, to which it adds nothing.
+    """
 
     id: str  # unique in the source; captions refer to it
     name: str = ""  # id in the prepared data; default: `id`
@@ -32,7 +44,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption of the row with this id, before or after that row."""
+    """A caption of a row, before or after that row.
+
+    Attributes:
+        row: The row's id.
+        text: The caption.
+        flag: The source's own mark: empty, `rejected` or `pre-canned`.
+    """
 
     row: str
     text: str
@@ -41,7 +59,14 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bad:
-    """An entry of the source that becomes neither a row nor a caption."""
+    """An entry of the source that becomes neither a row nor a caption.
+
+    Attributes:
+        row: Its id, or its location in the source.
+        reason: Why; entries are counted by reason.
+        detail: More about this entry.
+        fault: False if the source intends it (e.g. a picture in no official split).
+    """
 
     row: str  # its id, or its location in the source
     reason: str
@@ -53,11 +78,35 @@ Found = Row | Caption | Bad
 
 
 class Reader(Protocol):
+    """Protocol of a reader: it streams the rows, captions and faults of one data format. It stores nothing.
+
+    A new reader is one class, whose constructor takes a `Tree` of the source's files, and one line in `detect.READERS`.
+    It reads annotations only: workers open the pictures later, in parallel. `task` says what its rows are for, and
+    `name` is its name in the report.
+
+    Example:
+        >>> from headway.data.readers.base import Reader, Row
+        >>> class Numbered:
+        ...     task, name = "translation", "numbered lines"
+        ...     def __init__(self, lines):
+        ...         self._lines = lines
+        ...     def found(self):
+        ...         for number, text in enumerate(self._lines):
+        ...             yield Row(id=str(number), texts={"source": text, "target": text.upper()})
+        >>> reader: Reader = Numbered(["one", "two"])
+        >>> [row.texts["target"] for row in reader.found()]
+        ['ONE', 'TWO']
+    """
+
     task: Task
     name: str  # name in the report
 
     def found(self) -> Iterator[Found]:
-        """Yield everything in the source, in its own order, which is the same each time."""
+        """Yield everything in the source, in its own order, which is the same each time.
+
+        Yields:
+            A `Row`, `Caption` or `Bad`.
+        """
 
 
 _ALIASES = {
@@ -76,12 +125,36 @@ _ALIASES = {
 
 
 def is_split_folder(name: str) -> bool:
-    """Return whether a folder's whole name is a split's: `train`, `Valid`, `test2017`."""
+    """Return whether a folder's whole name is a split's.
+
+    Args:
+        name: The folder's name.
+
+    Returns:
+        True for `train`, `Valid`, `test2017`.
+
+    Example:
+        >>> from headway.data.readers.base import is_split_folder
+        >>> is_split_folder("train2017"), is_split_folder("trains")
+        (True, False)
+    """
     return name.lower().rstrip("0123456789_-") in _ALIASES
 
 
 def split_name(text: str) -> str:
-    """Map a name to train, val or test: `train2014`, `valid`, `Flickr_8k.devImages`; empty if it is none of them."""
+    """Map the name that a source uses for a split to train, val or test.
+
+    Args:
+        text: A name of a folder, file or column.
+
+    Returns:
+        `train`, `val` or `test`; empty if it is none of them.
+
+    Example:
+        >>> from headway.data.readers.base import split_name
+        >>> split_name("train2014"), split_name("valid"), split_name("Flickr_8k.devImages"), split_name("all")
+        ('train', 'val', 'val', '')
+    """
     for word in re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower()):
         if word in _ALIASES:
             return _ALIASES[word]

@@ -25,7 +25,29 @@ READERS = {
 
 
 def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
-    """Return the reader of this source. `options` that are None are not passed on."""
+    """Return the reader of a source.
+
+    Args:
+        tree: The source's files.
+        kind: Name of the reader, a key of `READERS`. None: detect it.
+        **options: Options of the reader; those that are None are not passed on.
+
+    Returns:
+        The reader.
+
+    Raises:
+        BadInput: If no reader has that name or fits the files, or the reader does not have an option.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.data.readers.detect import reader_for
+        >>> from headway.data.readers.files import Tree
+        >>> for name in ("cat/1.jpg", "dog/2.jpg"):
+        ...     Path("pets", name).parent.mkdir(parents=True)
+        ...     _ = Path("pets", name).write_bytes(b"")
+        >>> [(row.id, row.label) for row in reader_for(Tree("pets", Path("work"))).found()]
+        [('cat/1.jpg', 'cat'), ('dog/2.jpg', 'dog')]
+    """
     given = {name: value for name, value in options.items() if value is not None}
     kind = kind or detect(tree)
     if kind not in READERS:
@@ -40,7 +62,27 @@ def reader_for(tree: Tree, kind: str | None = None, **options: Any) -> Reader:
 
 
 def detect(tree: Tree) -> str:
-    """Return the first format whose signs match; the most specific signs come first."""
+    r"""Return the name of the first format whose signs match; the most specific signs come first.
+
+    Args:
+        tree: The source's files.
+
+    Returns:
+        A key of `READERS`.
+
+    Raises:
+        BadInput: If the files look like no known format.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headway.data.readers.detect import detect
+        >>> from headway.data.readers.files import Tree
+        >>> Path("texts").mkdir()
+        >>> for language in ("de", "en"):
+        ...     _ = Path("texts", f"train.{language}").write_text("a\nb\n")
+        >>> detect(Tree("texts", Path("work")))
+        'parallel'
+    """
     for kind, sign in _SIGNS:
         if sign(tree):
             return kind

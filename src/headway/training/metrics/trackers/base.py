@@ -72,7 +72,20 @@ def open_loggers(session: Session, resume_step: int) -> Loggers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerRunInfo:
-    """One attempt of a run as trackers see it. Plain JSON values, to be sent to another process."""
+    """One attempt of a run as trackers see it. Plain JSON values, to be sent to another process.
+
+    Attributes:
+        run: The run's name.
+        id: The same for all attempts of a run, and unique among runs.
+        project: The job's name.
+        url: The run folder.
+        folder: Files written here are mirrored to files/ in the run folder.
+        attempt: Number of the attempt, from 1.
+        resume_step: The step that the attempt resumes from; 0 at the beginning.
+        config: The job's config.
+        facts: Provenance of the numbers: image, command, code, plan.
+        pid: Process id of rank 0, whose memory and CPU a tracker may show.
+    """
 
     run: str
     id: str  # the same for all attempts of a run, and unique among runs
@@ -87,20 +100,65 @@ class TrackerRunInfo:
 
 
 class Tracker(Protocol):
-    """One tracker, open for one run. After any exception it counts as closed, and is opened again later."""
+    r"""Protocol of a tracker, open for one run. After any exception it counts as closed, and is opened again later.
+
+    A new tracker is one class, whose constructor takes a `TrackerRunInfo`, one entry in `headway.plugins.TRACKERS` and
+    one name in the job file's `log_to`. It runs in a process of its own. `where` is an address or a folder, for the
+    log.
+
+    Example:
+        >>> from headway.training.metrics.trackers.base import Tracker
+        >>> class Lines:
+        ...     def __init__(self, told):
+        ...         self.where = f"{told.folder}/lines.txt"
+        ...         self._file = open(self.where, "w")
+        ...     def knows(self, name, step):
+        ...         return False
+        ...     def log(self, step, time_s, values):
+        ...         self._file.write(f"{step} {dict(values)}\n")
+        ...     def flush(self):
+        ...         self._file.flush()
+        ...     def close(self, *, finished):
+        ...         self._file.close()
+        >>> from types import SimpleNamespace
+        >>> tracker: Tracker = Lines(SimpleNamespace(folder="."))
+        >>> tracker.log(1, 0.0, {"loss": 0.5})
+        >>> tracker.close(finished=True)
+        >>> open("lines.txt").read()
+        "1 {'loss': 0.5}\n"
+    """
 
     where: str  # an address or a folder, for the log
 
     def knows(self, name: str, step: int) -> bool:
-        """Whether the tracker already has that value, from an earlier attempt."""
+        """Return whether the tracker already has a value, from an earlier attempt.
+
+        Args:
+            name: The metric.
+            step: The step.
+
+        Returns:
+            True if it must not be logged again.
+        """
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        """Log all values of one step. Called once per step, in increasing order."""
+        """Log all values of one step. Called once per step, in increasing order.
+
+        Args:
+            step: The step.
+            time_s: When it was logged, in Unix seconds.
+            values: Metrics by name.
+        """
 
     def flush(self) -> None:
         """Make the logged values visible to others."""
 
-    def close(self, *, finished: bool) -> None: ...
+    def close(self, *, finished: bool) -> None:
+        """Close the tracker at the end of the attempt.
+
+        Args:
+            finished: Whether the run finished; False if it may be resumed.
+        """
 
 
 def tracked(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInfo:

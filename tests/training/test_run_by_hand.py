@@ -70,7 +70,7 @@ def test_a_script_started_by_hand_can_be_stopped_and_goes_on_in_its_folder(tmp_p
     assert "Traceback" not in err
     assert "was not finished" not in err
     resumed, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-2"))
-    assert "going on from step 5" in err
+    assert "resuming from step 5" in err
     assert resumed == straight
     folder = RunFolder(open_store(str(tmp_path / "runs/my-train-2")))
     assert [record["step"] for record in folder.metrics()] == list(range(1, 13))

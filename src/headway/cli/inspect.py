@@ -232,7 +232,7 @@ def status_command(args: argparse.Namespace) -> int:
 
 
 def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
-    from headway.cli.follow import following, recorded_kind
+    from headway.cli.follow import next_for, recorded_kind
     from headway.cli.render import links
 
     folder = launched.folder
@@ -251,7 +251,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "progress": folder.progress(),
         "spent": spent(folder),
         "links": links(launched),
-        "next": following(launched, status.state),
+        "next": next_for(launched, status.state),
     }
 
 
@@ -394,17 +394,33 @@ def why_command(args: argparse.Namespace) -> int:
     hold = reach(locate(args.run), say=say)
     found = why(hold, hold.target.status(hold.handle), rank=args.rank)
     print(as_json(asdict(found)) if args.json else describe_cause(found))
+    following = after_failure(hold.folder, found)
+    if following and not args.json:
+        print(f"next: {following}")
     return 0
 
 
+def after_failure(folder: RunFolder, found: Diagnosis, *, rerun: str = "headway run") -> str:
+    """The next command after a failure; "" where nothing failed or the fix names it."""
+    if found.name or found.state not in ("failed", "lost"):
+        return ""
+    try:
+        crashed, script = "rank" in (folder.ended() or {}), folder.plan().job.get("script")
+    except HeadwayError:
+        return f"headway status {found.run}"
+    if crashed and script:  # a resume would run the same code
+        return f"fix {script}, then {rerun}"
+    return f"headway resume {found.run}"
+
+
 def describe_cause(found: Diagnosis) -> str:
-    """Three lines where the cause is known; else the last words of one rank."""
+    """Three lines where the cause is known; else the last lines of the log of one rank."""
     if found.state in ("finished", "running") or (found.state == "pending" and not found.name):
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
         rows = {"cause": found.cause, "seen in": found.evidence, "fix": found.fix}
         return "\n".join(f"  {paint(f'{key:<8}', 'bold')} {text}" for key, text in rows.items())
     if found.lines:
-        who = "" if found.rank is None else f" of rank {found.rank}, the first that failed"
-        return "\n".join([f"  no known failure; the last words{who}:", *(f"    {line}" for line in found.lines)])
-    return f"  no known failure, and nothing was printed.   next: headway logs {found.run}"
+        who = "" if found.rank is None else f" of rank {found.rank}, which failed first"
+        return "\n".join([f"  unknown failure; last lines{who}:", *(f"    {line}" for line in found.lines)])
+    return f"  unknown failure; no rank printed anything. The supervisor's log: headway logs {found.run} --rank -1"

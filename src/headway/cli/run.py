@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,8 +196,9 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resume_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import attach, recorded_kind, say
+    from headway.cli.follow import attach, next_for, recorded_kind, say
     from headway.core.plan import EXACT
+    from headway.core.types import State
     from headway.launcher.lifecycle import resume
     from headway.rundir.submission import now
 
@@ -207,11 +209,11 @@ def resume_command(args: argparse.Namespace) -> int:
     if not args.detach:
         return attach(launched, since=since, json=args.json)
     if (launched.folder.ended() or {}).get("state") == "finished" and not args.json:
-        print(f"next: headway status {launched.run}")  # nothing was started, which has been said
+        print(f"next: {next_for(launched, State.FINISHED)}")
         return 0
     kind = recorded_kind(launched.folder)
     found = {"run": launched.run, "url": launched.url, "resume": kind}
-    done = "goes on" if kind == EXACT else "is started again"
+    done = "resumed from its last checkpoint" if kind == EXACT else "started again"
     print(as_json(found) if args.json else f"{launched.run} {done}\nnext: headway logs {launched.run} -f")
     return 0
 
@@ -274,10 +276,19 @@ def run_command(args: argparse.Namespace) -> int:
         from headway.cli.render import lines
 
         found = {"run": launched.run, "url": launched.url}
-        said = f"{launched.run} is running{lines(launched)}\nnext: headway logs {launched.run} -f"
-        print(as_json(found) if args.json else said)
+        started = f"{launched.run} started on {plan.target}, folder {launched.url}{lines(launched)}"
+        print(as_json(found) if args.json else f"{started}\nnext: headway logs {launched.run} -f")
         return 0
-    return attach(launched, json=args.json)
+    return attach(launched, json=args.json, rerun=_rerun(args))
+
+
+def _rerun(args: argparse.Namespace) -> str:
+    """The same command, for a new run: without the name, which is taken, and the plan, which holds the old code."""
+    given = [("-f", args.file)] if args.file != DEFAULT else []
+    given += [("--on", args.on)] if args.on != LOCAL else []
+    given += [("--set", change) for change in args.changes] + [("--env", text) for text in args.env]
+    given += [("--secret", name) for name in args.secret]
+    return shlex.join(["headway", "run", *(word for pair in given for word in pair)])
 
 
 def _kept(text: str | None) -> dict[str, str]:

@@ -32,7 +32,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from headway.cli.follow import first_of_all, how, recorded_kind, say
+    from headway.cli.follow import first_of_all, how, next_for, recorded_kind, say
     from headway.launcher.lifecycle import reach
 
     hold = reach(locate(args.run), say=say)
@@ -44,8 +44,9 @@ def _stop(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"run": outcome.run, "state": state.value, "left": list(left), "resume": kind}))
     else:
-        following = f"headway resume {outcome.run}" if state.resumable else f"headway status {outcome.run}"
-        print("\n".join([f"{outcome.run} {state.value}", *how(kind, state), f"next: {following}"]))
+        following = next_for(hold, state)
+        lines = how(kind, state) if following.startswith("headway resume") else []
+        print("\n".join([f"{outcome.run} {state.value}", *lines, *([f"next: {following}"] if following else [])]))
     return LEFT_BEHIND if left else FINISHED
 
 

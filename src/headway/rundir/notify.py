@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
+from headway.core.types import State
+from headway.rundir.status import next_command
 from headway.storage.secrets import redact, resolve
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ class Notification:
     def of(
         cls, folder: RunFolder, plan: Plan, event: str, reason: str, seconds: float, usd: float | None = None
     ) -> Notification:
-        verb = {"finished": "eval", "failed": "why", "lost": "resume", "stopped": "resume"}.get(event, "export")
         return cls(
             event=event,
             run=folder.name,
@@ -54,7 +55,7 @@ class Notification:
             reason=reason,
             seconds=round(seconds, 1),
             usd=None if usd is None else round(usd, 2),
-            next=f"headway {verb} {folder.name}",
+            next=_next(folder, plan, event),
         )
 
     @property
@@ -63,7 +64,14 @@ class Notification:
         hours = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
         reason = f": {self.reason}" if self.reason else ""
         head = f"{_MARKS.get(self.event, '')} {self.run} on {self.target} {self.event}{reason} ({hours}{cost})"
-        return f"{head.strip()}\nnext: {self.next}"
+        return head.strip() + (f"\nnext: {self.next}" if self.next else "")
+
+
+def _next(folder: RunFolder, plan: Plan, event: str) -> str:
+    try:
+        return next_command(folder, plan, State(event))
+    except HeadwayError:  # the store does not answer: the message is still worth sending
+        return f"headway status {folder.name}"
 
 
 def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, say: Say) -> None:

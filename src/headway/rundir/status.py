@@ -20,11 +20,30 @@ from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
 from headway.rundir.accounting import rate_usd
 from headway.rundir.index import Ledger, Row
-from headway.rundir.layout import PLAN, RunFolder, lines, segments
+from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, lines, segments
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 
 if TYPE_CHECKING:
+    from headway.core.plan import Plan
     from headway.spec import Job
+
+
+def next_command(folder: RunFolder, plan: Plan, state: State) -> str:
+    """Return the command that a user most likely wants next; "" if there is none."""
+    run = folder.name
+    if not state.ended:
+        return f"headway logs {run} -f"
+    if state is State.FAILED:
+        return f"headway why {run}"
+    if state is State.BUDGET and plan.limits.budget_s:
+        return f"headway resume {run} --budget-hours {plan.limits.budget_s / 3600 * 2:.4g}"
+    if state.resumable:
+        return f"headway resume {run}"
+    if plan.job.get("recipe") and folder.read_json(REPORT) is None:
+        return f"headway eval {run}"
+    if any(entry.key == BUNDLE for entry in folder.store.list(BUNDLE)):
+        return f"headway serve {run}"
+    return "" if local_path(folder.url) is not None else f"headway pull {run}"
 
 
 LAST = "last"

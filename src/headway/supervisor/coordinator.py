@@ -146,7 +146,7 @@ class Leader:
         kind = self.node.plan.resume
         told = self._former and not self._refusal and kind in (BY_SCRIPT, BEGINNING)
         how = f"; {again(kind)}" if told else ""
-        self.node.say(f"attempt {self.attempt} ({self._why}); {world}{how}")
+        self.node.say(f"attempt {self.attempt}: {world}{how}")
 
     def _run_once(self) -> AttemptResult:
         self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
@@ -358,7 +358,10 @@ class Leader:
         self._past = restart_policy.restarted(self._past, again)
         free = {"free": True} if again.free else {}
         self.event("restart", count=again.count, pause_s=again.pause_s, reason=again.reason, **free)
-        node.say(f"{again.reason}; restart {'' if again.free else f'{again.count} '}in {again.pause_s:g} s")
+        retries = int(node.plan.job.get("retries", 0))
+        # The crash itself, or the lost node, has been logged when it happened.
+        told = f"{again.reason}; restarting" if again.free else f"restarting in {again.pause_s:g} s"
+        node.say(told if again.free else f"{told} (retry {again.count} of {retries})")
         self._lost = ""
         if node.until(lambda: bool(node.stop), again.pause_s):
             return False

@@ -240,7 +240,7 @@ class Node:
         count, size = self.workdir.kept if self.workdir is not None else (0, 0)
         if count:
             files = "1 file" if count == 1 else f"{count} files"
-            self.say(f"kept {files} ({size_words(size)}) that the script wrote: headway pull {self.folder.name}")
+            self.say(f"kept {files} ({size_words(size)}) that the script wrote, in files/ of the run folder")
 
     def leave(self, *, complete: bool) -> None:
         """Remove this supervisor's folders, and the script's files only if all are in the run folder (`complete`)."""

@@ -177,8 +177,8 @@ def test_the_best_and_the_worst_are_shown_apart(run: Path) -> None:
     worst = [Example(given="a question", answer="an answer", expected=("another",), right=False, note="0 % in common")]
     write_report(str(run), FOUND, Evaluation(data="", count=2, metrics={}, best=EXAMPLES[:1], worst=worst))
     text = Page((run / "report.html").read_text()).text
-    assert text.index("Where it does best") < text.index("a red star") < text.index("Where it does worst")
-    assert "0 % in common" in text[text.index("Where it does worst") :]
+    assert text.index("Best results") < text.index("a red star") < text.index("Worst results")
+    assert "0 % in common" in text[text.index("Worst results") :]
 
 
 def test_the_best_and_the_worst_are_different_ones() -> None:

@@ -91,7 +91,7 @@ def test_workers_without_a_folder_are_removed_too(plan_of: Callable[..., Plan]) 
     SHARED._attempts.clear()
     shutil.rmtree(hold.url)
     (found,) = look(HERE)
-    assert (found.verdict, found.why) == (ORPHAN, "its run folder is gone")
+    assert (found.verdict, found.why) == (ORPHAN, "its run folder no longer exists")
     remove(found, say=print)
     assert look(HERE) == []
 
@@ -301,8 +301,8 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
     monkeypatch.setattr(SHARED, "found", refuse, raising=False)
     said = headway("gc")
     assert said.code == 0
-    assert "fake was not asked: the cluster is out of reach" in said.out
-    assert "nothing is left behind, except on fake, which was not asked" in said.out
+    assert "fake could not be searched: the cluster is out of reach" in said.out
+    assert "nothing is left behind; not searched: fake" in said.out
     assert headway("gc", "--on", "fake").code == 1
 
 
@@ -323,4 +323,4 @@ def test_down_names_what_goes_on_costing(
     monkeypatch.setattr(SHARED, "still_billed", refuse, raising=False)
     said = headway("down", hold.run)
     assert said.code == 0
-    assert "could not be looked up: the cluster is out of reach" in said.out
+    assert "unknown: the cluster is out of reach" in said.out

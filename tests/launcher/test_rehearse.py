@@ -123,7 +123,7 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
     monkeypatch.setattr(module, "_train", lambda plan, ends: (hold, []))
     job = Job(name="j", recipe="captioning", image=Image(uri="registry.example.com/trainer:v1"))
     monkeypatch.setattr(module, "_docker_answers", lambda: False)
-    assert "no Docker that answers" in rehearse(job).skipped
+    assert "no running Docker daemon" in rehearse(job).skipped
     monkeypatch.setattr(module, "_docker_answers", lambda: True)
     typed: list[str] = []
     monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: typed.append(words[0]))

@@ -279,7 +279,7 @@ def test_on_a_billed_machine_it_is_not_started_again_by_itself(make: Make) -> No
     case = make(crash, resume="beginning", price=PRICE)
     assert case.run() == 1
     assert len(case.events("attempt")) == 1
-    assert "not started again by itself" in case.ended["reason"]
+    assert "not restarted automatically" in case.ended["reason"]
     assert "headway resume run" in case.ended["reason"]
     assert keys(case) == ["files/workdir/out/checkpoint", "files/workdir/out/only-1"]
 

@@ -117,7 +117,7 @@ def test_a_run_in_a_bucket_outlives_an_outage_of_it(make: Make, wire: Wire) -> N
     wire.cut()
     case.mark("go-2")
     case.marked("did-2")
-    eventually(lambda: "the store is out of reach" in supervisor.printed, case.explain)
+    eventually(lambda: "the store is unreachable" in supervisor.printed, case.explain)
     wire.mend()
     eventually(lambda: "the store is back" in supervisor.printed, case.explain)
     case.mark("go-3")

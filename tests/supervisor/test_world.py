@@ -241,7 +241,7 @@ def test_what_surrounds_a_local_run_is_not_its_world() -> None:
         ({"CLUSTER_SPEC": "[]"}, 2, "is not a cluster spec"),
         (vertex(task={"type": "workerpool1", "index": 7}), 3, "has no task workerpool1[7]"),
         (vertex(cluster={**VERTEX_CLUSTER["cluster"], "workerpool2": ["x:1"]}), 3, "has workerpool2"),
-        ({**STATEFULSET, "HOSTNAME": "captions-3"}, 3, "'captions-3', which is none of captions-0 to captions-2"),
+        ({**STATEFULSET, "HOSTNAME": "captions-3"}, 3, "'captions-3', not one of captions-0 to captions-2"),
         ({**STATEFULSET, "HOSTNAME": "other-0"}, 3, "HEADWAY_STATEFULSET"),
         ({**STATEFULSET, "HEADWAY_REPLICAS": "0"}, 3, "HEADWAY_REPLICAS=0"),
         ({**STATEFULSET, "HEADWAY_SERVICE": ""}, 3, "HEADWAY_SERVICE is not set"),
@@ -252,7 +252,7 @@ def test_what_surrounds_a_local_run_is_not_its_world() -> None:
         ({**HOSTS, "HEADWAY_NODE": "2"}, 2, "HEADWAY_NODE=2"),
         ({"HEADWAY_HOSTS": "a,,b", "HEADWAY_NODE": "0"}, 3, "HEADWAY_HOSTS=a,,b"),
         ({"HEADWAY_HOSTS": "a,b"}, 2, "HEADWAY_NODE is not set"),
-        ({}, 2, "the plan wants 2 nodes, and nothing here says which of them this is"),
+        ({}, 2, "the plan has 2 nodes, and no environment variable says which one this is"),
     ],
 )
 def test_what_is_malformed_or_contradictory_is_named(env: Env, nodes: int, named: str) -> None:

@@ -320,7 +320,7 @@ class TestDocker(TargetContract):
             assert verdict()[0] == NOT_YOURS
         assert verdict() == (LIVE, "running")
         os.rename(hold.url, hidden)
-        assert verdict() == (ORPHAN, "its run folder is gone")
+        assert verdict() == (ORPHAN, "its run folder no longer exists")
         os.rename(hidden, hold.url)
         docker("stop", *hold.handle.details["containers"])
         assert verdict() == (ORPHAN, "its run is stopped")

@@ -158,7 +158,7 @@ def test_a_job_that_fails_by_itself_is_not_blamed_on_the_resume(bench: Bench) ->
     file = bench.script("# headway\nprint('on my way')\nraise SystemExit('no such luck')")
     code, _, err = bench.verify("-f", file)
     assert code == 1
-    assert "the job does not run here" in err
+    assert "the job does not run on this machine" in err
     assert "no such luck" in err
 
 

@@ -40,7 +40,7 @@ def bundle_of(ref: str) -> str:
             f"the run {ref.rstrip('/').rsplit('/', 1)[-1]} has exported no bundle yet",
             fix="wait until it has finished, or export its best checkpoint: headway export RUN",
         )
-    raise BadBundle(f"{ref} is neither a bundle nor a run", fix="name a folder that `headway export` wrote, or a run")
+    raise BadBundle(f"{ref} is neither a bundle nor a run", fix="give a run, or a folder written by headway export")
 
 
 def _has(url: str, key: str) -> bool:

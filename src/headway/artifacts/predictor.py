@@ -76,9 +76,9 @@ SERVICES: Final[dict[str, str]] = {
 def service_of(bundle: Bundle) -> Service:
     if bundle.recipe not in SERVICES:
         raise BadBundle(
-            f"it is of the recipe {bundle.recipe!r}, which this Headway cannot serve",
+            f"this version of Headway cannot serve the recipe {bundle.recipe!r}",
             where=bundle.url,
-            fix="use the Headway that exported it, or a newer one",
+            fix="use the version that exported it, or a newer one",
         )
     module, _, name = SERVICES[bundle.recipe].partition(":")
     made: Service = getattr(import_module(module), name)(bundle)

@@ -21,13 +21,13 @@ SHELLS = ("bash", "fish", "zsh")
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: the one in $SHELL")
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: from $SHELL")
 
 
 def completion_command(args: argparse.Namespace) -> int:
     shell = args.shell or os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SHELLS:
-        raise BadInput(f"no completion for the shell {shell!r}", fix="headway completion bash")
+        raise BadInput(f"there is no completion script for the shell {shell!r}", fix="headway completion bash")
     import argcomplete
 
     print(argcomplete.shellcode(["headway"], shell=shell))
@@ -116,10 +116,10 @@ def _explained(error: HeadwayError) -> str:
 
 
 _SAID = {
-    errno.EACCES: "no permission",
+    errno.EACCES: "permission denied",
     errno.EISDIR: "is a folder",
     errno.ENOENT: "no such file",
-    errno.ENOSPC: "the disk is full",
+    errno.ENOSPC: "no space left on the disk",
     errno.ENOTDIR: "is not a folder",
     errno.EROFS: "read-only",
 }
@@ -138,8 +138,8 @@ def _bug(error: BaseException) -> int:
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text("".join(traceback.format_exception(error)))
-        kept = f"the details are in {where}"
+        kept = f"the traceback is in {where}"
     except OSError:
-        kept = "HEADWAY_DEBUG=1 shows the details"
+        kept = "HEADWAY_DEBUG=1 prints the traceback"
     print(f"headway: this is a bug in Headway: {type(error).__name__}: {error}\n    {kept}", file=sys.stderr)
     return FAILED

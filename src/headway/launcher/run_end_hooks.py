@@ -18,10 +18,10 @@ def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
     try:
         seconds = spent_s(folder)
         plan, end = folder.plan(), evidence(folder).end
-        status = end or Status(state=State.LOST, reason="it went away without a last word")
+        status = end or Status(state=State.LOST, reason="it ended without reporting why")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
         notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
         notify_here(plan.job.get("notify") or {}, notice, lost=end is None, say=say)
     except HeadwayError as error:
-        say(f"after the run's end: {error}")
+        say(f"could not record or announce the end of the run: {error}")

@@ -114,7 +114,7 @@ def _limits(job: Job, target: Target) -> Limits:
         budget_s=None if hours is None else hours * 3600,
         max_wait_s=job.max_wait,
         grace_s=LOCAL_GRACE_S,
-        second="none: this machine is yours" if hours is None else "the supervisor's own timer",
+        second="none (this machine is not billed)" if hours is None else "the supervisor's timer",
     )
 
 
@@ -152,10 +152,10 @@ def _cost_notes(job: Job, cost: Cost) -> list[str]:
     if cost.quote is None:
         return [] if job.budget.usd is None else ["budget.usd has no effect here: nothing is billed on this target"]
     if cost.quote.missing:
-        effect = "; budget.usd cannot be kept without a price" if job.budget.usd is not None else ""
-        return [f"no price is known: {cost.quote.missing}{effect}. Give `price:` (USD an hour of a node) in the target"]
+        effect = "; without one, budget.usd has no effect" if job.budget.usd is not None else ""
+        return [f"no price is known: {cost.quote.missing}{effect}. Set `price:` (USD per node-hour) in the target"]
     if job.budget.usd is None and job.budget.hours is None:
-        return ["nothing ends this run but its own end: give it a budget (budget: {usd: 5} or {hours: 8})"]
+        return ["this run has no time limit: set a budget (budget: {usd: 5} or {hours: 8})"]
     return []
 
 

@@ -32,7 +32,9 @@ def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     for path, value in _texts(job, options):
         found = _PLACEHOLDER.search(value)
         if found:
-            yield Problem(what=f"{found[0]!r} in {value!r} is a placeholder", where=path, fix="put your own name there")
+            yield Problem(
+                what=f"{found[0]!r} in {value!r} is a placeholder", where=path, fix="replace it with your own value"
+            )
 
 
 def _texts(job: Job, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -55,7 +57,7 @@ def architecture(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     arm = machine.startswith(_ARM)
     if machine and arm != platform.startswith("linux/arm64"):
         wanted = "linux/arm64" if arm else "linux/amd64"
-        what = f"{machine} needs an image for {wanted}, and the target builds one for {platform}"
+        what = f"{machine} needs an image for {wanted}, but the target builds for {platform}"
         yield Problem(what=what, where="resources.machine", fix=f"platform: {wanted} in the target, or another machine")
 
 
@@ -151,7 +153,7 @@ def _compared(job: Job, takes: _Takes) -> Iterator[Problem]:
         full = _resolved(name, takes)
         if full is None:
             near = closest(name, takes.flags)
-            fix = f"did you mean {near}?" if near else f"it takes {', '.join(sorted(takes.flags)) or 'none'}"
+            fix = f"did you mean {near}?" if near else f"its arguments: {', '.join(sorted(takes.flags)) or 'none'}"
             yield Problem(what=f"{job.script} takes no argument {name}", where="args", fix=fix)
             continue
         given.add(full)
@@ -183,4 +185,6 @@ def _value(job: Job, name: str, value: str, takes: _Takes) -> Iterator[Problem]:
             takes.numbers[name](value)
         except ValueError:
             kind = "a whole number" if takes.numbers[name] is int else "a number"
-            yield Problem(what=f"{name} of {job.script} must be {kind}, not {value}", where="args", fix=f"mend {name}")
+            yield Problem(
+                what=f"{name} of {job.script} must be {kind}, not {value}", where="args", fix=f"fix {name} in args"
+            )

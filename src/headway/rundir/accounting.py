@@ -48,19 +48,19 @@ def require_some_left(plan: Plan, spent: float, run: str) -> None:
     budget = plan.limits.budget_s
     if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
         what = f"the budget of {run} is spent: {spent / 3600:.2f} of {budget / 3600:.2f} hours"
-        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (the new total)")
+        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (new total)")
 
 
 def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
     """Return the plan with a new total budget. Dollars become time at the plan's own price."""
     rate = rate_usd(plan)
     if usd is not None and rate is None:
-        raise BadInput("nothing is billed on this target, so dollars limit nothing", fix="--budget-hours N")
+        raise BadInput("nothing is billed on this target, so a budget in dollars has no effect", fix="--budget-hours N")
     limits = [value for value in (hours, usd / rate if usd is not None and rate else None) if value is not None]
     if not limits:
         return plan
     if min(limits) <= 0:
-        raise BadInput("a budget is more than nothing", fix="--budget-hours 8")
+        raise BadInput("a budget must be greater than 0", fix="--budget-hours 8")
     allowed = min(limits)
     job = {**plan.job, "budget": {"usd": usd, "hours": hours}}
     price = {**plan.price, "ceiling_usd": round(allowed * rate, 3)} if rate else plan.price

@@ -198,7 +198,7 @@ class Lease:
             found, version = read(self._store)
             if found is None or found.holder != self._record.holder or found.attempt > record.attempt:
                 raise LeaseLost(
-                    "this run was taken over by another start of it", where=self._store.url, fix="headway ps"
+                    "this run was taken over by a newer attempt", where=self._store.url, fix="headway ps"
                 ) from None
             self._version = version  # our own write, whose response was lost
             if found != record:
@@ -226,8 +226,8 @@ def _wait_until_stale(
 
 def _busy(record: Record) -> RunBusy:
     return RunBusy(
-        f"this run is live: attempt {record.attempt} on {record.host} (pid {record.pid})",
-        fix="headway stop RUN, or give this one another --name",
+        f"this run is already running: attempt {record.attempt} on {record.host} (pid {record.pid})",
+        fix="headway stop RUN, or choose another --name",
     )
 
 

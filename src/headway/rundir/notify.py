@@ -82,7 +82,7 @@ def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, 
         try:
             url = resolve(str(wanted["webhook"]))
         except HeadwayError as error:
-            say(f"nobody was told of the end: {error}")
+            say(f"the notification was not sent: {error}")
             return
         post(url, notice, say)
 
@@ -93,13 +93,13 @@ def post(url: str, notice: Notification, say: Say) -> None:
 
     try:
         if not url.startswith(("https://", "http://")):
-            raise ValueError("it is not an address of the web")
+            raise ValueError("notify.webhook is not an http(s) URL")
         body = json.dumps({"text": notice.text, "headway": asdict(notice)}).encode()
         request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
         with urlopen(request, timeout=PATIENCE_S) as answer:
             answer.read(1024)
     except (OSError, ValueError) as error:  # the address is a secret: it is not repeated
-        say(f"the webhook did not take the notice: {redact(str(error), [url])}")
+        say(f"the webhook rejected the notification: {redact(str(error), [url])}")
 
 
 def run_command(command: str, notice: Notification, say: Say) -> None:

@@ -17,14 +17,14 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise bad_request('the body must be an object with a list "inputs"')
     if not isinstance(body.get("id"), str | None):
-        raise bad_request("an id is text", "/id")
+        raise bad_request("id must be a string", "/id")
     known = {field.name for field in fields}
     columns: dict[str, list[Any]] = {}
     for number, tensor in enumerate(body["inputs"]):
         at = f"/inputs/{number}"
         name = _checked(tensor, at, known)
         if name in columns:
-            raise bad_request(f"the input {name!r} comes twice", at)
+            raise bad_request(f"the input {name!r} is given twice", at)
         columns[name] = tensor["data"]
     lengths = {len(data) for data in columns.values()}
     if len(lengths) != 1:
@@ -36,14 +36,14 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
 
 def _checked(tensor: Any, at: str, known: set[str]) -> str:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
-        raise bad_request('an input is an object with "name", "shape", "datatype" and a list "data"', at)
+        raise bad_request('an input must be an object with "name", "shape", "datatype" and a list "data"', at)
     if not isinstance(tensor.get("name"), str) or tensor["name"] not in known:
         raise bad_request(f"this model's inputs are {', '.join(sorted(known))}", f"{at}/name")
     if tensor.get("datatype") != "BYTES":
-        raise bad_request("pictures (as base64) and text are of the datatype BYTES", f"{at}/datatype")
+        raise bad_request("images (as base64) and text must have the datatype BYTES", f"{at}/datatype")
     count = len(tensor["data"])
     if tensor.get("shape") not in ([count], [count, 1]):
-        raise bad_request(f"the shape does not fit {count} elements", f"{at}/shape")
+        raise bad_request(f"the shape does not match {count} elements", f"{at}/shape")
     return str(tensor["name"])
 
 

@@ -58,7 +58,7 @@ class Follower:
                 return self._code, "node 0 has ended the run"
             if self.node.stop:
                 return WORKER_AGAIN, f"{self.node.stop}: asked to stop"
-            self.node.say("node 0 is gone: waiting for it to come back")
+            self.node.say("node 0 disconnected: waiting for it to restart")
 
     def conclude(self, seconds: float) -> bool:
         mirrored = self.node.finish("mirror", seconds)

@@ -150,7 +150,9 @@ class Node:
         try:
             found = self.aside(lambda: rescue(self.places.spool, self.folder.store, below=attempt, writers=writers))
         except StoreError as error:
-            self.say(f"the logs of an earlier attempt stay on this disk only: {error.problem.what}")
+            self.say(
+                f"the logs of an earlier attempt could not be uploaded and stay on this disk: {error.problem.what}"
+            )
             return
         if found:
             self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
@@ -258,7 +260,7 @@ class Node:
 
     def _urgent(self, message: Any) -> None:
         if isinstance(message, StopNow):
-            raise ForcedStop("a second signal: ending at once")
+            raise ForcedStop("second signal: exiting now")
         if isinstance(message, LostLease):
             raise RunTakenOver(message.error)
         if isinstance(message, ThreadDied):

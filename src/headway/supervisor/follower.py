@@ -166,7 +166,7 @@ class Follower:
         node.prepare_files(int(order.get("former", 0)))
         interface = interface_of(self._leader.own_address)
         world = replace(node.world, workers=tuple(order["workers"]), interface=interface)
-        node.say(f"attempt {self._attempt}; {world}")
+        node.say(f"attempt {self._attempt}: {world}")
         if self._cancelled or node.stop:
             for rank in world.ranks:
                 self._report(RankExit(rank=rank, code=WORKER_AGAIN))

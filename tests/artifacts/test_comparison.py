@@ -78,7 +78,7 @@ def test_a_run_that_was_not_evaluated_has_values_without_intervals() -> None:
 
 
 def test_one_run_is_no_comparison() -> None:
-    with pytest.raises(BadInput, match="cannot be compared"):
+    with pytest.raises(BadInput, match="at least two runs"):
         compare([GOOD])
 
 

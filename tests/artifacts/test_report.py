@@ -159,7 +159,7 @@ def test_a_run_without_curves_or_examples_still_gets_a_page(run: Path) -> None:
     for path in (run / "metrics").iterdir():
         path.unlink()
     write_report(str(run), FOUND)
-    assert "How it learnt" not in Page((run / "report.html").read_text()).text
+    assert "Training" not in Page((run / "report.html").read_text()).text
 
 
 def test_the_page_holds_metrics_against_the_baseline_and_says_what_it_cost(run: Path) -> None:

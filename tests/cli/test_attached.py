@@ -154,6 +154,7 @@ def test_ctrl_c_and_a_second_one_or_an_s_stop_the_run_and_leave_it_resumable(env
     assert terminal.leave() == RESUMABLE
     assert "next: headway resume job" in terminal.shown
     assert '"state": "stopped"' in headway(env, "status", "job", "--json")
+    assert "nothing has failed" in headway(env, "why", "job")
 
 
 def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, str], tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_what_lives_is_no_orphan_for_a_date_which_may_be_our_clocks_fault(
     past_its_end(hold, monkeypatch)
     (found,) = look(HERE)
     assert found.verdict == LIVE
-    assert "past its latest end by this machine's clock" in found.why
+    assert "past its deadline by this machine's clock" in found.why
 
 
 def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
@@ -223,7 +223,7 @@ def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gon
     assert "mount it" in found.why
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 5
-    assert "MAY BE LEFT BEHIND" in said.out
+    assert "UNKNOWN, not removed" in said.out
     assert "nothing is left behind" not in said.out
     assert hold.url in SHARED.workers
     (tmp_path / "runs").mkdir()  # as it says for one that was deleted

@@ -124,7 +124,7 @@ def test_ranks_are_told_the_price_and_the_budget(headway: Headway, project: Path
 def test_without_a_budget_the_plan_says_that_nothing_ends_it(headway: Headway, project: Path) -> None:
     text = headway("plan").out
     assert "ceiling   none" in text
-    assert "give it a budget" in text
+    assert "set a budget" in text
 
 
 def test_on_a_free_target_nothing_is_billed_and_dollars_have_no_effect(headway: Headway, project: Path) -> None:

@@ -95,11 +95,11 @@ def test_a_script_that_does_not_starts_from_the_beginning_and_destroys_nothing(h
     running(headway, "mine")
     stopped = headway("stop", "mine")
     assert "it starts from the beginning" in stopped.out
-    assert "goes on" not in stopped.out
+    assert "continues" not in stopped.out
     gate.touch()
     resumed = headway("resume", "mine", "-d")
     assert "it starts from the beginning" in resumed.err
-    assert "goes on" not in resumed.out + resumed.err
+    assert "continues" not in resumed.out + resumed.err
     assert headway("logs", "mine", "-f").code == 0
     assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
     assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
@@ -119,7 +119,7 @@ def test_a_killed_rank_starts_from_the_beginning_on_a_machine_that_costs_nothing
     gate.touch()
     followed = headway("logs", "mine", "-f").out
     assert "it starts from the beginning" in followed
-    assert "goes on" not in followed
+    assert "continues" not in followed
     assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
     assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
 

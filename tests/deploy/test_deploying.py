@@ -61,7 +61,7 @@ def test_it_says_what_it_would_do_and_cost_before_anybody_is_asked(headway: Type
     assert "nothing while there are no requests" in run
     assert "headway deploy --down --to cloud-run" in run
     vertex = headway("deploy", bundle, "--to", "vertex", "--project", "my-project").out
-    assert "asked or not" in vertex
+    assert "per machine-hour" in vertex
     assert "a month" in vertex
     told = json.loads(headway("deploy", bundle, "--to", "vertex", "--project", "my-project", "--json").out)
     assert told["price"]["idle_usd_per_hour"] == pytest.approx(0.19 * 1.15, rel=0.05)

@@ -196,7 +196,7 @@ def test_without_jupyter_it_says_what_to_type(env: dict[str, str], tmp_path: Pat
 
     python = str(bare / "bin" / "python")
     with (
-        pytest.raises(BadInput, match="has no JupyterLab") as refused,
+        pytest.raises(BadInput, match="JupyterLab is not installed") as refused,
         Session(ExecTarget(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
     ):
         pass

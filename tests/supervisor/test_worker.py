@@ -129,7 +129,7 @@ def test_a_killed_rank_restarts_the_gang_under_the_next_attempt(make: Make) -> N
     assert restart["count"] == 1
     first = next(event for event in case.events("rank_exit") if event.get("first"))
     assert (first["rank"], first["code"], first["signal"]) == (1, 137, "SIGKILL")
-    assert "lack of memory" in restart["reason"]
+    assert "memory ran out" in restart["reason"]
 
 
 def test_retries_are_counted_over_all_attempts_and_the_last_words_are_kept(make: Make) -> None:
@@ -529,7 +529,7 @@ def test_a_second_start_on_a_live_run_is_refused_and_disturbs_nothing(make: Make
     case.marked("up")
     second = case.start()
     assert second.ends() == 2
-    assert "this run is live" in second.printed
+    assert "this run is already running" in second.printed
     case.mark("go")
     assert first.ends() == 0
     assert len(case.events("attempt")) == 1

@@ -197,7 +197,7 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
     assert alive(pid)
     run.unlink()
     away.rename(run)
-    eventually(lambda: "the store is back" in supervisor.printed)
+    eventually(lambda: "the store is reachable again" in supervisor.printed)
     case.mark("go-3")
     assert supervisor.ends() == 0, case.explain()
     assert case.log() == ["line 1", "line 2", "line 3"]

@@ -276,7 +276,7 @@ def _gate() -> Iterator[tuple[int, SimpleQueue[Any]]]:
 
 def test_another_runs_node_is_refused(gate: tuple[int, SimpleQueue[Any]]) -> None:
     port, posted = gate
-    with pytest.raises(rendezvous.ConnectionRejected, match="another run's meeting"):
+    with pytest.raises(rendezvous.ConnectionRejected, match="rendezvous of another run"):
         rendezvous.join("127.0.0.1", port, b"other key", 1, {})
     with pytest.raises(rendezvous.ConnectionRejected, match="there is no node 3 among 3"):
         rendezvous.join("127.0.0.1", port, b"key", 3, {})

@@ -157,9 +157,7 @@ def test_the_replica_index_of_a_pytorchjob_is_a_node_and_not_a_rank() -> None:
     world = node_world(PYTORCHJOB, plan(3, processes=2))
     assert (world.node, world.nodes, list(world.ranks), world.size) == (2, 3, [4, 5], 6)
     assert (world.master_addr, world.master_port) == ("captions-master-0", 23456)
-    assert str(world) == (
-        "world: node 2 of 3, ranks 4-5 of 6, master captions-master-0:23456, from Kubeflow's PyTorchJob (PET_*)"
-    )
+    assert str(world) == ("node 2 of 3, ranks 4-5 of 6, master captions-master-0:23456 (Kubeflow's PyTorchJob (PET_*))")
 
 
 def test_an_old_pytorchjob_is_understood_by_its_replicas() -> None:

@@ -87,7 +87,7 @@ def test_a_second_start_in_the_same_folder_is_refused_and_the_unfinished_one_is_
     assert first.stdout is not None
     assert first.stdout.readline() == "here\n"
     _, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-1"), 2)
-    assert "this run is live" in err
+    assert "this run is already running" in err
     assert "Traceback" not in err
     first.kill()
     first.communicate()

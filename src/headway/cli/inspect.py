@@ -417,7 +417,7 @@ def after_failure(folder: RunFolder, found: Diagnosis, *, rerun: str = "headway 
 
 def describe_cause(found: Diagnosis) -> str:
     """Three lines where the cause is known; else the last lines of the log of one rank."""
-    if found.state in ("finished", "running") or (found.state == "pending" and not found.name):
+    if found.state in ("finished", "running") or (found.state not in ("failed", "lost") and not found.name):
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
         rows = {"cause": found.cause, "seen in": found.evidence, "fix": found.fix}

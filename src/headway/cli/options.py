@@ -34,7 +34,7 @@ def confirm(plan: Plan, *, yes: bool) -> None:
         )
     print(f"start it on {plan.target}? [y/N] ", end="", file=sys.stderr, flush=True)
     if not sys.stdin.readline().strip().lower().startswith("y"):
-        raise BadInput("not started: not confirmed", fix="headway run, and answer y")
+        raise BadInput("not confirmed: nothing was started, nothing was spent", fix="headway run, and answer y")
 
 
 DEFAULT = "headway.yaml"

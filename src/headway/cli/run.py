@@ -153,17 +153,22 @@ def _budget(plan: Plan) -> str:
     return f"{'none' if limits.budget_s is None else duration(limits.budget_s)}; second limit: {limits.second}"
 
 
+def _processes(plan: Plan) -> str:
+    if plan.nodes == 1:
+        return str(plan.processes)
+    return f"{plan.nodes * plan.processes} ({plan.nodes} nodes × {plan.processes})"
+
+
 def describe(plan: Plan) -> str:
     """What a person wants to know before launching."""
     job, code = plan.job, plan.code
     what = f"recipe {job['recipe']}" if job.get("recipe") else " ".join([f"script {job['script']}", *job["args"]])
-    biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
+    largest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
     rows = {
         "trains": f"{what}, seed {job['seed']}",
         "data": ", ".join(sorted(plan.data)) or ("the recipe's default" if job.get("recipe") else "none"),
-        "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
-        f"{plan.environment.get('threads', '?')} threads each",
-        "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
+        "processes": f"{_processes(plan)}, {plan.environment.get('threads', '?')} threads each",
+        "code": f"{code.files} files, {size(code.bytes)}" + (f" (largest: {largest})" if largest else ""),
         "resume": in_plan(plan.resume),
         "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
         "budget": _budget(plan),

@@ -313,11 +313,11 @@ class NodeTopology:
         if self.nodes == 1 and self.source == PLAIN:
             return f"{self.size} process{'es' if self.size > 1 else ''} on this machine"
         if self.nodes == 1:
-            return f"world: 1 node, {_count(self.size, 'rank')}, from {self.source}"
+            return f"1 node, {_count(self.size, 'rank')} ({self.source})"
         ranks = f"rank {self.ranks[0]}" if self.processes == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
         return (
-            f"world: node {self.node} of {self.nodes}, {ranks} of {self.size}, "
-            f"master {self.master_addr}:{self.master_port}, from {self.source}"
+            f"node {self.node} of {self.nodes}, {ranks} of {self.size}, "
+            f"master {self.master_addr}:{self.master_port} ({self.source})"
         )
 
 

@@ -70,14 +70,14 @@ def test_runs_measured_on_other_inputs_are_not_paired_and_that_is_said() -> None
 
 
 def test_a_run_that_was_not_evaluated_has_values_without_intervals() -> None:
-    bare = contender("bare", LABELS, samples={}, measured="its own validation")
+    bare = contender("bare", LABELS, samples={}, measured="its validation data")
     found = compare([GOOD, bare])
     assert found["metrics"]["qwk"][1] == {"value": 1.0}
     assert "headway eval bare" in found["notes"][0]
 
 
 def test_one_run_is_no_comparison() -> None:
-    with pytest.raises(BadInput, match="cannot be compared"):
+    with pytest.raises(BadInput, match="at least two runs"):
         compare([GOOD])
 
 

@@ -110,7 +110,7 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
 
 def test_a_script_is_told_that_it_scores_itself(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_of(Job(name="own", script="train.py")).to_json())
-    with pytest.raises(BadInput, match="script of its own"):
+    with pytest.raises(BadInput, match="runs a script"):
         evaluate_run(str(tmp_path))
 
 

@@ -159,7 +159,7 @@ def test_a_run_without_curves_or_examples_still_gets_a_page(run: Path) -> None:
     for path in (run / "metrics").iterdir():
         path.unlink()
     write_report(str(run), FOUND)
-    assert "How it learnt" not in Page((run / "report.html").read_text()).text
+    assert "Training" not in Page((run / "report.html").read_text()).text
 
 
 def test_the_page_holds_metrics_against_the_baseline_and_says_what_it_cost(run: Path) -> None:
@@ -177,8 +177,8 @@ def test_the_best_and_the_worst_are_shown_apart(run: Path) -> None:
     worst = [Example(given="a question", answer="an answer", expected=("another",), right=False, note="0 % in common")]
     write_report(str(run), FOUND, Evaluation(data="", count=2, metrics={}, best=EXAMPLES[:1], worst=worst))
     text = Page((run / "report.html").read_text()).text
-    assert text.index("Where it does best") < text.index("a red star") < text.index("Where it does worst")
-    assert "0 % in common" in text[text.index("Where it does worst") :]
+    assert text.index("Best results") < text.index("a red star") < text.index("Worst results")
+    assert "0 % in common" in text[text.index("Worst results") :]
 
 
 def test_the_best_and_the_worst_are_different_ones() -> None:

@@ -59,7 +59,7 @@ def newest(case: Case) -> Path:
 
 def assert_goes_on_exactly(case: Case, straight: Case, *, from_step: int) -> None:
     assert case.train(TEST_OPTIONS=QUICK) == [0], case.log()
-    assert f"going on from step {from_step}," in case.log()
+    assert f"resuming from step {from_step}," in case.log()
     assert case.digest() == straight.digest()
     assert case.history() == straight.history()
 

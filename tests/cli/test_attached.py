@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.errors import FINISHED, RESUMABLE
+from headway.cli.follow import PROGRESS
+from headway.core.errors import FAILED, FINISHED, RESUMABLE
 
 PATIENCE_S = 90.0
 SCRIPT = """
@@ -81,13 +82,54 @@ def headway(env: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
-def test_the_lines_are_shown_and_the_end_says_what_to_type_next(env: dict[str, str]) -> None:
+def test_the_lines_are_shown_and_a_script_without_progress_has_no_bar(env: dict[str, str]) -> None:
     terminal = Terminal(["run", "--name", "job"], env)
     terminal.see("training has begun")
     Path(env["ENOUGH"]).touch()
     assert terminal.leave() == FINISHED
     assert "that is all" in terminal.shown
-    assert "next: headway" in terminal.shown
+    assert "starting" not in terminal.shown.partition("that is all")[2]
+
+
+def followed(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headway", *words]
+    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def test_a_run_prints_its_folder_once_and_its_end_once(env: dict[str, str], tmp_path: Path) -> None:
+    Path(env["ENOUGH"]).touch()
+    done = followed(env, "run", "--name", "job")
+    assert done.returncode == FINISHED
+    assert done.stdout.count(str(tmp_path / "runs" / "job")) == 1, done.stdout
+    assert done.stdout.count("finished") == 1, done.stdout
+    assert "next:" not in done.stdout, "its folder is on this machine, and there is no model to use"
+
+
+def test_after_an_exception_the_next_step_is_to_fix_the_script_and_run_it_again(env: dict[str, str]) -> None:
+    Path("broken.py").write_text("raise KeyError('missing')\n")
+    Path("broken.yaml").write_text("name: broken\nscript: broken.py\nretries: 1\n")
+    done = followed(env, "run", "-f", "broken.yaml", "--set", "seed=3", "--name", "job")
+    assert done.returncode == FAILED
+    assert done.stdout.count("KeyError: 'missing'") == 2, "the log has it once per attempt; the end does not repeat it"
+    assert done.stdout.count(" failed") == 1, done.stdout
+    assert done.stdout.splitlines()[-1] == "next: fix broken.py, then headway run -f broken.yaml --set seed=3"
+    assert "next      headway why job" in headway(env, "status", "job")
+    explained = headway(env, "why", "job")
+    assert "KeyError: 'missing'" in explained
+    assert explained.splitlines()[-1] == "next: fix broken.py, then headway run"
+
+
+def test_the_progress_lines_of_ranks_are_those_that_the_bar_replaces() -> None:
+    from headway.training.metrics.progress import line
+
+    for numbers in (
+        {"epoch": 0, "epochs": 2, "step": 3, "steps": 9, "loss": 0.5},
+        {"step": 3},
+        {"epoch": 1, "step": 4},
+    ):
+        assert PROGRESS.match(f"headway: {line(numbers)}")
+    for text in ("headway: bleu_4 0.2", "step 3 loss 0.5", "headway: stopped at step 8; its checkpoint is written"):
+        assert not PROGRESS.match(text)
 
 
 def test_ctrl_c_asks_and_detaching_lets_the_run_go_on(env: dict[str, str]) -> None:
@@ -112,6 +154,7 @@ def test_ctrl_c_and_a_second_one_or_an_s_stop_the_run_and_leave_it_resumable(env
     assert terminal.leave() == RESUMABLE
     assert "next: headway resume job" in terminal.shown
     assert '"state": "stopped"' in headway(env, "status", "job", "--json")
+    assert "nothing has failed" in headway(env, "why", "job")
 
 
 def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, str], tmp_path: Path) -> None:
@@ -126,7 +169,7 @@ def test_a_client_that_is_told_to_end_says_that_the_run_goes_on(env: dict[str, s
         time.sleep(0.1)
     client.terminate()
     assert client.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert "job goes on.   next: headway logs job -f   or   headway stop job" in (tmp_path / "said").read_text()
+    assert "job keeps running.   next: headway logs job -f   or   headway stop job" in (tmp_path / "said").read_text()
     assert '"state": "running"' in headway(env, "status", "job", "--json")
     Path(env["ENOUGH"]).touch()
     assert "that is all" in headway(env, "logs", "job", "-f")

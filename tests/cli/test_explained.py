@@ -22,7 +22,7 @@ def failing(headway: Headway) -> Headway:
 def test_a_failed_run_says_why_at_its_end_and_when_asked(failing: Headway) -> None:
     said = failing("run", "--name", "sad")
     assert said.code == 1
-    assert "not_installed_anywhere is not installed where it trains" in said.out
+    assert "not_installed_anywhere is not installed on the training machine" in said.out
     assert "requirements.txt" in said.out
     again = failing("why", "sad")
     assert again.code == 0
@@ -34,7 +34,7 @@ def test_an_unknown_failure_shows_its_last_lines(failing: Headway) -> None:
     Path("train.py").write_text("print('all is well'); raise SystemExit(9)\n")
     assert failing("run", "--name", "odd").code == 1
     said = failing("why", "odd").out
-    assert "no known failure" in said
+    assert "unknown failure" in said
     assert "all is well" in said
 
 

@@ -91,7 +91,7 @@ def test_workers_without_a_folder_are_removed_too(plan_of: Callable[..., Plan]) 
     SHARED._attempts.clear()
     shutil.rmtree(hold.url)
     (found,) = look(HERE)
-    assert (found.verdict, found.why) == (ORPHAN, "its run folder is gone")
+    assert (found.verdict, found.why) == (ORPHAN, "its run folder no longer exists")
     remove(found, say=print)
     assert look(HERE) == []
 
@@ -115,7 +115,7 @@ def test_what_lives_is_no_orphan_for_a_date_which_may_be_our_clocks_fault(
     past_its_end(hold, monkeypatch)
     (found,) = look(HERE)
     assert found.verdict == LIVE
-    assert "past its latest end by this machine's clock" in found.why
+    assert "past its deadline by this machine's clock" in found.why
 
 
 def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
@@ -223,7 +223,7 @@ def test_a_folder_on_another_machine_or_on_a_disk_that_is_not_mounted_is_not_gon
     assert "mount it" in found.why
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 5
-    assert "MAY BE LEFT BEHIND" in said.out
+    assert "UNKNOWN, not removed" in said.out
     assert "nothing is left behind" not in said.out
     assert hold.url in SHARED.workers
     (tmp_path / "runs").mkdir()  # as it says for one that was deleted
@@ -301,8 +301,8 @@ def test_gc_goes_on_where_one_place_cannot_be_asked(
     monkeypatch.setattr(SHARED, "found", refuse, raising=False)
     said = headway("gc")
     assert said.code == 0
-    assert "fake was not asked: the cluster is out of reach" in said.out
-    assert "nothing is left behind, except on fake, which was not asked" in said.out
+    assert "fake could not be searched: the cluster is out of reach" in said.out
+    assert "nothing is left behind; not searched: fake" in said.out
     assert headway("gc", "--on", "fake").code == 1
 
 
@@ -323,4 +323,4 @@ def test_down_names_what_goes_on_costing(
     monkeypatch.setattr(SHARED, "still_billed", refuse, raising=False)
     said = headway("down", hold.run)
     assert said.code == 0
-    assert "could not be looked up: the cluster is out of reach" in said.out
+    assert "unknown: the cluster is out of reach" in said.out

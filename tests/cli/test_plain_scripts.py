@@ -72,17 +72,17 @@ def test_a_script_that_loads_its_files_is_stopped_pulled_and_resumed(headway: He
     assert headway("run", "-y", "-d", "--no-rehearse", "--name", "mine").code == 0
     running(headway, "mine")
     stopped = headway("stop", "mine")
-    assert "whether it goes on from them is the script's to decide" in stopped.out
+    assert "whether it continues from them is up to the script" in stopped.out
     assert stopped.out.splitlines()[-1] == "next: headway resume mine"
     assert files_of("mine", "files/workdir/models/") == ["step-4.pt", "step-5.pt"]
-    assert "whether it goes on from them is the script's to decide" in headway("status", "mine").out
+    assert "whether it continues from them is up to the script" in headway("status", "mine").out
     pulled = tmp_path / "pulled"
     assert headway("pull", "mine", "--to", pulled, "--only", "files").code == 0
     assert (pulled / "files/workdir/models/step-5.pt").read_bytes() == b"weights" * 5
     gate.touch()
     resumed = headway("resume", "mine")
     assert resumed.code == 0, resumed.err
-    assert "whether it goes on from them is the script's to decide" in resumed.err
+    assert "whether it continues from them is up to the script" in resumed.err
     assert [text.split(";")[0] for text in begun("mine")] == ["begins at 0", "begins at 5"]
     assert files_of("mine", "files/workdir/models/") == ["step-10.pt", "step-9.pt"]
     assert "kept 2 files" in resumed.out
@@ -95,11 +95,11 @@ def test_a_script_that_does_not_starts_from_the_beginning_and_destroys_nothing(h
     running(headway, "mine")
     stopped = headway("stop", "mine")
     assert "it starts from the beginning" in stopped.out
-    assert "goes on" not in stopped.out
+    assert "continues" not in stopped.out
     gate.touch()
     resumed = headway("resume", "mine", "-d")
     assert "it starts from the beginning" in resumed.err
-    assert "goes on" not in resumed.out + resumed.err
+    assert "continues" not in resumed.out + resumed.err
     assert headway("logs", "mine", "-f").code == 0
     assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
     assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
@@ -119,7 +119,7 @@ def test_a_killed_rank_starts_from_the_beginning_on_a_machine_that_costs_nothing
     gate.touch()
     followed = headway("logs", "mine", "-f").out
     assert "it starts from the beginning" in followed
-    assert "goes on" not in followed
+    assert "continues" not in followed
     assert [text.split(";")[:2] for text in begun("mine")] == [["begins at 0", " finds []"]] * 2
     assert files_of("mine", "files/earlier/a0001/models/") == ["step-4.pt", "step-5.pt"]
 
@@ -131,7 +131,7 @@ def test_a_killed_rank_is_not_started_from_the_beginning_on_a_billed_machine(hea
     kill_rank(headway, "mine")
     eventually(lambda: json.loads(headway("status", "mine", "--json").out)["state"] == "failed", "it has ended")
     status = headway("status", "mine").out
-    assert "not started again by itself" in status
+    assert "not restarted automatically" in status
     assert "headway resume mine" in status
     assert len(begun("mine")) == 1
     assert files_of("mine", "files/workdir/models/") == ["step-4.pt", "step-5.pt"]

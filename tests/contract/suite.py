@@ -215,7 +215,7 @@ class TargetContract(ABC):
         hold.wait()
         said: list[str] = []
         again = lifecycle.resume(hold.url, target=target, say=said.append)
-        assert "nothing to do" in said[0]
+        assert "already finished" in said[0]
         assert again.outcome().exit_code == 0
         assert [event["kind"] for event in hold.folder.events()].count("attempt") == 1
 

@@ -67,7 +67,7 @@ def test_a_missing_grant_is_printed_as_the_command_that_gives_it() -> None:
 def test_braces_and_percent_signs_in_a_message_do_no_harm() -> None:
     found = diagnose(["ModuleNotFoundError: No module named 'a' {0} {run} %s"])
     assert found is not None
-    assert found.cause.startswith("Python's module a")
+    assert found.cause.startswith("the Python module a")
 
 
 def test_last_words_are_the_end_without_empty_lines() -> None:

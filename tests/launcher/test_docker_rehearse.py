@@ -65,8 +65,8 @@ def test_without_torch_here_a_recipe_is_rehearsed_in_its_image(docker_host: str,
     assert list(words) == ["train", "checkpoint", "restore", "evaluate", "export", "predict"]
     assert "killed, and resumed" in words["restore"]
     assert words["evaluate"] == "scored on a sample"
-    assert words["export"] == "a bundle was made and opened"
-    assert words["predict"] == "answered an input"
+    assert words["export"] == "a bundle was exported and loaded"
+    assert words["predict"] == "predicted one input"
     assert found["examples_per_s"] > 0
 
 

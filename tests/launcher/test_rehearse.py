@@ -88,7 +88,7 @@ def test_a_script_that_goes_on_and_on_is_ended_in_time(project: Path, monkeypatc
 
     monkeypatch.setattr(module, "SCRIPT_S", 1.0)
     found = rehearse(job_of(project, "import time\nprint('up')\ntime.sleep(600)"))
-    assert "did not fail" in found.acts[-1].words
+    assert "without an error" in found.acts[-1].words
     assert running_below(project.parent) == []
 
 
@@ -123,7 +123,7 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
     monkeypatch.setattr(module, "_train", lambda plan, ends: (hold, []))
     job = Job(name="j", recipe="captioning", image=Image(uri="registry.example.com/trainer:v1"))
     monkeypatch.setattr(module, "_docker_answers", lambda: False)
-    assert "no Docker that answers" in rehearse(job).skipped
+    assert "no running Docker daemon" in rehearse(job).skipped
     monkeypatch.setattr(module, "_docker_answers", lambda: True)
     typed: list[str] = []
     monkeypatch.setattr(module, "_in_the_image", lambda hold, made: lambda words, within_s: typed.append(words[0]))

@@ -55,7 +55,7 @@ def test_a_cell_runs_in_the_container_and_jupyter_closes_with_its_caller_or_the_
     )
     assert said.split() == ["job", "running", "/opt/headway"]
     assert notebook.leave() == 0
-    assert "closed; the run goes on" in notebook.said
+    assert "closed; the run keeps running" in notebook.said
     eventually(lambda: servers(tmp_path) == [], within_s=120)
     assert json.loads(headway(run, "status", "job", "--json").stdout)["state"] == "running"
 

@@ -165,7 +165,7 @@ def test_a_cell_runs_beside_the_run_and_ctrl_c_leaves_nothing_but_the_run(run: d
     assert servers(tmp_path) != []
     assert not [words for words in servers(tmp_path) if token in words], "a token is no argument: others can see those"
     assert notebook.leave() == 0
-    assert "closed; the run goes on" in notebook.said
+    assert "closed; the run keeps running" in notebook.said
     eventually(lambda: servers(tmp_path) == [])
     assert json.loads(headway(run, "status", "job", "--json").stdout)["state"] == "running"
 
@@ -196,7 +196,7 @@ def test_without_jupyter_it_says_what_to_type(env: dict[str, str], tmp_path: Pat
 
     python = str(bare / "bin" / "python")
     with (
-        pytest.raises(BadInput, match="has no JupyterLab") as refused,
+        pytest.raises(BadInput, match="JupyterLab is not installed") as refused,
         Session(ExecTarget(where="this machine", words=(python,), url=str(tmp_path), python=python, here=True)),
     ):
         pass

@@ -90,7 +90,7 @@ def test_words_for_a_shell_are_quoted_for_it(at: Any) -> None:
 
 
 def test_a_target_without_visitors_is_said(at: Any) -> None:
-    with pytest.raises(BadInput, match="local, docker, ssh and kubernetes") as refused:
+    with pytest.raises(BadInput, match="local, docker, ssh or kubernetes") as refused:
         at("vertex", None)
     assert "headway pull night" in refused.value.problem.fix
 

@@ -62,7 +62,7 @@ def test_the_first_attempt_is_one_and_each_start_raises_it(store: Store) -> None
 
 def test_a_second_start_on_a_live_run_is_refused_at_once(store: Store) -> None:
     Lease.take(store)
-    with pytest.raises(RunBusy, match="this run is live"):
+    with pytest.raises(RunBusy, match="this run is already running"):
         Lease.take(store, sleep=lambda s: pytest.fail("waited"))
 
 

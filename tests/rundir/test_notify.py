@@ -74,7 +74,7 @@ def test_a_webhook_in_trouble_is_said_without_its_address(slack: Slack, trouble:
     url = {"refused": slack.url, "down": "http://127.0.0.1:9/canary-7c1d-hook", "nonsense": "canary-7c1d-hook"}[trouble]
     said: list[str] = []
     post(url, NOTICE, said.append)
-    assert "did not take the notice" in said[0]
+    assert "rejected the notification" in said[0]
     assert "canary" not in said[0]
 
 

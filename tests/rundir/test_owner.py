@@ -43,4 +43,4 @@ def test_a_home_folder_that_cannot_be_written_stops_nothing_and_is_said(
     home.write_text("a file")
     with caplog.at_level(logging.WARNING):
         assert owner().id == ""
-    assert "headway gc will not remove it" in caplog.text
+    assert "headway gc will not remove what this run creates" in caplog.text

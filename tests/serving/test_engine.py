@@ -30,7 +30,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_onnx_runtime_says_what_torch_says(recipe: str, tmp_path: Path) -> None:
     bundle = Bundle.open(str(MADE[recipe](tmp_path / "bundle")))
     plain, other = service_of(bundle), service_of(bundle)
-    assert "no graph has been made" in predictor.choose(other, bundle, "auto")
+    assert "no graph has been exported" in predictor.choose(other, bundle, "auto")
     assert predictor.choose(other, bundle, "onnx").startswith("ONNX Runtime: ")
     prepared = [plain.prepare(instance) for _, instance in inputs(recipe, tmp_path)]
     for explain in (False, True):

@@ -52,7 +52,7 @@ def test_the_fastest_is_kept_and_said(best: int) -> None:
 
 def test_what_the_user_has_set_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert batching.choose(Slowed(1)) == "4, by OMP_NUM_THREADS"
+    assert batching.choose(Slowed(1)) == "4, from OMP_NUM_THREADS"
     assert torch.get_num_threads() == 4
 
 

@@ -122,7 +122,9 @@ def test_what_does_not_fit_is_counted_and_said(tmp_path: Path, store: Store) -> 
     lines = texts(logged(store))
     kept = len(lines) - 2
     assert lines[-1] == b"after"
-    assert lines[-2] == b"[headway: %d bytes of output are missing here: the spool was full]" % ((100 - kept) * 10)
+    assert lines[-2] == b"[headway: %d bytes of output were dropped: the local log buffer was full]" % (
+        (100 - kept) * 10
+    )
 
 
 def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path: Path, store: Store) -> None:
@@ -136,7 +138,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path: Path, store: Store
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     spool.feed(b"after\n")
     spool.upload(store)
-    missing = b"[headway: 5 bytes of output are missing here: the spool was full]"
+    missing = b"[headway: 5 bytes of output were dropped: the local log buffer was full]"
     assert texts(logged(store)) == [b"before", missing, b"after"]
 
 

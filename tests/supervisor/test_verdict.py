@@ -91,7 +91,7 @@ def test_a_node_that_is_gone_counts_as_a_crash() -> None:
 
 def test_lack_of_memory_is_named() -> None:
     ending = AttemptResult(exits=exits(137), crash=crash(137, signal="SIGKILL"))
-    assert "lack of memory" in outcome(ending, retries=0).reason
+    assert "memory ran out" in outcome(ending, retries=0).reason
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_what_a_plain_script_writes_is_kept_and_said(make: Make) -> None:
     case = make(SCRIPT, resume="script")
     assert case.run() == 0
     assert keys(case) == ["files/workdir/out/checkpoint", "files/workdir/out/only-1"]
-    assert "kept 2 files (4 B) that the script wrote: headway pull run" in case.log(-1)
+    assert "kept 2 files (4 B) that the script wrote, in files/ of the run folder" in case.log(-1)
     assert [path.name for path in (case.tmp / "code").iterdir()] == ["train.py"]
 
 
@@ -256,7 +256,7 @@ def test_a_stopped_script_finds_its_files_again(make: Make) -> None:
     assert case.run() == 0
     assert case.log() == ["from 0 []", "from 100 ['checkpoint', 'only-1']"]
     assert any("restored 2 files into the script's working folder" in line for line in case.log(-1))
-    assert any("whether it goes on from them is the script's to decide" in line for line in case.log(-1))
+    assert any("whether it continues from them is up to the script" in line for line in case.log(-1))
 
 
 def test_a_script_that_cannot_resume_starts_from_the_beginning_and_says_so(make: Make) -> None:
@@ -279,7 +279,7 @@ def test_on_a_billed_machine_it_is_not_started_again_by_itself(make: Make) -> No
     case = make(crash, resume="beginning", price=PRICE)
     assert case.run() == 1
     assert len(case.events("attempt")) == 1
-    assert "not started again by itself" in case.ended["reason"]
+    assert "not restarted automatically" in case.ended["reason"]
     assert "headway resume run" in case.ended["reason"]
     assert keys(case) == ["files/workdir/out/checkpoint", "files/workdir/out/only-1"]
 

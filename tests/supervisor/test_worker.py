@@ -129,7 +129,7 @@ def test_a_killed_rank_restarts_the_gang_under_the_next_attempt(make: Make) -> N
     assert restart["count"] == 1
     first = next(event for event in case.events("rank_exit") if event.get("first"))
     assert (first["rank"], first["code"], first["signal"]) == (1, 137, "SIGKILL")
-    assert "lack of memory" in restart["reason"]
+    assert "memory ran out" in restart["reason"]
 
 
 def test_retries_are_counted_over_all_attempts_and_the_last_words_are_kept(make: Make) -> None:
@@ -145,7 +145,7 @@ def test_retries_are_counted_over_all_attempts_and_the_last_words_are_kept(make:
     assert case.run() == 1
     assert len(case.events("restart")) == 1
     assert case.ended["state"] == "failed"
-    assert "all 1 retries are used up" in case.ended["reason"]
+    assert "gave up after 1 retry" in case.ended["reason"]
     assert case.ended["lines"][-2:] == ["line 99", "it broke"]
     assert case.run() == 1  # a second start has no retries left
     assert len(case.events("restart")) == 1
@@ -204,7 +204,7 @@ def test_a_rank_that_does_not_end_beside_a_failed_one_is_killed(make: Make) -> N
         job={"retries": 0},
     )
     assert case.run(HEADWAY_HALT_S="0.3") == 1
-    assert case.ended["reason"].startswith("rank 0 exited with 5")
+    assert case.ended["reason"].startswith("rank 0 exited with code 5")
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_rank_that_ignores_the_signal_is_killed_when_the_grace_period_ends(mak
     supervisor.send(signal.SIGTERM)
     assert supervisor.ends() == 143
     assert not alive(pid)
-    assert "rank 0 did not end in time and was killed" in case.ended["reason"]
+    assert "rank 0 did not exit in time and was killed" in case.ended["reason"]
 
 
 def test_a_second_signal_ends_at_once(make: Make) -> None:
@@ -529,7 +529,7 @@ def test_a_second_start_on_a_live_run_is_refused_and_disturbs_nothing(make: Make
     case.marked("up")
     second = case.start()
     assert second.ends() == 2
-    assert "this run is live" in second.printed
+    assert "this run is already running" in second.printed
     case.mark("go")
     assert first.ends() == 0
     assert len(case.events("attempt")) == 1

@@ -193,17 +193,17 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
     run.write_text("a file where a folder should be")
     case.mark("go-2")
     case.marked("did-2")
-    eventually(lambda: "the store is out of reach" in supervisor.printed)
+    eventually(lambda: "the store is unreachable" in supervisor.printed)
     assert alive(pid)
     run.unlink()
     away.rename(run)
-    eventually(lambda: "the store is back" in supervisor.printed)
+    eventually(lambda: "the store is reachable again" in supervisor.printed)
     case.mark("go-3")
     assert supervisor.ends() == 0, case.explain()
     assert case.log() == ["line 1", "line 2", "line 3"]
     assert [event["number"] for event in case.events("note")] == [1, 2, 3]
     assert len(case.events("store_down")) == len(case.events("store_back")) == 1
-    assert supervisor.printed.count("the store is out of reach") == 1
+    assert supervisor.printed.count("the store is unreachable") == 1
 
 
 def test_an_end_that_the_store_does_not_take_asks_to_be_started_again(make: Make) -> None:

@@ -176,7 +176,7 @@ def test_a_node_that_never_came_is_named(make: Make) -> None:
     third = case.start(**gang.env(3))
     assert leader.ends() == 1
     assert third.ends() == 1
-    assert "nodes 1, 2 of 4 never came: waited 2 s" in case.ended["reason"]
+    assert "nodes 1, 2 of 4 did not join: waited 2 s" in case.ended["reason"]
     assert not (case.tmp / "up").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_node_that_waits_for_node_0_in_vain_says_so_and_asks_to_be_started_aga
     gang.nodes = 2
     member = case.start(**gang.env(1), HEADWAY_PEERS_S="0.5")
     assert member.ends() == 143
-    assert f"node 0 never came: waited 0.5 s for 127.0.0.1:{gang.port + 1}" in member.printed
+    assert f"node 0 did not join: waited 0.5 s for 127.0.0.1:{gang.port + 1}" in member.printed
     assert "refused" in member.printed
 
 
@@ -206,7 +206,7 @@ def test_a_meeting_port_that_is_taken_is_bad_input(make: Make) -> None:
     gang.nodes = 2
     with socket.create_server(("", gang.port + 1)):
         assert case.start(**gang.env(0)).ends() == 2
-    assert f"port {gang.port + 1}, where the nodes meet, cannot be had" in case.ended["reason"]
+    assert f"port {gang.port + 1}, for the rendezvous of the nodes, is not available" in case.ended["reason"]
 
 
 def test_a_port_of_the_ranks_that_is_taken_is_bad_input_and_starts_none(make: Make) -> None:
@@ -214,7 +214,10 @@ def test_a_port_of_the_ranks_that_is_taken_is_bad_input_and_starts_none(make: Ma
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         assert case.start(HEADWAY_MASTER_PORT=str(port)).ends() == 2, case.explain()
-    assert f"port {port}, where the ranks meet, cannot be had: Address already in use" in case.ended["reason"]
+    assert (
+        f"port {port}, for the rendezvous of the ranks, is not available: Address already in use"
+        in case.ended["reason"]
+    )
     assert "fix: " in case.ended["reason"]
     assert not case.events("restart")
     assert not (case.tmp / "began").exists()
@@ -273,7 +276,7 @@ def _gate() -> Iterator[tuple[int, SimpleQueue[Any]]]:
 
 def test_another_runs_node_is_refused(gate: tuple[int, SimpleQueue[Any]]) -> None:
     port, posted = gate
-    with pytest.raises(rendezvous.ConnectionRejected, match="another run's meeting"):
+    with pytest.raises(rendezvous.ConnectionRejected, match="rendezvous of another run"):
         rendezvous.join("127.0.0.1", port, b"other key", 1, {})
     with pytest.raises(rendezvous.ConnectionRejected, match="there is no node 3 among 3"):
         rendezvous.join("127.0.0.1", port, b"key", 3, {})
@@ -301,7 +304,7 @@ def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=lambda: server.accept()[0].sendall(b"220 smtp ready\r\n"), daemon=True).start()
-        with pytest.raises(rendezvous.ConnectionRejected, match="something else listens there"):
+        with pytest.raises(rendezvous.ConnectionRejected, match="another service is listening there"):
             rendezvous.join("127.0.0.1", server.getsockname()[1], b"key", 1, {})
 
 

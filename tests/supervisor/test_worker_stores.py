@@ -117,9 +117,9 @@ def test_a_run_in_a_bucket_outlives_an_outage_of_it(make: Make, wire: Wire) -> N
     wire.cut()
     case.mark("go-2")
     case.marked("did-2")
-    eventually(lambda: "the store is out of reach" in supervisor.printed, case.explain)
+    eventually(lambda: "the store is unreachable" in supervisor.printed, case.explain)
     wire.mend()
-    eventually(lambda: "the store is back" in supervisor.printed, case.explain)
+    eventually(lambda: "the store is reachable again" in supervisor.printed, case.explain)
     case.mark("go-3")
     assert supervisor.ends() == 0, case.explain()
     assert case.log() == ["line 1", "line 2", "line 3"]

@@ -157,9 +157,7 @@ def test_the_replica_index_of_a_pytorchjob_is_a_node_and_not_a_rank() -> None:
     world = node_world(PYTORCHJOB, plan(3, processes=2))
     assert (world.node, world.nodes, list(world.ranks), world.size) == (2, 3, [4, 5], 6)
     assert (world.master_addr, world.master_port) == ("captions-master-0", 23456)
-    assert str(world) == (
-        "world: node 2 of 3, ranks 4-5 of 6, master captions-master-0:23456, from Kubeflow's PyTorchJob (PET_*)"
-    )
+    assert str(world) == ("node 2 of 3, ranks 4-5 of 6, master captions-master-0:23456 (Kubeflow's PyTorchJob (PET_*))")
 
 
 def test_an_old_pytorchjob_is_understood_by_its_replicas() -> None:
@@ -241,7 +239,7 @@ def test_what_surrounds_a_local_run_is_not_its_world() -> None:
         ({"CLUSTER_SPEC": "[]"}, 2, "is not a cluster spec"),
         (vertex(task={"type": "workerpool1", "index": 7}), 3, "has no task workerpool1[7]"),
         (vertex(cluster={**VERTEX_CLUSTER["cluster"], "workerpool2": ["x:1"]}), 3, "has workerpool2"),
-        ({**STATEFULSET, "HOSTNAME": "captions-3"}, 3, "'captions-3', which is none of captions-0 to captions-2"),
+        ({**STATEFULSET, "HOSTNAME": "captions-3"}, 3, "'captions-3', not one of captions-0 to captions-2"),
         ({**STATEFULSET, "HOSTNAME": "other-0"}, 3, "HEADWAY_STATEFULSET"),
         ({**STATEFULSET, "HEADWAY_REPLICAS": "0"}, 3, "HEADWAY_REPLICAS=0"),
         ({**STATEFULSET, "HEADWAY_SERVICE": ""}, 3, "HEADWAY_SERVICE is not set"),
@@ -252,7 +250,7 @@ def test_what_surrounds_a_local_run_is_not_its_world() -> None:
         ({**HOSTS, "HEADWAY_NODE": "2"}, 2, "HEADWAY_NODE=2"),
         ({"HEADWAY_HOSTS": "a,,b", "HEADWAY_NODE": "0"}, 3, "HEADWAY_HOSTS=a,,b"),
         ({"HEADWAY_HOSTS": "a,b"}, 2, "HEADWAY_NODE is not set"),
-        ({}, 2, "the plan wants 2 nodes, and nothing here says which of them this is"),
+        ({}, 2, "the plan has 2 nodes, and no environment variable says which one this is"),
     ],
 )
 def test_what_is_malformed_or_contradictory_is_named(env: Env, nodes: int, named: str) -> None:

@@ -320,7 +320,7 @@ class TestDocker(TargetContract):
             assert verdict()[0] == NOT_YOURS
         assert verdict() == (LIVE, "running")
         os.rename(hold.url, hidden)
-        assert verdict() == (ORPHAN, "its run folder is gone")
+        assert verdict() == (ORPHAN, "its run folder no longer exists")
         os.rename(hidden, hold.url)
         docker("stop", *hold.handle.details["containers"])
         assert verdict() == (ORPHAN, "its run is stopped")
@@ -351,9 +351,9 @@ class TestDocker(TargetContract):
         hold = self.running(start(WAITS))
         moved = f"{tmp_path}/archive"
         os.rename(hold.url, moved)
-        with pytest.raises(RunBusy, match="was moved here"):
+        with pytest.raises(RunBusy, match="was moved from"):
             lifecycle.resume(moved, target=target)
-        with pytest.raises(TargetError, match="was moved here"):
+        with pytest.raises(TargetError, match="was moved from"):
             lifecycle.reach(moved, target=target).down()
         os.rename(moved, hold.url)
         assert hold.stop().status.state is State.STOPPED

@@ -62,7 +62,7 @@ def place(hold: RunHandle) -> Path:
 
 
 def _waits_again(status: Status) -> bool:
-    return status.state is State.PENDING and "whether it goes on from them is the script's to decide" in status.reason
+    return status.state is State.PENDING and "whether it continues from them is up to the script" in status.reason
 
 
 def attempts(hold: RunHandle) -> int:

@@ -60,7 +60,7 @@ def enough(env: dict[str, str], code: int = 0) -> None:
 
 def test_the_panel_shows_the_run_and_ends_with_it(env: dict[str, str]) -> None:
     terminal = Terminal(["watch", "job"], env)
-    for text in ("training has begun", "step 49/100", "3 steps/s", "17s left", "loss", "█", "q leaves"):
+    for text in ("training has begun", "step 49/100", "3 steps/s", "17s left", "loss", "█", "q quits"):
         terminal.see(text)
     enough(env)
     assert terminal.leave() == FINISHED
@@ -86,7 +86,7 @@ def test_q_and_ctrl_c_leave_the_run_alone_and_the_terminal_as_it_was(env: dict[s
     terminal.press("x")
     terminal.see("step 49/100")
     terminal.press(key)
-    terminal.see("job goes on")
+    terminal.see("job keeps running")
     after = termios.tcgetattr(terminal._fd)
     assert terminal.leave() == FINISHED
     assert after == before

@@ -132,7 +132,7 @@ def test_gitlab_trains_what_the_message_asks_for(headway: Headway, monkeypatch: 
     assert headway("ci", "train", "--on", "local", "--name", "ci-7").code == 0
     assert headway("status", "ci-7").code == 0
     monkeypatch.setenv("CI_COMMIT_MESSAGE", "Better words")
-    assert "asks for no training" in headway("ci", "train", "--on", "local", "--name", "ci-8").out
+    assert "requests no training" in headway("ci", "train", "--on", "local", "--name", "ci-8").out
 
 
 def test_an_identity_holds_no_key(headway: Headway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_a_script_started_by_hand_can_be_stopped_and_goes_on_in_its_folder(tmp_p
     assert "Traceback" not in err
     assert "was not finished" not in err
     resumed, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-2"))
-    assert "going on from step 5" in err
+    assert "resuming from step 5" in err
     assert resumed == straight
     folder = RunFolder(open_store(str(tmp_path / "runs/my-train-2")))
     assert [record["step"] for record in folder.metrics()] == list(range(1, 13))
@@ -87,7 +87,7 @@ def test_a_second_start_in_the_same_folder_is_refused_and_the_unfinished_one_is_
     assert first.stdout is not None
     assert first.stdout.readline() == "here\n"
     _, err = finished(python(tmp_path, HEADWAY_RUN_URL="runs/my-train-1"), 2)
-    assert "this run is live" in err
+    assert "this run is already running" in err
     assert "Traceback" not in err
     first.kill()
     first.communicate()
@@ -113,7 +113,7 @@ def test_a_master_port_that_is_taken_is_said_with_its_code(tmp_path: Path) -> No
         port = str(taken.getsockname()[1])
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         _, err = finished(python(tmp_path, OMP_NUM_THREADS="1", **world), code=2)
-    assert f"MASTER_PORT: port {port}, where the ranks meet, cannot be had: Address already in use" in err
+    assert f"MASTER_PORT: port {port}, for the rendezvous of the ranks, is not available: Address already in use" in err
     assert "fix: end what listens there" in err
     assert "Traceback" not in err
 

@@ -59,7 +59,7 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
         raise NoCheckpoint(
             f"the checkpoint of step {step} cannot be used: {damage}",
             where=run_url,
-            fix="choose another: --checkpoint NAME",
+            fix="choose another one: --checkpoint NAME",
         ) from None
     return CheckpointModel(
         recipe=recipe,
@@ -80,9 +80,9 @@ def _rebuilt(recipe: Recipe, config: Any, weights: Mapping[str, Any], *, by: str
     except (RuntimeError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise NoCheckpoint(
-            f"its weights do not fit {recipe.name} as it is now: {lines[min(1, len(lines) - 1)].strip()}",
+            f"its weights do not match the current {recipe.name} recipe: {lines[min(1, len(lines) - 1)].strip()}",
             where=where,
-            fix=f"use the Headway that trained it ({by}), or train again",
+            fix=f"use the version of Headway that trained it ({by}), or train again",
         ) from None
     return model
 
@@ -96,11 +96,13 @@ def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
 def recipe_of(job: Job) -> Recipe:
     if job.recipe is None:
         raise BadInput(
-            f"{job.name} runs a script of its own, and only recipes know how to score or rebuild their model",
-            fix="do it in the script: run.score(…), run.finish(bundle)",
+            f"{job.name} runs a script, and only the models of recipes can be evaluated and exported by Headway",
+            fix="evaluate and export in the script: run.score(…), run.finish(bundle)",
         )
     if job.recipe not in RECIPES:
-        raise BadInput(f"this Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}")
+        raise BadInput(
+            f"this version of Headway has no recipe {job.recipe!r}", fix=f"choose one of {', '.join(RECIPES)}"
+        )
     return RECIPES[job.recipe]
 
 
@@ -130,7 +132,7 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
         pass
     except (Damaged, KeyError, TypeError, ValueError):
         raise NoCheckpoint(
-            f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="name a step instead"
+            f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="give a step instead: --checkpoint STEP"
         ) from None
     if checkpoint == BEST:
         return _best_of_phases(kept) or (steps[-1], LAST)

@@ -32,7 +32,7 @@ class RunSummary:
     name: str
     url: str
     recipe: str
-    measured: str  # on which data: "test of builtin:cards, 1,000 inputs", or "its own validation"
+    measured: str  # on which data: "test of builtin:cards, 1,000 inputs", or "its validation data"
     metrics: Mapping[str, float]
     samples: Mapping[str, Any]  # per metric, each input's contribution; empty if the run was not evaluated
     settings: Mapping[str, Any]  # dotted keys
@@ -76,7 +76,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _measured(report: Mapping[str, Any] | None) -> str:
     if report is None:
-        return "its own validation"
+        return "its validation data"
     return f"{report['split']} of {report['data']}, {report['count']:,} inputs"
 
 
@@ -119,7 +119,7 @@ def compare(contenders: Sequence[RunSummary], *, resamples: int = 1000, level: f
     the variance between training seeds: for that, train again.
     """
     if len(contenders) < 2:
-        raise BadInput("one run cannot be compared", fix="headway compare RUN RUN…")
+        raise BadInput("at least two runs are needed", fix="headway compare RUN RUN…")
     return {
         "runs": [_about(contender) for contender in contenders],
         "metrics": {
@@ -183,9 +183,11 @@ def _notes(contenders: Sequence[RunSummary]) -> list[str]:
         if not contender.samples
     ]
     if len({contender.measured for contender in contenders}) > 1:
-        notes.append("not all were measured on the same inputs: differences are not paired, and may be the data's")
+        notes.append(
+            "the runs were evaluated on different inputs: differences are not paired, and may come from the data"
+        )
     if len({contender.recipe for contender in contenders}) > 1:
-        notes.append("they are of different recipes: metrics of one name may not mean the same")
+        notes.append("the runs have different recipes: metrics with the same name may differ in meaning")
     return notes
 
 
@@ -205,7 +207,7 @@ def page(found: Mapping[str, Any]) -> str:
     body = [
         _table(["", *names], [[name, *map(shown, values)] for name, values in found["metrics"].items()], "Metrics"),
         "".join(f"<p>{_text(note)}</p>" for note in found["notes"]),
-        _table(["", *names], [[key, *values] for key, values in found["settings"].items()], "Set differently"),
+        _table(["", *names], [[key, *values] for key, values in found["settings"].items()], "Settings that differ"),
         f'<h2>Curves</h2><div class="charts">{"".join(_curve(found, name) for name in found["curves"])}</div>',
     ]
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
@@ -213,7 +215,7 @@ def page(found: Mapping[str, Any]) -> str:
         style=(assets / "style.css").read_text(encoding="utf-8"),
         subtitle=_text("; ".join(f"{run['name']}: {run['measured']}" for run in found["runs"])),
         body="\n".join(body),
-        footer=_text(f"Written by Headway {__version__}. This file needs nothing else."),
+        footer=_text(f"Written by Headway {__version__}. This page is self-contained."),
     )
 
 

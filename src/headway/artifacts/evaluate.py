@@ -84,7 +84,7 @@ def evaluate(
     if split not in SPLITS:
         raise BadInput(f"there is no split {split!r}", fix=f"choose one of {', '.join(SPLITS)}")
     if root is not None and data is None:
-        raise BadInput("--root says where the pictures of a splits.json are", fix="--data splits.json --root DIR")
+        raise BadInput("--root is the folder with the images of a splits.json", fix="--data splits.json --root DIR")
     if not is_bundle(ref):
         return _of_run(ref, checkpoint, split, data, root)
     if checkpoint != "best":
@@ -131,7 +131,11 @@ def _of_bundle(url: str, split: str, data: str | None, root: str | None) -> dict
 
     bundle = Bundle.open(url)
     if bundle.recipe not in RECIPES:
-        raise BadInput(f"this Headway has no recipe {bundle.recipe!r}", where=url, fix="use the one that exported it")
+        raise BadInput(
+            f"this version of Headway has no recipe {bundle.recipe!r}",
+            where=url,
+            fix="use the version that exported it",
+        )
     recipe = RECIPES[bundle.recipe]
     predictor = recipe.load("predictor")(bundle)
     begun = time.monotonic()
@@ -205,7 +209,9 @@ def named_data(data: str | None, root: str | None, split: str, config: Any, *, o
         yield otherwise
     elif not data.endswith(".json"):
         if root is not None:
-            raise BadInput("--root goes with a splits.json, and this is a folder", where=data, fix="leave out --root")
+            raise BadInput(
+                "--root applies only to a splits.json, and --data is a folder", where=data, fix="leave out --root"
+            )
         yield _only(data, split)
     else:
         with tempfile.TemporaryDirectory(prefix="headway-eval-") as folder:
@@ -245,7 +251,7 @@ def _entries(data: str, split: str) -> list[Any]:
     listed = [found[name] for name in _ALIASES[split] if isinstance(found, dict) and name in found]
     if not listed or not isinstance(listed[0], list) or not listed[0]:
         known = ", ".join(found) if isinstance(found, dict) else "none"
-        raise BadInput(f"{data} has no split {split!r}", fix=f"choose one of its own with --split: {known}")
+        raise BadInput(f"{data} has no split {split!r}", fix=f"choose one with --split: {known}")
     return listed[0]
 
 
@@ -287,7 +293,7 @@ def _bring(keys: Iterable[str], base: str, to: Path) -> None:
 def _key(path: str, base: str) -> str:
     key = _relative(path, base)
     if ".." in PurePosixPath(key).parts or key.startswith("/"):
-        raise BadInput(f"{path!r} leads outside of {base}", fix="say where the pictures are with --root")
+        raise BadInput(f"{path!r} is outside of {base}", fix="set the folder with the images: --root DIR")
     return key
 
 
@@ -331,7 +337,7 @@ def bundle_of(ref: str) -> str:
             f"the run {ref.rstrip('/').rsplit('/', 1)[-1]} has exported no bundle yet",
             fix="wait until it has finished, or export its best checkpoint: headway export RUN",
         )
-    raise BadBundle(f"{ref} is neither a bundle nor a run", fix="name a folder that `headway export` wrote, or a run")
+    raise BadBundle(f"{ref} is neither a bundle nor a run", fix="give a run, or a folder written by headway export")
 
 
 def _has(url: str, key: str) -> bool:

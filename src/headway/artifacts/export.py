@@ -125,7 +125,9 @@ def write_graphs(ref: str, kind: str, to: str, *, checkpoint: str = "best") -> d
     recipe, name, model, config, files = _opened(ref, checkpoint)
     if not recipe.graphs:
         raise BadInput(
-            f"{recipe.name} cannot be written as {kind} yet", where=ref, fix="use its bundle, or its weights: --as pth"
+            f"{recipe.name} cannot be exported as {kind} yet",
+            where=ref,
+            fix="use the bundle, or --as pth for the weights",
         )
     with tempfile.TemporaryDirectory(prefix="headway-graphs-") as folder:
         made = [WRITERS[kind](graph, Path(folder)) for graph in recipe.load("graphs")(model, config)]
@@ -142,7 +144,7 @@ def _opened(ref: str, checkpoint: str) -> tuple[Recipe, str, Any, Any, dict[str,
     if is_bundle(ref):
         bundle = Bundle.open(ref)
         if bundle.recipe not in RECIPES:
-            raise BadInput(f"this Headway has no recipe {bundle.recipe!r}", where=ref)
+            raise BadInput(f"this version of Headway has no recipe {bundle.recipe!r}", where=ref)
         predictor = RECIPES[bundle.recipe].load("predictor")(bundle)
         files = {name: bundle.read(name) for name in bundle.record.files if _belongs(name)}
         return RECIPES[bundle.recipe], bundle.name, predictor.model, predictor.config, files

@@ -160,7 +160,7 @@ def _translated(graph: Graph, what: str) -> Iterator[None]:
     except Exception as error:  # exporters raise any type; it is chained as the cause
         first = str(error).strip().splitlines()[:1]
         raise NotExported(
-            f"{graph.name} cannot be written as {what}: {type(error).__name__}: {first[0] if first else ''}",
+            f"{graph.name} cannot be exported as {what}: {type(error).__name__}: {first[0] if first else ''}",
             fix="use the bundle, or another format: --as pth",
         ) from error
 

@@ -55,14 +55,16 @@ class SingleGraphService(Protocol):
 def choose(service: object, bundle: Bundle, asked: Engine) -> str:
     """Set the service's engine; return which one and why. Raises BadInput if `onnx` is requested but impossible."""
     if asked == "torch":
-        return "torch, as asked"
+        return "torch (--engine torch)"
     if not isinstance(service, SingleGraphService):
         if asked == "onnx":
-            raise BadInput(f"{bundle.recipe} decodes word by word: there is no one graph of it", fix="--engine torch")
-        return "torch: this recipe is no single graph"
+            raise BadInput(
+                f"{bundle.recipe} decodes step by step and cannot be exported as a single graph", fix="--engine torch"
+            )
+        return "torch: this recipe cannot be exported as a single graph"
     path = graph_path(bundle)
     if asked == "auto" and not path.exists():
-        return "torch: no graph has been made of this bundle (--engine onnx makes it)"
+        return "torch: no graph has been exported from this bundle (--engine onnx exports it)"
     try:
         return _tried(service, path, asked)
     except (HeadwayError, ImportError) as error:
@@ -85,7 +87,7 @@ def _tried(service: SingleGraphService, path: Path, asked: Engine) -> str:
     run = session(graph, path)
     difference = checked(graph, lambda inputs: run(list(inputs.values())), "ONNX Runtime")
     ours, theirs = race(graph, lambda inputs: _torch(graph, inputs), run)
-    told = f"{1e3 * theirs:.1f} ms against torch's {1e3 * ours:.1f}, differing by {difference:.0e}"
+    told = f"{1e3 * theirs:.1f} ms against torch's {1e3 * ours:.1f}, difference {difference:.0e}"
     if asked == "auto" and theirs >= ours:
         return f"torch: ONNX Runtime is not faster here ({told})"
     service.use(run)
@@ -211,9 +213,9 @@ SERVICES: Final[dict[str, str]] = {
 def service_of(bundle: Bundle) -> Service:
     if bundle.recipe not in SERVICES:
         raise BadBundle(
-            f"it is of the recipe {bundle.recipe!r}, which this Headway cannot serve",
+            f"this version of Headway cannot serve the recipe {bundle.recipe!r}",
             where=bundle.url,
-            fix="use the Headway that exported it, or a newer one",
+            fix="use the version that exported it, or a newer one",
         )
     module, _, name = SERVICES[bundle.recipe].partition(":")
     made: Service = getattr(import_module(module), name)(bundle)

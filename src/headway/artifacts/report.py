@@ -107,7 +107,7 @@ _WORDS = {
     "bleu_4": "BLEU-4",
     "ece": "calibration error",
     "emd2": "squared earth mover's distance",
-    "mae": "mean error in grades",
+    "mae": "mean absolute error in grades",
     "qwk": "QWK",
     "within_one": "within one grade",
     "cider": "CIDEr",
@@ -122,8 +122,8 @@ _WORDS = {
 
 _AGAINST = {"expected_usd": "expected", "budget_usd": "budget"}
 _HEADINGS = {
-    "held_out": "new combinations, of kinds that training never showed",
-    "seen": "known combinations, in pictures that training never showed",
+    "held_out": "new combinations, not in the training data",
+    "seen": "known combinations, in images that are not in the training data",
 }
 
 
@@ -194,28 +194,26 @@ def page(
     tables, examples = (found.tables, found.examples) if found else ((), ())
     body = [
         _tiles(record),
-        _section("How it learnt", _charts(history)),
-        _section("How good it is", _metrics(record) + "".join(map(_detail, tables))),
-        _section("What it says", _sheets(examples)),
-        _section("Where it does best", _sheets(found.best) if found else ""),
-        _section("Where it does worst", _sheets(found.worst) if found else ""),
-        _section("How it was made", _facts(run_url, record, job)),
-        _section("Make it again", _again(run_url, job)),
+        _section("Training", _charts(history)),
+        _section("Metrics", _metrics(record) + "".join(map(_detail, tables))),
+        _section("Examples", _sheets(examples)),
+        _section("Best results", _sheets(found.best) if found else ""),
+        _section("Worst results", _sheets(found.worst) if found else ""),
+        _section("Details", _facts(run_url, record, job)),
+        _section("Reproduce", _again(run_url, job)),
     ]
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
         title=_text(record["run"]),
         style=(assets / "style.css").read_text(encoding="utf-8"),
         subtitle=_text(_subtitle(record, job)),
         body="\n".join(body),
-        footer=_text(
-            f"Written by Headway {record['headway']} at {record['written_at']}. This file needs nothing else."
-        ),
+        footer=_text(f"Written by Headway {record['headway']} at {record['written_at']}. This page is self-contained."),
     )
 
 
 def _subtitle(record: Mapping[str, Any], job: Job) -> str:
-    trained_on = ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"
-    return f"{record['recipe']}, trained on {trained_on}; measured on {record['count']:,} inputs of {record['data']}"
+    trained_on = ", ".join(source.source for source in job.data.train) or "the recipe's generated data"
+    return f"{record['recipe']}, trained on {trained_on}; evaluated on {record['count']:,} inputs of {record['data']}"
 
 
 def _tiles(record: Mapping[str, Any]) -> str:
@@ -280,7 +278,7 @@ def _metrics(record: Mapping[str, Any]) -> str:
         for name in plain
     ]
     note = f"Weights of step {record['step']:,} (checkpoint “{record['checkpoint']}”)."
-    note += f" The baseline has learnt nothing: it {baseline['words']}." if baseline["words"] else ""
+    note += f" The baseline is not trained: it {baseline['words']}." if baseline["words"] else ""
     return f"{_table(head, rows)}<p>{_text(note)}</p>"
 
 
@@ -351,7 +349,7 @@ def _facts(run_url: str, record: Mapping[str, Any], job: Job) -> str:
     rows = [
         ["run", run_url],
         ["recipe", record["recipe"]],
-        ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's own drawn data"],
+        ["training data", ", ".join(source.source for source in job.data.train) or "the recipe's generated data"],
         ["seed", str(job.seed)],
         ["training", f"{_time(training['seconds'])}{resumed}, {training['steps']:,} steps, {training['state']}"],
         ["cost", _costs(record["cost"])],
@@ -377,7 +375,7 @@ def _usd(amount: float) -> str:
 def _again(run_url: str, job: Job) -> str:
     plan = f"headway run --plan {run_url}/plan.json"
     return (
-        f"<p>The very same plan:</p><pre><code>{_text(plan)}</code></pre>"
+        f"<p>With the same plan:</p><pre><code>{_text(plan)}</code></pre>"
         f"<p>Or from its job file, saved as headway.yaml, with <code>headway run -f headway.yaml</code>:</p>"
         f"<pre><code>{_text(as_job_file(job))}</code></pre>"
     )

@@ -22,38 +22,48 @@ if TYPE_CHECKING:
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="prepare|inspect|verify")
-    prepare = verbs.add_parser("prepare", help="pictures and text into shards that are read at memory speed")
+    prepare = verbs.add_parser("prepare", help="convert images and text to shards that load fast")
     prepare.add_argument("source", metavar="SOURCE", help="a folder, an archive, a URL, a bucket or a known name")
     prepare.add_argument("--to", required=True, metavar="DEST", help="a folder or a bucket")
     prepare.add_argument(
-        "--size", type=int, default=256, metavar="PX", help="of the short side (default: 256; 0 keeps it)"
+        "--size",
+        type=int,
+        default=256,
+        metavar="PX",
+        help="of the short side in pixels (default: 256; 0 keeps the original)",
     )
     prepare.add_argument("--encoding", choices=("jpeg", "raw"), default="jpeg", help="default: jpeg")
     prepare.add_argument("--fit", choices=("short", "crop", "squash", "pad"), help="default: short; raw: crop")
     prepare.add_argument("--quality", type=int, default=90, metavar="Q", help="of JPEGs (default: 90)")
-    prepare.add_argument("--format", help="which reader (default: seen from the files)")
-    prepare.add_argument("--year", choices=("2014", "2017"), help="of COCO, where a folder has both")
-    prepare.add_argument("--languages", metavar="FROM,TO", help="of parallel text, where there are more than two")
-    prepare.add_argument("--splits", metavar="NAME=SHARE,…", help="where there are none: train=0.8,val=0.1,test=0.1")
-    prepare.add_argument("--seed", type=int, default=0, help="of those splits")
-    prepare.add_argument("--words", metavar="MIN-MAX", help="of a caption that is kept (default: 2-60)")
+    prepare.add_argument("--format", help="which reader (default: detected from the files)")
+    prepare.add_argument("--year", choices=("2014", "2017"), help="which annotations of COCO, if a folder has both")
+    prepare.add_argument("--languages", metavar="FROM,TO", help="of parallel text, if there are more than two")
+    prepare.add_argument("--splits", metavar="NAME=SHARE,…", help="if the source has none: train=0.8,val=0.1,test=0.1")
+    prepare.add_argument("--seed", type=int, default=0, help="of the random splits")
+    prepare.add_argument("--words", metavar="MIN-MAX", help="fewest and most words of a caption (default: 2-60)")
     prepare.add_argument("--keep-flagged", action="store_true", help="keep captions that annotators rejected")
-    prepare.add_argument("--subwords", type=int, default=8000, metavar="N", help="of parallel text (default: 8000)")
-    prepare.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    prepare.add_argument("--dask", metavar="ADDRESS", help="use this scheduler's machines instead: tcp://host:8786")
-    prepare.add_argument("--max-bad", default="1%", metavar="N", help="stop past this many bad rows (default: 1%%)")
-    prepare.add_argument("--duplicates", choices=("report", "drop"), default="report",
-                         help="of val or test in train (default: report)")  # fmt: skip
-    prepare.add_argument("--user", metavar="REF", help="for a download, a secret reference: env:KAGGLE_USERNAME")
-    prepare.add_argument("--key", metavar="REF", help="its key or password, likewise: env:KAGGLE_KEY")
-    prepare.add_argument("--overwrite", action="store_true", help="replace a data set that is there already")
-    inspect = verbs.add_parser("inspect", help="counts, balance, a contact sheet, and what was dropped and why")
-    inspect.add_argument("dest", metavar="DEST")
-    inspect.add_argument("--page", metavar="FILE", help="write it as a page with pictures and histograms")
-    inspect.add_argument(
-        "--dropped", nargs="?", const="", metavar="REASON", help="every dropped row, or those of a reason"
+    prepare.add_argument(
+        "--subwords", type=int, default=8000, metavar="N", help="size for parallel text (default: 8000)"
     )
-    verify = verbs.add_parser("verify", help="hash every shard again")
+    prepare.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    prepare.add_argument("--dask", metavar="ADDRESS", help="use this Dask scheduler instead: tcp://host:8786")
+    prepare.add_argument(
+        "--max-bad", default="1%", metavar="N", help="fail above this share of bad rows (default: 1%%)"
+    )
+    prepare.add_argument("--duplicates", choices=("report", "drop"), default="report",
+                         help="rows of val or test that are also in train (default: report)")  # fmt: skip
+    prepare.add_argument(
+        "--user", metavar="REF", help="user name for a download, as a secret reference: env:KAGGLE_USERNAME"
+    )
+    prepare.add_argument("--key", metavar="REF", help="key or password, as a secret reference: env:KAGGLE_KEY")
+    prepare.add_argument("--overwrite", action="store_true", help="replace an existing data set")
+    inspect = verbs.add_parser("inspect", help="show counts, class balance, a contact sheet, and dropped rows")
+    inspect.add_argument("dest", metavar="DEST")
+    inspect.add_argument("--page", metavar="FILE", help="write an HTML page with images and histograms")
+    inspect.add_argument(
+        "--dropped", nargs="?", const="", metavar="REASON", help="list dropped rows, all or those of one reason"
+    )
+    verify = verbs.add_parser("verify", help="verify the checksum of every shard")
     verify.add_argument("dest", metavar="DEST")
     for each in (prepare, inspect, verify):
         add_json(each)
@@ -118,14 +128,14 @@ def _wishes(args: argparse.Namespace) -> PrepareOptions:
 def _words(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)-(\d+)", text)
     if found is None or int(found[1]) > int(found[2]):
-        raise BadInput(f"--words {text} is no range", fix="write the fewest and the most words: --words 2-60")
+        raise BadInput(f"--words {text} is not a range", fix="--words 2-60 (fewest and most words)")
     return int(found[1]), int(found[2])
 
 
 def _languages(text: str) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) != 2 or not all(names):
-        raise BadInput(f"--languages {text} does not name two", fix="write both endings: --languages en,de")
+        raise BadInput(f"--languages {text} does not name two", fix="--languages en,de")
     return names[0], names[1]
 
 
@@ -133,8 +143,8 @@ def _splits(text: str) -> dict[str, float]:
     try:
         return {name.strip(): float(share) for name, share in (part.split("=") for part in text.split(","))}
     except ValueError:
-        fix = "write names and shares: --splits train=0.9,val=0.1"
-        raise BadInput(f"--splits {text} cannot be read", fix=fix) from None
+        fix = "--splits train=0.9,val=0.1"
+        raise BadInput(f"--splits {text} is not a list of names and shares", fix=fix) from None
 
 
 def _login(args: argparse.Namespace) -> Login | None:
@@ -184,7 +194,7 @@ def _inspect(args: argparse.Namespace) -> int:
     for reason, count in found.manifest.dropped.items():
         print(f"dropped: {count:,} × {reason}")
     if found.manifest.dropped:
-        print(f"each of them: headway data inspect {args.dest} --dropped")
+        print(f"to list them: headway data inspect {args.dest} --dropped")
     print(f"page: {args.page}" if args.page else f"next: headway data inspect {args.dest} --page data.html")
     return FINISHED
 

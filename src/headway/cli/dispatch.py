@@ -23,41 +23,41 @@ class Verb(NamedTuple):
 
 VERBS = {
     "ci": Verb("write the pipeline that trains when a commit says !train!", "headway.cli.setup:ci"),
-    "compare": Verb("runs side by side: metrics with intervals, settings, curves", "headway.cli.model:compare"),
+    "compare": Verb("compare runs: metrics with confidence intervals, settings, curves", "headway.cli.model:compare"),
     "completion": Verb("print the shell completion script", "headway.cli.dispatch:completion"),
-    "data": Verb("prepare a data set, look into it, verify it", "headway.cli.data:data"),
-    "deploy": Verb("put a model on Cloud Run or Vertex AI: show it, do it, end it", "headway.cli.serve:deploy"),
-    "doctor": Verb("check this machine, and say what to type for what is missing", "headway.cli.verify:doctor"),
-    "down": Verb("stop a run and remove all it made, except its folder", "headway.cli.stop:stop"),
-    "eval": Verb("score a run's model on held-out data and write its report", "headway.cli.model:eval"),
-    "export": Verb("make a bundle: all that is needed to use the model", "headway.cli.model:export"),
-    "gc": Verb("find and remove what runs left behind, everywhere", "headway.cli.stop:gc"),
+    "data": Verb("prepare, inspect or verify a data set", "headway.cli.data:data"),
+    "deploy": Verb("deploy a model to Cloud Run or Vertex AI, or remove it", "headway.cli.serve:deploy"),
+    "doctor": Verb("check this machine and print the command for what is missing", "headway.cli.verify:doctor"),
+    "down": Verb("stop a run and remove all it created, except its folder", "headway.cli.stop:stop"),
+    "eval": Verb("evaluate a run's model on held-out data and write a report", "headway.cli.model:eval"),
+    "export": Verb("export a bundle: all that is needed to use the model", "headway.cli.model:export"),
+    "gc": Verb("find and remove what runs left behind, on all targets", "headway.cli.stop:gc"),
     "image": Verb("print, build or push the container image of a job", "headway.cli.setup:image"),
     "infra": Verb("print the Terraform that sets up a cloud project", "headway.cli.setup:infra"),
     "init": Verb("write a commented headway.yaml to start from", "headway.cli.run:init"),
-    "logs": Verb("what a run printed", "headway.cli.follow:logs"),
-    "notebook": Verb("Jupyter on the machine of a run, in your browser", "headway.cli.inspect:notebook"),
-    "plan": Verb("what `run` would do, without doing it", "headway.cli.run:plan"),
-    "predict": Verb("try a model on your own inputs", "headway.cli.model:predict"),
-    "prices": Verb("what accelerators cost an hour, by region", "headway.cli.setup:prices"),
+    "logs": Verb("print a run's log", "headway.cli.follow:logs"),
+    "notebook": Verb("open Jupyter on a run's machine in your browser", "headway.cli.inspect:notebook"),
+    "plan": Verb("show what `run` would do, without doing it", "headway.cli.run:plan"),
+    "predict": Verb("run a model on your own inputs", "headway.cli.model:predict"),
+    "prices": Verb("list the hourly prices of accelerators, by region", "headway.cli.setup:prices"),
     "ps": Verb("list runs, newest first", "headway.cli.inspect:ps"),
     "pull": Verb("copy a run's folder, or part of it, to this machine", "headway.cli.inspect:pull"),
-    "resume": Verb("go on with a run where it was left", "headway.cli.run:resume"),
-    "run": Verb("train: here, or on a target of the job file", "headway.cli.run:run"),
+    "resume": Verb("resume a run from its last checkpoint", "headway.cli.run:resume"),
+    "run": Verb("train on this machine or on a target of the job file", "headway.cli.run:run"),
     "score": Verb("score captions, grades, classes or translations in files", "headway.cli.model:score"),
-    "serve": Verb("answer requests with a model, and try it in a browser", "headway.cli.serve:serve"),
-    "status": Verb("how a run is doing", "headway.cli.inspect:status"),
-    "stop": Verb("checkpoint, end the billing, stay resumable", "headway.cli.stop:stop"),
-    "ui": Verb("all runs in a browser: curves, logs, comparison", "headway.cli.inspect:ui"),
-    "verify-resume": Verb("prove that your job, killed and resumed, ends the same", "headway.cli.verify:verify_resume"),
-    "watch": Verb("a run live in this terminal: curves, speed, time left, cost", "headway.cli.follow:watch"),
-    "why": Verb("why a run failed, the line that shows it, and what to type", "headway.cli.inspect:why"),
+    "serve": Verb("serve a model over HTTP, with a page to try it", "headway.cli.serve:serve"),
+    "status": Verb("show a run's status", "headway.cli.inspect:status"),
+    "stop": Verb("stop a run after a checkpoint, so that it can be resumed", "headway.cli.stop:stop"),
+    "ui": Verb("show all runs in a browser: curves, logs, comparison", "headway.cli.inspect:ui"),
+    "verify-resume": Verb("check that a killed and resumed run ends the same", "headway.cli.verify:verify_resume"),
+    "watch": Verb("watch a run in the terminal: curves, speed, time left, cost", "headway.cli.follow:watch"),
+    "why": Verb("explain why a run failed and how to fix it", "headway.cli.inspect:why"),
 }
 
 GROUPS = {
     "Start": ["init", "prices", "plan", "image", "run"],
     "Watch": ["ps", "status", "watch", "logs", "ui", "notebook", "why"],
-    "Stop and go on": ["stop", "resume", "down", "gc"],
+    "Stop and resume": ["stop", "resume", "down", "gc"],
     "Use the model": ["eval", "compare", "export", "predict", "serve", "deploy", "pull"],
     "Data and scores": ["data", "score"],
     "Set up": ["infra", "ci"],
@@ -72,13 +72,13 @@ SHELLS = ("bash", "fish", "zsh")
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: the one in $SHELL")
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: from $SHELL")
 
 
 def completion_command(args: argparse.Namespace) -> int:
     shell = args.shell or os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SHELLS:
-        raise BadInput(f"no completion for the shell {shell!r}", fix="headway completion bash")
+        raise BadInput(f"there is no completion script for the shell {shell!r}", fix="headway completion bash")
     import argcomplete
 
     print(argcomplete.shellcode(["headway"], shell=shell))
@@ -165,10 +165,10 @@ def _explained(error: HeadwayError) -> str:
 
 
 _SAID = {
-    errno.EACCES: "no permission",
+    errno.EACCES: "permission denied",
     errno.EISDIR: "is a folder",
     errno.ENOENT: "no such file",
-    errno.ENOSPC: "the disk is full",
+    errno.ENOSPC: "no space left on the disk",
     errno.ENOTDIR: "is not a folder",
     errno.EROFS: "read-only",
 }
@@ -187,8 +187,8 @@ def _bug(error: BaseException) -> int:
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text("".join(traceback.format_exception(error)))
-        kept = f"the details are in {where}"
+        kept = f"the traceback is in {where}"
     except OSError:
-        kept = "HEADWAY_DEBUG=1 shows the details"
+        kept = "HEADWAY_DEBUG=1 prints the traceback"
     print(f"headway: this is a bug in Headway: {type(error).__name__}: {error}\n    {kept}", file=sys.stderr)
     return FAILED

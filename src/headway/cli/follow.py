@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def logs_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all; -1: the supervisor)")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     parser.add_argument("--since", metavar="T", help="a duration (10m) or a time (2026-01-31T12:00)")
@@ -80,7 +80,7 @@ def since(text: str) -> str:
     try:
         seconds = duration(text)
     except ValueError:
-        raise BadInput(f"--since {text}: neither a duration nor a time", fix="--since 10m") from None
+        raise BadInput(f"--since {text} is neither a duration nor a time", fix="--since 10m") from None
     return (datetime.now(timezone.utc) - timedelta(seconds=seconds)).isoformat()
 
 
@@ -89,6 +89,8 @@ def as_record(line: LogLine) -> str:
 
 
 LOOK_S = 0.5  # how often the progress is read again
+STARTING = "starting"
+PROGRESS = re.compile(r"headway: (?:epoch \d+(?:/\d+)?  )?step \d+(?:/\d+)?(?:  |$)")  # as training.metrics.progress
 
 
 class _Dismissed(BaseException):
@@ -99,16 +101,17 @@ def say(text: str) -> None:
     print(paint(f"headway: {text}", "dim"), file=sys.stderr)
 
 
-def attach(launched: RunHandle, *, since: str = "", json: bool = False) -> int:
-    """Watch to the end and return the run's exit code. Ctrl-C asks once; a second one stops the run. SIGTERM ends the
-    watching alone.
+def attach(launched: RunHandle, *, since: str = "", json: bool = False, rerun: str = "headway run") -> int:
+    """Follow the run to its end and return its exit code. Ctrl-C asks once; a second one stops the run. SIGTERM ends
+    this client alone.
 
-    What was printed before `since`, by earlier attempts, is not shown again.
+    Lines printed before `since`, by earlier attempts, are not shown again. `rerun` is the command that starts the job
+    anew, for a run whose script failed.
     """
-    say(f"{launched.run} in {launched.url}{page_lines(launched)}")
+    say(f"run {launched.run}, folder {launched.url}{page_lines(launched)}")
     try:
         with _dismissable(), _display(launched, quiet=json) as show:
-            outcome = launched.wait(lambda line: show(line) if line.time >= since else None)
+            outcome = launched.wait(lambda line: show(line) if line.time >= since and not _is_end(line) else None)
     except _Dismissed:
         say(_goes_on(launched.run))
         return 128 + signal.SIGTERM
@@ -118,8 +121,17 @@ def attach(launched: RunHandle, *, since: str = "", json: bool = False) -> int:
             return FINISHED
         say(f"stopping{first_of_all(recorded_kind(launched.folder))}")
         outcome = launched.stop("Ctrl-C")
-    print(as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched))
+    ending = as_json(_summary(outcome, launched)) if json else conclusion(outcome, launched, rerun=rerun, shown=True)
+    print(ending)
     return outcome.exit_code
+
+
+_ENDS = frozenset(state.value for state in State if state.ended)
+
+
+def _is_end(line: LogLine) -> bool:
+    """Whether it is the supervisor's last line, which says what `conclusion` says."""
+    return line.rank < 0 and line.text.partition(":")[0] in _ENDS
 
 
 @contextmanager
@@ -135,63 +147,74 @@ def _dismissable() -> Iterator[None]:
 
 
 def _goes_on(run: str) -> str:
-    return f"{run} goes on.   next: headway logs {run} -f   or   headway stop {run}"
+    return f"{run} keeps running.   next: headway logs {run} -f   or   headway stop {run}"
 
 
-def conclusion(outcome: Outcome, launched: RunHandle) -> str:
-    """How it ended, and what to type next."""
+def conclusion(outcome: Outcome, launched: RunHandle, *, rerun: str = "headway run", shown: bool = False) -> str:
+    """How the run ended, why if it failed, and the next command. `shown`: its log is on the screen already."""
     run, state, reason = outcome.run, outcome.status.state, outcome.status.reason
     good = outcome.exit_code == FINISHED
-    head = f"{run} {state.value}" + (f": {reason}" if reason else "")
+    head = f"{run} {state.value}{taken(launched) if state.ended else ''}"
+    head += f": {reason}" if reason and state is not State.FINISHED else ""
     lines = [paint(head, "green" if good else "red" if outcome.exit_code == 1 else "yellow")]
-    took = taken(launched) if state.ended else ""
-    if took:
-        lines.append(took)
+    following = next_for(launched, state)
     if state in (State.FAILED, State.LOST):
-        lines.append(explained(outcome, launched))
+        cause, following = explained(outcome, launched, rerun=rerun, shown=shown)
+        lines += cause
     if outcome.receipt and outcome.receipt.left:
         lines.append(f"still there: {', '.join(outcome.receipt.left)}   fix: headway down {run}")
     if outcome.receipt and outcome.receipt.unverified:
-        lines.append(f"nobody could be asked whether it is gone: {', '.join(outcome.receipt.unverified)}")
-    lines += how(recorded_kind(launched.folder), state)
-    return "\n".join([*lines, f"folder: {launched.url}", f"next: {following(launched, state)}"])
+        lines.append(f"could not verify that it was removed: {', '.join(outcome.receipt.unverified)}")
+    if following.startswith("headway resume"):
+        lines += how(recorded_kind(launched.folder), state)
+    return "\n".join([*lines, *([f"next: {following}"] if following else [])])
 
 
 def taken(launched: RunHandle) -> str:
-    """What it took and cost, against what had been expected of it."""
+    """Time and cost, with the estimate of the plan: " after 7m, $0.12 (estimate: 8m, $0.14)"."""
     from headway.rundir.lease import spent_s, spent_usd
 
     try:
         plan, seconds = launched.folder.plan(), spent_s(launched.folder)
-    except HeadwayError:  # out of reach, or damaged: how it ended has been said
+    except HeadwayError:  # out of reach, or damaged: the state has been printed
         return ""
     cost, expected = spent_usd(plan, seconds), plan.price.get("expected_hours")
-    words = f"took {duration(seconds)}" + (f" and {usd(cost)}" if cost is not None else "")
+    text = f" after {duration(seconds)}" + (f", {usd(cost)}" if cost is not None else "")
     if expected is None:
-        return words
-    reckoned = plan.price.get("expected_usd")
-    money = f" and {usd(reckoned)}" if reckoned is not None else ""
-    return f"{words}; expected ({plan.price.get('basis')}): {duration(expected * 3600)}{money}"
+        return text
+    usd_expected = plan.price.get("expected_usd")
+    money = f", {usd(usd_expected)}" if usd_expected is not None else ""
+    return f"{text} (estimate: {duration(expected * 3600)}{money})"
 
 
-def explained(outcome: Outcome, launched: RunHandle) -> str:
-    """Cause, evidence and what to type; or the last words of the first rank that failed."""
-    from headway.cli.inspect import describe_cause
+def explained(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool) -> tuple[list[str], str]:
+    """The cause, the evidence and the fix, if a rule knows the failure; else the log's last lines, unless `shown`.
+
+    Also the next command: none where the fix names it.
+    """
+    from headway.cli.inspect import after_failure, describe_cause
     from headway.diagnose.diagnosis import why
 
     try:
-        return describe_cause(why(launched, outcome.status))
-    except HeadwayError as error:  # a folder out of reach: that it failed has been said
-        return f"  why: {error}"
+        found = why(launched, outcome.status)
+        several = launched.folder.plan().nodes * launched.folder.plan().processes > 1
+    except HeadwayError as error:  # the folder is out of reach: that the run failed has been printed
+        return [f"  cause unknown: {error}"], f"headway why {launched.run}"
+    following = after_failure(launched.folder, found, rerun=rerun)
+    if not found.name and shown:
+        first = f"  first failure: rank {found.rank}   log: headway logs {launched.run} --rank {found.rank}"
+        return ([first] if several and found.rank is not None else []), following
+    return [describe_cause(found)], following
 
 
-def following(launched: RunHandle, state: State) -> str:
-    """What one would most likely type next."""
-    if state.resumable:
-        return f"headway resume {launched.run}"
-    if not state.ended:
-        return f"headway logs {launched.run} -f"
-    return f"headway {'eval' if launched.folder.plan().job.get('recipe') else 'pull'} {launched.run}"
+def next_for(launched: RunHandle, state: State) -> str:
+    """The command that a user most likely wants next; "" if there is none."""
+    from headway.rundir.status import next_command
+
+    try:
+        return next_command(launched.folder, launched.folder.plan(), state)
+    except HeadwayError:  # the plan is damaged or out of reach
+        return f"headway status {launched.run}"
 
 
 def recorded_kind(folder: RunFolder) -> str:
@@ -205,8 +228,8 @@ def recorded_kind(folder: RunFolder) -> str:
 
 
 def how(kind: str, state: State) -> list[str]:
-    """What a resume does, where it can be resumed and would do less than go on exactly."""
-    return [f"if resumed, {again(kind)}"] if state.resumable and kind != EXACT else []
+    """What a resume does, if it is not exact."""
+    return [f"on resume, {again(kind)}"] if state.resumable and kind != EXACT else []
 
 
 def first_of_all(kind: str) -> str:
@@ -238,7 +261,7 @@ def _leave() -> bool:
     if not sys.stdin.isatty():
         return False
     try:
-        print("\n[d]etach and let it train, or [s]top it? [d] ", end="", flush=True)
+        print("\n[d]etach and keep it running, or [s]top it? [d] ", end="", flush=True)
         # In short waits: a Ctrl-C that comes just before a long one would go unnoticed until something is typed.
         while not select.select([sys.stdin], [], [], LOOK_S)[0]:
             pass
@@ -261,7 +284,10 @@ def _display(launched: RunHandle, *, quiet: bool) -> Iterator[Any]:
 
 @contextmanager
 def _live(launched: RunHandle) -> Iterator[Any]:
-    """A progress bar under the lines. It reads the run's folder, so it shows the same wherever the run is."""
+    """A progress bar below the log. It reads the run's folder, so it shows the same wherever the run is.
+
+    The run's own progress lines are left out, because the bar shows them. A script that reports no progress has no bar.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -269,20 +295,24 @@ def _live(launched: RunHandle) -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[words]}"))
     over = threading.Event()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=None, words="")
+        task = progress.add_task(STARTING, total=None, words="")
 
         def look() -> None:
             while not over.wait(LOOK_S):
                 record = _progress(launched)
                 if record:
                     total, done = record.get("steps"), record.get("step", 0)
-                    progress.update(task, description=where(record), total=total, completed=done, words=words(record))
+                    shown_now = {"description": where(record), "words": words(record), "visible": True}
+                    progress.update(task, total=total, completed=done, **shown_now)
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()
 
         def on_line(line: LogLine) -> None:
-            console.print(shown(line), markup=False)
+            if line.rank >= 0 and progress.tasks[0].description == STARTING:
+                progress.update(task, visible=False, refresh=True)
+            if line.rank != 0 or not PROGRESS.match(line.text):
+                console.print(shown(line), markup=False)
 
         try:
             yield on_line
@@ -294,7 +324,7 @@ def _live(launched: RunHandle) -> Iterator[Any]:
 def _progress(launched: RunHandle) -> dict[str, Any] | None:
     try:
         return launched.folder.progress()
-    except HeadwayError:  # a passing trouble of the store: the bar stands still, the run does not care
+    except HeadwayError:  # the store does not answer for now: the bar stays as it is
         return None
 
 
@@ -304,12 +334,16 @@ def where(record: dict[str, Any]) -> str:
 
 
 def words(record: dict[str, Any]) -> str:
-    """Loss, speed and time left: what a person glances at."""
-    parts = [f"{key} {record[key]:.3f}" for key in ("loss",) if isinstance(record.get(key), float)]
+    """Step, loss, speed, time left and cost."""
+    total = f"/{record['steps']}" if record.get("steps") else ""
+    parts = [f"step {record['step']}{total}"] if "step" in record else []
+    parts += [f"{key} {record[key]:.3f}" for key in ("loss",) if isinstance(record.get(key), float)]
     if record.get("rate"):
         parts.append(f"{record['rate']:.1f} steps/s")
     if record.get("eta_s") is not None:
         parts.append(f"{duration(record['eta_s'])} left")
+    if isinstance(record.get("usd"), float):
+        parts.append(usd(record["usd"]) + (f" of {usd(record['budget_usd'])}" if record.get("budget_usd") else ""))
     return "  ".join(parts)
 
 
@@ -326,7 +360,7 @@ FAREWELL = 5  # lines of log in what stays on the screen
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--plain", action="store_true", help="lines instead of a panel, as where there is no terminal")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of a panel, as without a terminal")
 
 
 def watch_command(args: argparse.Namespace) -> int:
@@ -340,7 +374,7 @@ def watch_command(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         outcome = None
     if outcome is None:
-        print(f"{launched.run} goes on.   next: headway watch {launched.run}   or   headway stop {launched.run}")
+        print(f"{launched.run} keeps running.   next: headway watch {launched.run}   or   headway stop {launched.run}")
         return FINISHED
     print(conclusion(outcome, launched))
     return outcome.exit_code
@@ -390,7 +424,7 @@ def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
     follower.start()
 
     def drawn(*, now: bool = False) -> Screen:
-        return Screen(lookout.look(now=now), list(follower.words), "q leaves; the run goes on")
+        return Screen(lookout.look(now=now), list(follower.words), "q quits; the run keeps running")
 
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while not follower.over.is_set():

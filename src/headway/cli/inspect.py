@@ -36,7 +36,7 @@ LOOK_S = 2.0  # between looks at whether the run goes on
 
 def notebook_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of this machine; default: any that is free")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="on this machine (default: any free port)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
@@ -51,19 +51,19 @@ def notebook_command(args: argparse.Namespace) -> int:
     try:
         session = Session(found, port=args.port)
     except OSError as error:
-        raise BadInput(f"port {args.port}: {error.strerror}", fix="another --port, or none") from None
+        raise BadInput(f"port {args.port}: {error.strerror}", fix="choose another --port, or leave it out") from None
     try:
         with session:
             _tell(session, browser=not args.no_browser)
             say(_outlasted(session, launched) if live else _left_open(session))
     except KeyboardInterrupt:
-        say("closed; the run goes on" if live else "closed")
+        say("closed; the run keeps running" if live else "closed")
     return FINISHED
 
 
 def _tell(session: Session, *, browser: bool) -> None:
     print(f"{session.told['name']} in {session.told['folder']}:\n  {session.address}", flush=True)
-    print("  in a cell:  import headway; headway.open_run()\nCtrl-C closes it; the run goes on", flush=True)
+    print("  in a cell:  import headway; headway.open_run()\nCtrl-C closes it; the run keeps running", flush=True)
     if browser and sys.stdout.isatty():
         import webbrowser
 
@@ -103,10 +103,12 @@ COLOURS = {"running": "blue", "finished": "green", "stopped": "yellow", **dict.f
 
 
 def ps_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="GLOB", help="only runs with such a name: 'captions-*'")
+    parser.add_argument("--name", metavar="GLOB", help="only runs whose name matches: 'captions-*'")
     parser.add_argument("--on", metavar="TARGET", help="only runs on this target")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="default: 20")
-    parser.add_argument("--rebuild", metavar="OUTPUTS", help="list every run found below this folder or URL again")
+    parser.add_argument(
+        "--rebuild", metavar="OUTPUTS", help="add every run found below this folder or URL to the index"
+    )
     add_json(parser)
 
 
@@ -115,7 +117,7 @@ def ps_command(args: argparse.Namespace) -> int:
 
     ledger = Ledger()
     if args.rebuild:
-        with working(f"looking through {args.rebuild}"):
+        with working(f"searching {args.rebuild}"):
             found = ledger.rebuild(args.rebuild)
         print(f"{found} runs found below {args.rebuild}")
     rows = ledger.rows(glob=args.name, target=args.on, limit=args.limit)
@@ -131,7 +133,7 @@ def ps_command(args: argparse.Namespace) -> int:
             text = text.replace(f"  {state}", f"  {paint(state, colour)}")
         print(text)
     else:
-        print("no runs here yet.   next: headway init && headway run")
+        print("no runs yet.   next: headway init && headway run")
     return 0
 
 
@@ -161,10 +163,10 @@ PARTS = ("checkpoints", "events", "export", "files", "logs", "metrics", "samples
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_json(parser)
-    parser.add_argument("--to", metavar="DIR", help="default: a folder with the run's name, here")
+    parser.add_argument("--to", metavar="DIR", help="default: a folder with the run's name in the current folder")
     parser.add_argument("--as", dest="form", choices=("pth",),
-                        help="its named checkpoints and best weights as torch's own files instead")  # fmt: skip
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone; may be given several times")
+                        help="write named checkpoints and the best weights as .pth files instead")  # fmt: skip
+    parser.add_argument("--only", action="append", choices=PARTS, help="copy only this part; can be repeated")
 
 
 def pull_command(args: argparse.Namespace) -> int:
@@ -175,13 +177,13 @@ def pull_command(args: argparse.Namespace) -> int:
     require_url(args.to or "")
     to = Path(args.to or url.rstrip("/").rsplit("/", 1)[-1]).resolve()
     if local_path(url) == to:
-        raise BadInput(f"{to} is the run's own folder: it is here already", fix="headway pull RUN --to DIR")
+        raise BadInput(f"{to} is the run's own folder; there is nothing to copy", fix="headway pull RUN --to DIR")
     if args.form:
         return _as_pth(args, url, str(to))
     store = open_store(url)
     wanted = [e for e in store.list() if not e.key.startswith(("docker/", "local/")) and _chosen(e.key, args.only)]
     if not wanted:
-        raise UnknownRun(f"there is nothing to copy in {url}", fix="headway status RUN")
+        raise UnknownRun(f"there are no files to copy in {url}", fix="headway status RUN")
     total, doing = sum(entry.size for entry in wanted), f"copying to {to}"
     with working(doing) as tell:
         done = 0
@@ -204,7 +206,7 @@ def _as_pth(args: argparse.Namespace, url: str, to: str) -> int:
     from headway.core.errors import needs
 
     if args.only:
-        raise BadInput("--as pth says already what is copied", fix="leave out --only")
+        raise BadInput("--only cannot be combined with --as pth", fix="leave out --only")
     with needs("train", "pull --as pth"):
         from headway.artifacts.export import write_pth
     with working(f"writing {to}"):
@@ -232,7 +234,7 @@ def status_command(args: argparse.Namespace) -> int:
 
 
 def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
-    from headway.cli.follow import following, recorded_kind
+    from headway.cli.follow import next_for, recorded_kind
     from headway.cli.render import links
 
     folder = launched.folder
@@ -251,7 +253,7 @@ def facts(launched: RunHandle, status: Status) -> dict[str, Any]:
         "progress": folder.progress(),
         "spent": spent(folder),
         "links": links(launched),
-        "next": following(launched, status.state),
+        "next": next_for(launched, status.state),
     }
 
 
@@ -301,9 +303,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def ui_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("outputs", nargs="*", metavar="OUTPUTS", help="also the runs in these folders or buckets")
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any other asks for a token")
-    parser.add_argument("--port", type=int, default=8765, help="default: 8765; 0: any that is free")
+    parser.add_argument("outputs", nargs="*", metavar="OUTPUTS", help="also show the runs in these folders or buckets")
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any other address requires a token")
+    parser.add_argument("--port", type=int, default=8765, help="default: 8765; 0: any free port")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
@@ -326,7 +328,7 @@ def ui_command(args: argparse.Namespace) -> int:
         hosts = frozenset({*_LOOPBACK, "[::1]", args.host, f"[{args.host}]", *_names(args.host)})
         site = DashboardApp(RunService(ledger, places), stop=_stop, resume=_resume, hosts=hosts, token=token)
         address = _address(args.host, taken.getsockname()[1], token)
-        print(f"all runs: {address}\nCtrl-C ends it; the runs go on")
+        print(f"all runs: {address}\nCtrl-C stops the dashboard; the runs keep running")
         sys.stdout.flush()
         if not args.no_browser and sys.stdout.isatty():
             import webbrowser
@@ -382,7 +384,7 @@ def _resume(url: str) -> str:
 
 def why_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--rank", type=int, metavar="N", help="look at this rank (default: the first that failed)")
+    parser.add_argument("--rank", type=int, metavar="N", help="explain this rank (default: the one that failed first)")
     add_json(parser)
 
 
@@ -394,17 +396,33 @@ def why_command(args: argparse.Namespace) -> int:
     hold = reach(locate(args.run), say=say)
     found = why(hold, hold.target.status(hold.handle), rank=args.rank)
     print(as_json(asdict(found)) if args.json else describe_cause(found))
+    following = after_failure(hold.folder, found)
+    if following and not args.json:
+        print(f"next: {following}")
     return 0
 
 
+def after_failure(folder: RunFolder, found: Diagnosis, *, rerun: str = "headway run") -> str:
+    """The next command after a failure; "" where nothing failed or the fix names it."""
+    if found.name or found.state not in ("failed", "lost"):
+        return ""
+    try:
+        crashed, script = "rank" in (folder.ended() or {}), folder.plan().job.get("script")
+    except HeadwayError:
+        return f"headway status {found.run}"
+    if crashed and script:  # a resume would run the same code
+        return f"fix {script}, then {rerun}"
+    return f"headway resume {found.run}"
+
+
 def describe_cause(found: Diagnosis) -> str:
-    """Three lines where the cause is known; else the last words of one rank."""
-    if found.state in ("finished", "running") or (found.state == "pending" and not found.name):
+    """Three lines where the cause is known; else the last lines of the log of one rank."""
+    if found.state in ("finished", "running") or (found.state not in ("failed", "lost") and not found.name):
         return f"{found.run} is {found.state}: nothing has failed"
     if found.name:
         rows = {"cause": found.cause, "seen in": found.evidence, "fix": found.fix}
         return "\n".join(f"  {paint(f'{key:<8}', 'bold')} {text}" for key, text in rows.items())
     if found.lines:
-        who = "" if found.rank is None else f" of rank {found.rank}, the first that failed"
-        return "\n".join([f"  no known failure; the last words{who}:", *(f"    {line}" for line in found.lines)])
-    return f"  no known failure, and nothing was printed.   next: headway logs {found.run}"
+        who = "" if found.rank is None else f" of rank {found.rank}, which failed first"
+        return "\n".join([f"  unknown failure; last lines{who}:", *(f"    {line}" for line in found.lines)])
+    return f"  unknown failure; no rank printed anything. The supervisor's log: headway logs {found.run} --rank -1"

@@ -25,8 +25,8 @@ _WIDE = 24  # letters of a curve
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="names, folders or URLs; the first is compared with")
-    parser.add_argument("--page", metavar="FILE", help="write it as a page with charts")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names, folders or URLs; the first is the baseline")
+    parser.add_argument("--page", metavar="FILE", help="write an HTML page with charts")
     add_json(parser)
 
 
@@ -54,7 +54,7 @@ def _told(found: Mapping[str, Any]) -> list[str]:
     metrics = [[name, *map(shown, values)] for name, values in found["metrics"].items()]
     lines = [table(["metric", *names], metrics)] if metrics else []
     if any(differs(entry) for values in found["metrics"].values() for entry in values):
-        lines.append(paint("* the difference to the first run is beyond chance (95 % of resamples)", "dim"))
+        lines.append(paint("* differs significantly from the first run (95 % bootstrap interval)", "dim"))
     about = [
         ["measured on", *(run["measured"] for run in found["runs"])],
         ["steps", *(f"{run['steps']:,}" for run in found["runs"])],
@@ -63,7 +63,7 @@ def _told(found: Mapping[str, Any]) -> list[str]:
     lines += ["", table(["", *names], about)]
     if found["settings"]:
         rows = [[key, *(_short(value) for value in values)] for key, values in found["settings"].items()]
-        lines += ["", table(["set differently", *names], rows)]
+        lines += ["", table(["settings that differ", *names], rows)]
     curves = [
         [name, *(spark([y for _, y in points]) for points in each)]
         for name, each in found["curves"].items()
@@ -98,8 +98,8 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--checkpoint", default="best", metavar="NAME",
                         help="best, last, a name such as phase2_best, or a step (default: best)")  # fmt: skip
-    parser.add_argument("--data", metavar="DATA", help="other data: what `data prepare` made, or a splits.json")
-    parser.add_argument("--root", metavar="DIR|URL", help="where the pictures of that splits.json are")
+    parser.add_argument("--data", metavar="DATA", help="other data: a prepared data set or a splits.json")
+    parser.add_argument("--root", metavar="DIR|URL", help="the folder with the images of that splits.json")
     parser.add_argument("--split", default="test", help="default: test")
 
 
@@ -108,7 +108,7 @@ def eval_command(args: argparse.Namespace) -> int:
     with needs("train", "eval"):
         import headway.artifacts.checkpoint_model  # noqa: F401  imported late otherwise, without this message
         from headway.artifacts.evaluate import evaluate
-    with working(f"measuring {args.run}"):
+    with working(f"evaluating {args.run}"):
         report = evaluate(url, checkpoint=args.checkpoint, split=args.split, data=args.data, root=args.root)
     if args.json:
         print(as_json(report))
@@ -146,11 +146,13 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_json(parser)
     parser.add_argument("--as", dest="form", choices=FORMATS, default=BUNDLE,
-                        help="bundle: all that Headway needs; onnx and pt2: graphs for other runtimes, checked against "
+                        help="bundle: for Headway; onnx and pt2: graphs for other runtimes, checked against "
                         "the model; pth: state dicts (default: bundle)")  # fmt: skip
-    parser.add_argument("--checkpoint", metavar="NAME", help="best, last, or a name (default: what the run exported)")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="best, last, or a name (default: the one that the run exported)"
+    )
     parser.add_argument("--to", metavar="URL",
-                        help="a bundle: publish it here too, atomically; else where the files go")  # fmt: skip
+                        help="for a bundle: also publish it here; else: the folder to write")  # fmt: skip
 
 
 def export_command(args: argparse.Namespace) -> int:
@@ -172,7 +174,10 @@ def _files(args: argparse.Namespace, url: str) -> int:
     to = args.to or f"{url.rstrip('/').rsplit('/', 1)[-1]}-{args.form}"
     if args.form == "pth":
         if args.checkpoint:
-            raise BadInput("--as pth writes every named checkpoint", fix="leave out --checkpoint")
+            raise BadInput(
+                "--checkpoint cannot be combined with --as pth, which writes every named checkpoint",
+                fix="leave out --checkpoint",
+            )
         with working(f"writing {to}"):
             files = write_pth(url, to)
         return told({"to": to, "files": files}, args.json)
@@ -202,7 +207,9 @@ _AT_ONCE = 64  # lines of a pipe that are asked together
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("inputs", nargs="*", metavar="INPUT", help="picture files, or texts (default: what is typed)")
+    parser.add_argument(
+        "inputs", nargs="*", metavar="INPUT", help="image files or texts (default: read from standard input)"
+    )
     add_json(parser)
 
 
@@ -215,7 +222,7 @@ def predict_command(args: argparse.Namespace) -> int:
     if args.inputs:
         _show(answer, args.inputs, json=args.json)
     elif recipe.takes != "text":
-        raise BadInput(f"{recipe.name} is asked about picture files", fix=f"headway predict {args.run} picture.png")
+        raise BadInput(f"{recipe.name} takes image files", fix=f"headway predict {args.run} picture.png")
     elif sys.stdin.isatty() and not args.json:
         _converse(answer)
     else:
@@ -234,7 +241,7 @@ def _show(answer: Answer, inputs: list[str], *, json: bool) -> None:
 
 def _converse(answer: Answer) -> None:
     """One line, one answer, until an empty line or the end of the input."""
-    print(paint("Type a text and press Enter; an empty line ends.", "dim"))
+    print(paint("Type a text and press Enter; an empty line quits.", "dim"))
     while True:
         try:
             text = input("> ").strip()
@@ -271,10 +278,12 @@ FILES = {  # what -> how its two files are called
 def score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=sorted(FILES))
     parser.add_argument("files", nargs="+", metavar="FILE", help="; ".join(f"{k}: {v}" for k, v in FILES.items()))
-    parser.add_argument("--tokenized", action="store_true", help="captions: words are separated by spaces already")
-    parser.add_argument("--per-image", action="store_true", help="captions: the scores of each picture too")
-    parser.add_argument("--allow-missing", action="store_true", help="score what is in both files")
-    parser.add_argument("--allow-empty", action="store_true", help="score empty captions and lines as they are")
+    parser.add_argument("--tokenized", action="store_true", help="captions: the words are already tokenized")
+    parser.add_argument("--per-image", action="store_true", help="captions: also print the scores of each image")
+    parser.add_argument("--allow-missing", action="store_true", help="score only entries that are in both files")
+    parser.add_argument(
+        "--allow-empty", action="store_true", help="score empty captions and lines instead of rejecting them"
+    )
     add_json(parser)
 
 
@@ -328,4 +337,6 @@ def _refuse_foreign_options(args: argparse.Namespace) -> None:
     for name, whats in belongs.items():
         if getattr(args, name) and args.what not in whats:
             option = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option} is for {' and '.join(whats)}", fix=f"headway score {args.what} without {option}")
+            raise BadInput(
+                f"{option} applies only to {' and '.join(whats)}", fix=f"headway score {args.what} without {option}"
+            )

@@ -29,10 +29,12 @@ def confirm(plan: Plan, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput(f"this run costs money on {plan.target}, and nobody is here to say yes", fix="headway run -y")
+        raise BadInput(
+            f"this run costs money on {plan.target}, and there is no terminal to confirm it", fix="headway run -y"
+        )
     print(f"start it on {plan.target}? [y/N] ", end="", file=sys.stderr, flush=True)
     if not sys.stdin.readline().strip().lower().startswith("y"):
-        raise BadInput("not started: nothing was spent", fix="headway run, and answer y")
+        raise BadInput("not confirmed: nothing was started, nothing was spent", fix="headway run, and answer y")
 
 
 DEFAULT = "headway.yaml"
@@ -43,11 +45,11 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
     parser.add_argument("--on", default=LOCAL, metavar="TARGET", help="a target of the job file (default: local)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key for this once: --set config.epochs=3")  # fmt: skip
+                        help="override a key of the job file: --set config.epochs=3")  # fmt: skip
     parser.add_argument("--env", action="append", default=[], metavar="K[=V]",
-                        help="a variable for the run; without =V, this shell's value")  # fmt: skip
+                        help="an environment variable for the run; without =V, its value in this shell")  # fmt: skip
     parser.add_argument("--secret", action="append", default=[], metavar="K",
-                        help="a secret for the run, read from this shell's variable K and never written")  # fmt: skip
+                        help="a secret for the run, from this shell's variable K; never written to disk")  # fmt: skip
 
 
 def load_job(args: argparse.Namespace) -> Job:
@@ -56,7 +58,9 @@ def load_job(args: argparse.Namespace) -> Job:
 
     path = Path(args.file)
     if not path.exists() and args.file == DEFAULT:
-        raise BadInput(f"there is no {DEFAULT} here", where=str(Path.cwd()), fix="headway init, or name one with -f")
+        raise BadInput(
+            f"there is no {DEFAULT} in this folder", where=str(Path.cwd()), fix="headway init, or name one with -f"
+        )
     secrets = [f"secrets.{name}=env:{name}" for name in _present(args.secret)]
     return Job.load(path, set=[*args.changes, *secrets], variables=_variables(args.env))
 
@@ -70,7 +74,7 @@ def _variables(given: Iterable[str]) -> dict[str, str]:
 def _present(names: list[str]) -> list[str]:
     for name in names:
         if name not in os.environ:
-            raise BadInput(f"this shell has no variable {name}", fix=f"export {name}=…")
+            raise BadInput(f"the environment variable {name} is not set", fix=f"export {name}=…")
     return names
 
 
@@ -83,7 +87,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _names(prefix: str, **_: Any) -> list[str]:

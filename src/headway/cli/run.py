@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,8 @@ def kinds() -> list[str]:
 
 def init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", default="captioning", choices=kinds(), help="default: captioning")
-    parser.add_argument("--to", default=".", metavar="DIR", help="where to write (default: here)")
-    parser.add_argument("--force", action="store_true", help="replace files that are there already")
+    parser.add_argument("--to", default=".", metavar="DIR", help="where to write (default: the current folder)")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def init_command(args: argparse.Namespace) -> int:
@@ -42,13 +43,13 @@ def init_command(args: argparse.Namespace) -> int:
         texts[folder / "train.py"] = TEMPLATES / "train.py"
     taken = [path for path in texts if path.exists()]
     if taken and not args.force:
-        raise BadInput(f"{taken[0]} is there already; nothing was written", fix="headway init --force, or --to DIR")
+        raise BadInput(f"{taken[0]} already exists; nothing was written", fix="headway init --force, or --to DIR")
     folder.mkdir(parents=True, exist_ok=True)
     for path, template in texts.items():
         path.write_text(template.read_text())
         print(f"wrote {path}")
     here = "" if folder == Path(".") else f" -f {folder / 'headway.yaml'}"
-    print(f"next: headway plan{here}   shows what would happen\n      headway run{here}    trains it here")
+    print(f"next: headway plan{here}   shows what would happen\n      headway run{here}    trains on this machine")
     return 0
 
 
@@ -57,13 +58,15 @@ def init_command(args: argparse.Namespace) -> int:
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
-    parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
-    parser.add_argument("--out", metavar="FILE", help="save it, to review and to launch later with run --plan FILE")
-    parser.add_argument("--online", action="store_true", help="ask the place itself too: what it would refuse")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--out", metavar="FILE", help="save the plan, to launch it later with run --plan FILE")
     parser.add_argument(
-        "--rehearse", action="store_true", help="train a few steps of it here first, two minutes at most"
+        "--online", action="store_true", help="also check with the target's API whether it would accept the run"
     )
-    parser.add_argument("--render", metavar="DIR", help="every request that `run` would make, as files in DIR")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="train a few steps on this machine first, for at most two minutes"
+    )
+    parser.add_argument("--render", metavar="DIR", help="write every request that `run` would make to DIR")
 
 
 def plan_command(args: argparse.Namespace) -> int:
@@ -115,10 +118,8 @@ def late_checkpoints(plan: Plan) -> list[str]:
     seconds, grace = checkpoint_s(plan.job), plan.limits.grace_s
     if seconds is None or seconds < grace - 5:
         return []
-    every = "checkpoint.every is what a stop or a preemption can cost"
-    return [
-        f"a checkpoint took {seconds:.0f} s before, and from SIGTERM to SIGKILL there are {grace:.0f} s here: {every}"
-    ]
+    every = "a stop or a preemption may lose the work since the last checkpoint (checkpoint.every)"
+    return [f"a checkpoint took {seconds:.0f} s in earlier runs, and the grace period is {grace:.0f} s: {every}"]
 
 
 def online(plan: Plan) -> list[str]:
@@ -133,7 +134,7 @@ def online(plan: Plan) -> list[str]:
     if problems:
         raise BadJob(problems)
     said = [*(notes(job) if notes is not None else []), *far_buckets(job, plan.target)]
-    return [*said, "it would be taken" if check else "nobody to ask"]
+    return [*said, "the target would accept it" if check else "this target has no API to ask"]
 
 
 def render(plan: Plan, folder: Path) -> None:
@@ -152,17 +153,22 @@ def _budget(plan: Plan) -> str:
     return f"{'none' if limits.budget_s is None else duration(limits.budget_s)}; second limit: {limits.second}"
 
 
+def _processes(plan: Plan) -> str:
+    if plan.nodes == 1:
+        return str(plan.processes)
+    return f"{plan.nodes * plan.processes} ({plan.nodes} nodes × {plan.processes})"
+
+
 def describe(plan: Plan) -> str:
     """What a person wants to know before launching."""
     job, code = plan.job, plan.code
     what = f"recipe {job['recipe']}" if job.get("recipe") else " ".join([f"script {job['script']}", *job["args"]])
-    biggest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
+    largest = ", ".join(f"{name} {size(count)}" for name, count in code.biggest[:3])
     rows = {
         "trains": f"{what}, seed {job['seed']}",
-        "data": ", ".join(sorted(plan.data)) or ("the recipe's own" if job.get("recipe") else "none named"),
-        "world": f"{plan.nodes} × {plan.processes} process{'es' if plan.processes > 1 else ''}, "
-        f"{plan.environment.get('threads', '?')} threads each",
-        "sends": f"{code.files} files, {size(code.bytes)}" + (f" (biggest: {biggest})" if biggest else ""),
+        "data": ", ".join(sorted(plan.data)) or ("the recipe's default" if job.get("recipe") else "none"),
+        "processes": f"{_processes(plan)}, {plan.environment.get('threads', '?')} threads each",
+        "code": f"{code.files} files, {size(code.bytes)}" + (f" (largest: {largest})" if largest else ""),
         "resume": in_plan(plan.resume),
         "writes": f"{job['outputs']}/{job['name']}-{plan.hash[:6]}-N",
         "budget": _budget(plan),
@@ -182,36 +188,39 @@ def describe(plan: Plan) -> str:
 
 def resume_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--on", metavar="TARGET", help="go on on another target, in the same order of batches")
+    parser.add_argument("--on", metavar="TARGET", help="resume on another target, with the batches in the same order")
     parser.add_argument("--code", choices=("recorded", "current"), default="recorded",
-                        help="the run's own code (default), or the job file's folder as it is now")  # fmt: skip
-    parser.add_argument("--copy-to", metavar="URL", help="move folder and data there first, for a target that sees it")
-    parser.add_argument("-f", "--file", metavar="FILE", help=f"where --on is described (default: {DEFAULT}, if there)")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--budget-hours", type=float, metavar="H", help="a new total of hours, over all attempts")
-    parser.add_argument("--budget-usd", type=float, metavar="U", help="a new total of dollars, over all attempts")
-    parser.add_argument("-d", "--detach", action="store_true", help="start it and return; it survives this terminal")
+                        help="the recorded code (default), or the current code of the job file's folder")  # fmt: skip
+    parser.add_argument("--copy-to", metavar="URL", help="move the run folder and the data to this URL first")
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help=f"the job file that defines --on (default: {DEFAULT}, if it exists)"
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--budget-hours", type=float, metavar="H", help="new total budget in hours, over all attempts")
+    parser.add_argument("--budget-usd", type=float, metavar="U", help="new total budget in dollars, over all attempts")
+    parser.add_argument("-d", "--detach", action="store_true", help="start the run and return; it keeps running")
     add_json(parser)
 
 
 def resume_command(args: argparse.Namespace) -> int:
-    from headway.cli.follow import attach, recorded_kind, say
+    from headway.cli.follow import attach, next_for, recorded_kind, say
     from headway.core.plan import EXACT
+    from headway.core.types import State
     from headway.launcher.lifecycle import resume
     from headway.rundir.submission import now
 
     url, since = locate(args.run), now()
     move = _move(args)
-    with working(f"starting {args.run} again"):
+    with working(f"resuming {args.run}"):
         launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
     if not args.detach:
         return attach(launched, since=since, json=args.json)
     if (launched.folder.ended() or {}).get("state") == "finished" and not args.json:
-        print(f"next: headway status {launched.run}")  # nothing was started, which has been said
+        print(f"next: {next_for(launched, State.FINISHED)}")
         return 0
     kind = recorded_kind(launched.folder)
     found = {"run": launched.run, "url": launched.url, "resume": kind}
-    done = "goes on" if kind == EXACT else "is started again"
+    done = "resumed from its last checkpoint" if kind == EXACT else "started again"
     print(as_json(found) if args.json else f"{launched.run} {done}\nnext: headway logs {launched.run} -f")
     return 0
 
@@ -220,7 +229,7 @@ def _move(args: argparse.Namespace) -> Migration | None:
     """Where else it should go on; None for where it was."""
     if args.on is None:
         if args.copy_to or args.code != "recorded" or args.file:
-            what = "--copy-to, --code and --file are about another target"
+            what = "--copy-to, --code and --file need --on"
             raise BadInput(what, fix="headway resume RUN --on TARGET …")
         return None
     from headway.launcher.migrate import Migration
@@ -238,18 +247,22 @@ def _agreed(text: str, yes: bool) -> bool:
     print(text)
     if yes:
         return True
-    return sys.stdin.isatty() and input("go on? [y/N] ").strip().lower().startswith("y")
+    return sys.stdin.isatty() and input("continue? [y/N] ").strip().lower().startswith("y")
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
-    parser.add_argument("--name", metavar="N", help="the run's name (default: the job's, hash and count)")
-    parser.add_argument("--plan", metavar="FILE", help="launch a plan that was saved with plan --out")
-    parser.add_argument("-d", "--detach", action="store_true", help="start it and return; it survives this terminal")
+    parser.add_argument(
+        "--name", metavar="N", help="the run's name (default: from the job's name, its hash and a number)"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="launch a plan saved with plan --out")
+    parser.add_argument("-d", "--detach", action="store_true", help="start the run and return; it keeps running")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--no-rehearse", action="store_true", help="do not try a paid run here first")
-    parser.add_argument("--keep-on-failure", metavar="60m", help="after a failure leave its place as it is for so long")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--no-rehearse", action="store_true", help="do not rehearse a paid run on this machine first")
+    parser.add_argument(
+        "--keep-on-failure", metavar="60m", help="after a failure, keep its machine or container for this long"
+    )
     add_json(parser)
 
 
@@ -268,16 +281,25 @@ def run_command(args: argparse.Namespace) -> int:
         rehearsed(job, args.on)
         plan = _plan(args)  # with what was learnt
     confirm(plan, yes=args.yes)
-    with working(f"sending the code and starting it on {plan.target}"):
+    with working(f"uploading the code and starting on {plan.target}"):
         launched = launch(plan, name=args.name, detach=True, say=say, env=_kept(args.keep_on_failure))
     if args.detach:
         from headway.cli.render import lines
 
         found = {"run": launched.run, "url": launched.url}
-        said = f"{launched.run} is running{lines(launched)}\nnext: headway logs {launched.run} -f"
-        print(as_json(found) if args.json else said)
+        started = f"{launched.run} started on {plan.target}, folder {launched.url}{lines(launched)}"
+        print(as_json(found) if args.json else f"{started}\nnext: headway logs {launched.run} -f")
         return 0
-    return attach(launched, json=args.json)
+    return attach(launched, json=args.json, rerun=_rerun(args))
+
+
+def _rerun(args: argparse.Namespace) -> str:
+    """The same command, for a new run: without the name, which is taken, and the plan, which holds the old code."""
+    given = [("-f", args.file)] if args.file != DEFAULT else []
+    given += [("--on", args.on)] if args.on != LOCAL else []
+    given += [("--set", change) for change in args.changes] + [("--env", text) for text in args.env]
+    given += [("--secret", name) for name in args.secret]
+    return shlex.join(["headway", "run", *(word for pair in given for word in pair)])
 
 
 def _kept(text: str | None) -> dict[str, str]:
@@ -298,8 +320,13 @@ def _plan(args: argparse.Namespace) -> Plan:
     if not args.plan:
         return plan(load_job(args), on=args.on)
     if args.changes or args.env or args.secret or args.file != DEFAULT or args.on != LOCAL:
-        raise BadInput("a saved plan is launched as it was reviewed", fix="headway run --plan FILE [--name N] [-d]")
+        raise BadInput(
+            "--plan launches a saved plan unchanged, so other options are not allowed",
+            fix="headway run --plan FILE [--name N] [-d]",
+        )
     try:
         return Plan.from_json(Path(args.plan).read_bytes(), where=args.plan)
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
-        raise BadPlan("there is no plan in this file", where=args.plan, fix=f"headway plan --out {args.plan}") from None
+        raise BadPlan(
+            "this file does not contain a plan", where=args.plan, fix=f"headway plan --out {args.plan}"
+        ) from None

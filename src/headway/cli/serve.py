@@ -26,30 +26,34 @@ CLOUD_RUN, VERTEX = "cloud-run", "vertex"
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="BUNDLE|RUN", help="what is served; not needed with --down")
+    parser.add_argument("model", nargs="?", metavar="BUNDLE|RUN", help="the model to deploy; not needed with --down")
     parser.add_argument("--to", required=True, choices=[CLOUD_RUN, VERTEX], help="where")
     parser.add_argument("--project", required=True, metavar="P", help="the project that is billed")
     parser.add_argument("--region", default="us-central1", metavar="R", help="default: us-central1")
-    parser.add_argument("--name", metavar="N", help="of the service or endpoint (default: the bundle's)")
+    parser.add_argument("--name", metavar="N", help="name of the service or endpoint (default: the bundle's)")
     default = "REGION-docker.pkg.dev/PROJECT/headway/NAME"
-    parser.add_argument("--repository", metavar="REPO", help=f"where its image is pushed (default: {default})")
-    parser.add_argument("--image", metavar="URI", help="a ready image instead, as `headway serve --image` makes it")
-    parser.add_argument("--machine", default="n1-standard-4", metavar="M", help="vertex: default n1-standard-4")
-    parser.add_argument("--cpus", type=int, default=2, metavar="N", help="cloud-run: of an instance (default: 2)")
-    parser.add_argument("--memory", default="4GiB", metavar="SIZE", help="cloud-run: of an instance (default: 4GiB)")
-    parser.add_argument("--accelerator", metavar="KIND[:N]", help="a GPU for each: L4, T4:1")
-    parser.add_argument("--min", type=int, metavar="N", help="kept ready (default: 0; vertex: 1)")
-    parser.add_argument("--max", type=int, default=3, metavar="N", help="at most, under load (default: 3)")
-    parser.add_argument("--public", action="store_true", help="cloud-run: anybody may ask; else Google's credentials")
-    parser.add_argument("--token", metavar="REF", help="cloud-run: ask for this token: gcp-sm://NAME")
-    parser.add_argument("--service-account", metavar="A", help="who the server is, where it reads the bundle")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--render", metavar="DIR", help="write the requests, the image's folder and a script there")
-    what.add_argument("--submit", action="store_true", help="build and push the image, and do it")
-    what.add_argument(
-        "--down", action="store_true", help="remove the service or endpoint of that name, with its models"
+    parser.add_argument(
+        "--repository", metavar="REPO", help=f"the repository its image is pushed to (default: {default})"
     )
-    parser.add_argument("-y", "--yes", action="store_true", help="without asking")
+    parser.add_argument("--image", metavar="URI", help="an existing image, built with `headway serve --image`")
+    parser.add_argument("--machine", default="n1-standard-4", metavar="M", help="vertex: default n1-standard-4")
+    parser.add_argument("--cpus", type=int, default=2, metavar="N", help="cloud-run: CPUs per instance (default: 2)")
+    parser.add_argument(
+        "--memory", default="4GiB", metavar="SIZE", help="cloud-run: memory per instance (default: 4GiB)"
+    )
+    parser.add_argument("--accelerator", metavar="KIND[:N]", help="GPUs per instance: L4, T4:1")
+    parser.add_argument("--min", type=int, metavar="N", help="minimum number of instances (default: 0; vertex: 1)")
+    parser.add_argument("--max", type=int, default=3, metavar="N", help="maximum number of instances (default: 3)")
+    parser.add_argument("--public", action="store_true", help="cloud-run: allow unauthenticated requests")
+    parser.add_argument("--token", metavar="REF", help="cloud-run: require this token: gcp-sm://NAME")
+    parser.add_argument("--service-account", metavar="A", help="the service account that the server runs as")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--render", metavar="DIR", help="write the requests, the image's folder and a script to DIR")
+    what.add_argument("--submit", action="store_true", help="build and push the image, then deploy")
+    what.add_argument(
+        "--down", action="store_true", help="remove the service or endpoint with this name, and its models"
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     add_json(parser)
 
 
@@ -78,7 +82,7 @@ def deploy_command(args: argparse.Namespace) -> int:
     elif args.submit:
         return _submit(args, d, image, url)
     elif not args.json:
-        print("next: the same with --submit, or --render DIR to read it first")
+        print("next: add --submit to deploy, or --render DIR to write the requests to files")
     return FINISHED
 
 
@@ -99,7 +103,7 @@ def _deployment(args: argparse.Namespace, url: str, record: Record) -> Deploymen
 
     afar = url if url.startswith("gs://") else None
     if args.name and args.name != service_name(args.name):
-        raise BadInput(f"{args.name!r} cannot name a service", fix=f"--name {service_name(args.name)}")
+        raise BadInput(f"{args.name!r} is not a valid service name", fix=f"--name {service_name(args.name)}")
     return Deployment(
         to=args.to,
         name=args.name or service_name(record.name),
@@ -136,7 +140,7 @@ def _secret(ref: str | None) -> str | None:
     if ref is None:
         return None
     if not ref.startswith("gcp-sm://"):
-        raise BadInput("a token of a deployed server lies in Secret Manager", fix="--token gcp-sm://NAME")
+        raise BadInput("the token of a deployed server must be in Secret Manager", fix="--token gcp-sm://NAME")
     return ref.removeprefix("gcp-sm://")
 
 
@@ -157,13 +161,13 @@ def _described(d: Deployment, image: ServingImage | None, record: Record) -> str
 
     place = cloud_run if d.to == CLOUD_RUN else vertex
     bill = place.bill(d)
-    who = "anybody" if d.public else "whoever has Google's credentials and the role " + (
+    who = "anybody" if d.public else "anyone with Google credentials and the role " + (
         "roles/run.invoker" if d.to == CLOUD_RUN else "roles/aiplatform.user"
     )  # fmt: skip
     rows = {
         "serves": f"{record.name} ({record.recipe})",
-        "model": f"read from {d.model} at the start" if d.model else "inside the image",
-        "image": f"{image.name}, built and pushed" if image else f"{d.image}, as it is",
+        "model": f"read from {d.model} at startup" if d.model else "inside the image",
+        "image": f"{image.name}, built and pushed" if image else f"{d.image}, existing",
         "instances": f"{d.least} to {d.most}, in {d.region}",
         "may ask": who + (f", with the token of gcp-sm://{d.token}" if d.token else ""),
         "price": bill.told,
@@ -229,9 +233,9 @@ def _submit(args: argparse.Namespace, d: Deployment, image: ServingImage | None,
     if args.json:
         print(as_json({"address": address, "image": d.image, "price": place.bill(d).as_json(), "down": end}))
         return FINISHED
-    print(f"{paint(d.name, 'bold')} answers at {address}")
-    print(f"  stays billed  {place.bill(d).told}")
-    print(f"  to end it     {end}")
+    print(f"{paint(d.name, 'bold')} is serving at {address}")
+    print(f"  billed        {place.bill(d).told}")
+    print(f"  to remove it  {end}")
     return FINISHED
 
 
@@ -241,7 +245,10 @@ def _down(args: argparse.Namespace) -> int:
 
     name = args.name or (service_name(_bundle(args.model)[1].name) if args.model else None)
     if name is None:
-        raise BadInput("nothing is named", fix="headway deploy --down --name N, as it was deployed")
+        raise BadInput(
+            "--name is missing",
+            fix="headway deploy --down --name N, with the --to, --project and --region it was deployed with",
+        )
     d = Deployment(to=args.to, name=name, project=args.project, region=args.region, recipe="", least=1)
     _agree(f"remove {name} from {args.project}?", args.yes)
     cloud = client.Cloud(d.project)
@@ -249,9 +256,9 @@ def _down(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"removed": removed, "left": left}))
     else:
-        print("\n".join([f"removed {each}" for each in removed] or [f"nothing called {name} is there"]))
+        print("\n".join([f"removed {each}" for each in removed] or [f"{name} does not exist"]))
         for each in left:
-            print(f"still there, and perhaps billed: {each}", file=sys.stderr)
+            print(f"not removed, may still be billed: {each}", file=sys.stderr)
     return LEFT_BEHIND if left else FINISHED
 
 
@@ -260,10 +267,10 @@ def _agree(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput("this changes what is billed, and nobody is here to say yes", fix="the same with -y")
+        raise BadInput("this changes what is billed, and there is no terminal to confirm it", fix="add -y")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if not sys.stdin.readline().strip().lower().startswith("y"):
-        raise BadInput("not done: nothing was changed", fix="the same again, and answer y")
+        raise BadInput("not confirmed: nothing was changed", fix="run the command again and answer y")
 
 
 def _say_deployed(text: str) -> None:
@@ -272,35 +279,39 @@ def _say_deployed(text: str) -> None:
 
 def serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", metavar="BUNDLE|RUN", help="default: $AIP_STORAGE_URI, as Vertex AI sets it"
+        "model", nargs="?", metavar="BUNDLE|RUN", help="default: $AIP_STORAGE_URI, which Vertex AI sets"
     )
-    parser.add_argument("--host", help="default: 127.0.0.1; 0.0.0.0 where $AIP_HTTP_PORT or $PORT is set")
-    parser.add_argument("--port", type=int, help="default: $AIP_HTTP_PORT, $PORT or 8080; 0: any that is free")
-    parser.add_argument("--token", metavar="REF", help="ask for this token, a secret reference: env:NAME")
+    parser.add_argument("--host", help="default: 127.0.0.1; 0.0.0.0 if $AIP_HTTP_PORT or $PORT is set")
+    parser.add_argument("--port", type=int, help="default: $AIP_HTTP_PORT, $PORT or 8080; 0: any free port")
+    parser.add_argument("--token", metavar="REF", help="require this token, a secret reference: env:NAME")
+    parser.add_argument("--allow-urls", action="store_true", help="fetch images from public URLs that clients send")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="instances per batch (default: 32)")
     parser.add_argument(
-        "--allow-urls", action="store_true", help="fetch pictures from public addresses that clients name"
+        "--queue", type=int, default=256, metavar="N", help="instances that may wait; above that, 429 (default: 256)"
     )
     parser.add_argument(
-        "--batch", type=int, default=32, metavar="N", help="instances for the model at once (default: 32)"
+        "--timeout", type=float, default=30, metavar="S", help="time limit of a request, in seconds (default: 30)"
     )
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait, then 429 (default: 256)")
-    parser.add_argument("--timeout", type=float, default=30, metavar="S", help="of a request, in seconds (default: 30)")
-    parser.add_argument("--max-body", default="20MB", metavar="SIZE", help="of a request (default: 20MB)")
-    parser.add_argument("--drain", type=float, default=0, metavar="S", help="seconds to be not ready before closing")
+    parser.add_argument("--max-body", default="20MB", metavar="SIZE", help="largest request body (default: 20MB)")
+    parser.add_argument(
+        "--drain", type=float, default=0, metavar="S", help="seconds to report not ready before shutting down"
+    )
     parser.add_argument(
         "--engine",
         choices=["auto", "torch", "onnx"],
         default="auto",
-        help="onnx: ONNX Runtime, whose graph is made once; auto: where there is one and it is faster",
+        help="onnx: ONNX Runtime (the graph is exported once); auto: ONNX Runtime if exported and faster",
     )
-    parser.add_argument("--quiet", action="store_true", help="log no requests")
+    parser.add_argument("--quiet", action="store_true", help="do not log requests")
     parser.add_argument(
-        "--image", action="store_true", help="do not serve: print the Dockerfile of a container that does"
+        "--image", action="store_true", help="print the Dockerfile of a serving container instead of serving"
     )
-    parser.add_argument("--build", action="store_true", help="with --image: build it, unless it is there")
-    parser.add_argument("--out", metavar="DIR", help="with --image: write the folder it is built from")
-    parser.add_argument("--base", metavar="IMAGE", help="with --image: to build upon (default: python:3.N-slim)")
-    parser.add_argument("--no-bundle", action="store_true", help="with --image: for any bundle, by $AIP_STORAGE_URI")
+    parser.add_argument("--build", action="store_true", help="with --image: build it, unless it exists")
+    parser.add_argument("--out", metavar="DIR", help="with --image: write its build folder")
+    parser.add_argument("--base", metavar="IMAGE", help="with --image: base image (default: python:3.N-slim)")
+    parser.add_argument(
+        "--no-bundle", action="store_true", help="with --image: read the bundle from $AIP_STORAGE_URI at startup"
+    )
     parser.add_argument("--gpu", action="store_true", help="with --image: with torch for GPUs")
 
 
@@ -312,7 +323,7 @@ def serve_command(args: argparse.Namespace) -> int:
         return _write_image(args, named)
     for flag in ("build", "out", "base", "no_bundle", "gpu"):
         if getattr(args, flag):
-            raise BadInput(f"--{flag.replace('_', '-')} is about the container", fix="add --image")
+            raise BadInput(f"--{flag.replace('_', '-')} applies only to --image", fix="add --image")
     limits = _limits(args)
     from headway.serving.batching import wait_briefly
 
@@ -402,15 +413,15 @@ def _server(args: argparse.Namespace, bundle: Bundle, limits: Limits) -> Any:
 def _route(variable: str, default: str) -> str:
     path = os.environ.get(variable) or default
     if not path.startswith("/") or "{" in path:
-        raise BadInput(f"{variable}={path} is no path", fix=f"unset it, or write one such as {default}")
+        raise BadInput(f"{variable}={path} is not a path", fix=f"unset it, or use a path such as {default}")
     return path
 
 
 def _say_served(bundle: Bundle, host: str, port: int, predict: str) -> None:
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::") else host
     base = f"http://{shown}:{port}"
-    print(f"{paint(bundle.name, 'bold')} ({bundle.recipe}) answers at {base}{predict}")
+    print(f"{paint(bundle.name, 'bold')} ({bundle.recipe}) is serving at {base}{predict}")
     print(f"  try it in a browser  {base}/")
-    print(f"  how to ask           {base}/docs")
-    print("  Ctrl-C ends it")
+    print(f"  API documentation    {base}/docs")
+    print("  Ctrl-C stops it")
     sys.stdout.flush()

@@ -30,19 +30,21 @@ WORKFLOWS = {"github": ".github/workflows/headway.yml", "gitlab": ".gitlab-ci.ym
 def ci_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", required=True, metavar="github|gitlab|…")
     for name, path in WORKFLOWS.items():
-        own = verbs.add_parser(name, help=f"write {path}, and Headway's wheel beside it")
+        own = verbs.add_parser(name, help=f"write {path} and Headway's wheel")
         own.add_argument("--on", default="vertex", metavar="TARGET", help="where to train (default: vertex)")
-        own.add_argument("--force", action="store_true", help="overwrite what is there")
+        own.add_argument("--force", action="store_true", help="overwrite existing files")
         if name == "github":
-            own.add_argument("--branch", default="main", metavar="B", help="whose commits train (default: main)")
-    verbs.add_parser("trigger", help="which jobs $HEADWAY_MESSAGE asks for")
-    verbs.add_parser("identity", help="Google's credentials of a GitLab pipeline, without a key")
-    comment = verbs.add_parser("comment", help="put a file on GitLab's merge request")
+            own.add_argument(
+                "--branch", default="main", metavar="B", help="the branch whose commits train (default: main)"
+            )
+    verbs.add_parser("trigger", help="print the jobs that $HEADWAY_MESSAGE requests")
+    verbs.add_parser("identity", help="get Google credentials in a GitLab pipeline, without a key")
+    comment = verbs.add_parser("comment", help="post a file as a comment on the GitLab merge request")
     comment.add_argument("file", metavar="FILE")
-    train = verbs.add_parser("train", help="train every job that $CI_COMMIT_MESSAGE asks for")
+    train = verbs.add_parser("train", help="train every job that $CI_COMMIT_MESSAGE requests")
     train.add_argument("--on", default="vertex", metavar="TARGET")
-    train.add_argument("--name", required=True, metavar="N", help="of the run; later ones add a number")
-    add_run(verbs.add_parser("summary", help="how a run went, in Markdown"))
+    train.add_argument("--name", required=True, metavar="N", help="name of the run; later ones get a number")
+    add_run(verbs.add_parser("summary", help="print a summary of a run in Markdown"))
 
 
 def ci_command(args: argparse.Namespace) -> int:
@@ -73,7 +75,7 @@ def _write_pipeline(args: argparse.Namespace) -> int:
     _pipeline_json(args.on, "target")
     path = Path(WORKFLOWS[args.what])
     if path.exists() and not args.force:
-        raise BadInput(f"{path} is there already", fix=f"headway ci {args.what} --force")
+        raise BadInput(f"{path} already exists", fix=f"headway ci {args.what} --force")
     name, _ = own_wheel()
     if args.what == "github":
         text = ci.github(wheel=name, on=args.on, branch=_pipeline_json(args.branch, "branch"))
@@ -95,7 +97,7 @@ def _pipeline_json(text: str, what: str) -> str:
     import re
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}", text):
-        raise BadInput(f"{text!r} cannot name a {what} here", fix="letters, digits, dots, slashes and dashes")
+        raise BadInput(f"{text!r} is not a valid {what} name here", fix="letters, digits, dots, slashes and dashes")
     return text
 
 
@@ -107,7 +109,7 @@ def _train(args: argparse.Namespace) -> int:
     worst = 0
     files = job_files(os.environ.get("CI_COMMIT_MESSAGE", ""), Path.cwd())
     if not files:
-        print("the commit's message asks for no training")
+        print("the commit message requests no training")
     for number, file in enumerate(files):
         name = args.name if number == 0 else f"{args.name}-{number + 1}"
         code = dispatch(["run", "-f", file, "--on", args.on, "--name", name, "--yes", "--no-rehearse"])
@@ -121,14 +123,14 @@ DOCKER = "docker"
 def image_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key for this once: --set image.base=python:3.12-slim")  # fmt: skip
+                        help="override a key of the job file: --set image.base=python:3.12-slim")  # fmt: skip
     parser.add_argument("--on", default=DOCKER, metavar="TARGET",
                         help="a docker target of the job file: its command and platform (default: docker)")  # fmt: skip
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--build", action="store_true", help="build it, unless it is there")
+    what.add_argument("--build", action="store_true", help="build it, unless it exists")
     what.add_argument("--push", action="store_true", help="build it and push it to image.repository")
     what.add_argument("--shell", action="store_true", help="build it and open a shell in it")
-    what.add_argument("--out", metavar="DIR", help="write the folder it is built from, to build it elsewhere")
+    what.add_argument("--out", metavar="DIR", help="write its build folder, to build it elsewhere")
     add_json(parser)
     parser.set_defaults(env=[], secret=[])
 
@@ -139,8 +141,8 @@ def image_command(args: argparse.Namespace) -> int:
     if not job.image.uri:
         image = blueprint(job, options.platform)
     elif not args.shell:
-        fix = "remove image.uri, or write it as image.base to build upon it"
-        raise BadInput(f"the job names a ready image, so there is none to build: {job.image.uri}", fix=fix)
+        fix = "remove image.uri, or set it as image.base to build on it"
+        raise BadInput(f"image.uri names an existing image ({job.image.uri}), so there is nothing to build", fix=fix)
     if args.shell:
         return _shell(job, options, image)
     assert image is not None
@@ -177,7 +179,9 @@ def _options(job: Job, on: str) -> Options:
 
     entry = targets.entry(job, on)
     if entry.kind != DOCKER:
-        raise BadInput(f"{on} is a target of kind {entry.kind}", fix="--on a target of kind docker, or leave it out")
+        raise BadInput(
+            f"{on} is a target of kind {entry.kind}", fix="choose a target of kind docker, or leave out --on"
+        )
     return from_plain(entry.options, Options, where=f"options of {on}")
 
 
@@ -189,7 +193,7 @@ def _make(job: Job, options: Options, image: Blueprint, *, push: bool, json: boo
         make = build.push if push else build.build
         uri = make(run, options.command, image, job.outputs)
     if push:
-        next_step = "plans of this very job and code name it by this digest from now on\nnext: headway plan"
+        next_step = "new plans of this job and code use this digest\nnext: headway plan"
     else:
         next_step = "next: headway run --on docker"
     print(as_json({"uri": uri}) if json else f"{uri}\n{next_step}")
@@ -232,23 +236,27 @@ def infra_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cloud", choices=["gcp"], help="which cloud")
     parser.add_argument("--project", required=True, metavar="P", help="the project that is billed")
     parser.add_argument(
-        "--zone", default="us-central1-a", metavar="Z", help="where machines run (default: us-central1-a)"
+        "--zone", default="us-central1-a", metavar="Z", help="the zone of the machines (default: us-central1-a)"
     )
-    parser.add_argument("--name", default="headway", metavar="N", help="of what is made (default: headway)")
-    parser.add_argument("--bucket", default="", metavar="B", help="for runs (default: PROJECT-NAME)")
-    parser.add_argument("--namespace", default="default", metavar="NS", help="of Kubernetes, where jobs run")
-    parser.add_argument("--secret", action="append", default=[], metavar="S", help="an entry of Secret Manager")
-    parser.add_argument("--accelerator", default="T4:1", metavar="A:N", help="of the GPU machines (default: T4:1)")
-    parser.add_argument("--machine", metavar="M", help="of the GPU machines (default: the usual one)")
-    parser.add_argument("--max-nodes", type=int, default=2, metavar="N", help="GPU machines at once (default: 2)")
-    parser.add_argument("--spot", action="store_true", help="cheaper GPU machines that may be taken away")
-    parser.add_argument("--billing-account", default="", metavar="ID", help="for a budget alert")
     parser.add_argument(
-        "--budget", type=float, default=50.0, metavar="USD", help="a month, for that alert (default: 50)"
+        "--name", default="headway", metavar="N", help="prefix for the names of resources (default: headway)"
     )
-    parser.add_argument("--no-cluster", action="store_true", help="without a Kubernetes cluster: Vertex AI only")
-    parser.add_argument("--workbench", action="store_true", help="with a notebook instance")
-    parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("--bucket", default="", metavar="B", help="the bucket for runs (default: PROJECT-NAME)")
+    parser.add_argument("--namespace", default="default", metavar="NS", help="the Kubernetes namespace for jobs")
+    parser.add_argument("--secret", action="append", default=[], metavar="S", help="create a secret in Secret Manager")
+    parser.add_argument("--accelerator", default="T4:1", metavar="A:N", help="GPUs per machine (default: T4:1)")
+    parser.add_argument("--machine", metavar="M", help="of the GPU machines (default: the usual one)")
+    parser.add_argument(
+        "--max-nodes", type=int, default=2, metavar="N", help="maximum number of GPU machines (default: 2)"
+    )
+    parser.add_argument("--spot", action="store_true", help="use spot (preemptible) GPU machines")
+    parser.add_argument("--billing-account", default="", metavar="ID", help="billing account, for a budget alert")
+    parser.add_argument(
+        "--budget", type=float, default=50.0, metavar="USD", help="dollars per month for the budget alert (default: 50)"
+    )
+    parser.add_argument("--no-cluster", action="store_true", help="no Kubernetes cluster, Vertex AI only")
+    parser.add_argument("--workbench", action="store_true", help="also create a notebook instance")
+    parser.add_argument("--out", metavar="FILE", help="write to FILE instead of standard output")
 
 
 def infra_command(args: argparse.Namespace) -> int:
@@ -293,7 +301,9 @@ def _gpu(args: argparse.Namespace) -> tuple[str, int, str]:
         raise BadInput(f"--accelerator: {error}", fix="--accelerator T4:1") from None
     usual = machine_for(asked.kind, asked.count)
     if usual is None and not args.machine:
-        raise BadInput(f"Google sells no machine with {args.accelerator}", fix="headway prices lists what is sold")
+        raise BadInput(
+            f"Google offers no machine with {args.accelerator}", fix="headway prices   (lists the accelerators)"
+        )
     word = {"A100-80GB": "nvidia-a100-80gb", "H100": "nvidia-h100-80gb", "H100-MEGA": "nvidia-h100-mega-80gb",
             "H200": "nvidia-h200-141gb", "L4": "nvidia-l4", "B200": "nvidia-b200"}  # fmt: skip
     return word.get(asked.kind, f"nvidia-tesla-{asked.kind.lower()}"), asked.count, args.machine or usual or ""
@@ -303,12 +313,12 @@ def _gpu(args: argparse.Namespace) -> tuple[str, int, str]:
 
 
 def prices_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("accelerator", nargs="?", metavar="KIND[:N]", help="T4, L4:2, A100:8, …; left out: all of them")
-    parser.add_argument("--region", metavar="R", help="only this region, or those that begin like it: us, europe-west4")
-    parser.add_argument("--machine", metavar="M", help="with this machine (default: the usual one for it)")
-    parser.add_argument("--vertex", action="store_true", help="with Vertex AI's management fee")
-    parser.add_argument("--factor", type=float, metavar="F", help="that fee as a factor (default: 1.15)")
-    parser.add_argument("--update", metavar="FILE", help="take a newer table from a file, for all later plans")
+    parser.add_argument("accelerator", nargs="?", metavar="KIND[:N]", help="T4, L4:2, A100:8, … (default: all)")
+    parser.add_argument("--region", metavar="R", help="only this region or prefix: us, europe-west4")
+    parser.add_argument("--machine", metavar="M", help="machine type (default: the usual one for the accelerator)")
+    parser.add_argument("--vertex", action="store_true", help="include Vertex AI's management fee")
+    parser.add_argument("--factor", type=float, metavar="F", help="the fee as a factor (default: 1.15)")
+    parser.add_argument("--update", metavar="FILE", help="import a newer price table, for all later plans")
     add_json(parser)
 
 
@@ -317,7 +327,7 @@ def prices_command(args: argparse.Namespace) -> int:
 
     if args.update:
         kept = update(Path(args.update))
-        print(f"prices of {kept.dated} ({kept.source}) are used from now on")
+        print(f"imported prices of {kept.dated} ({kept.source})")
         if not args.accelerator:
             return 0
     prices = load()
@@ -343,7 +353,7 @@ def _factor(args: argparse.Namespace) -> float:
 
     if args.factor is not None:
         if args.factor <= 0:
-            raise BadInput(f"a factor of {args.factor:g} makes no price", fix="--factor 1.15")
+            raise BadInput(f"--factor {args.factor:g} is not a positive number", fix="--factor 1.15")
         return float(args.factor)
     return VERTEX_FACTOR if args.vertex else 1.0
 
@@ -385,7 +395,7 @@ def _asked(text: str) -> tuple[str, int]:
     try:
         asked = accelerator(text.upper())
     except BadUnit as error:
-        raise BadInput(f"{text!r} is no accelerator: {error}", fix="headway prices lists them") from None
+        raise BadInput(f"{text!r} is not an accelerator: {error}", fix="headway prices   (lists them)") from None
     return asked.kind, asked.count
 
 

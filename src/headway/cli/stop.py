@@ -32,7 +32,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from headway.cli.follow import first_of_all, how, recorded_kind, say
+    from headway.cli.follow import first_of_all, how, next_for, recorded_kind, say
     from headway.launcher.lifecycle import reach
 
     hold = reach(locate(args.run), say=say)
@@ -44,8 +44,9 @@ def _stop(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"run": outcome.run, "state": state.value, "left": list(left), "resume": kind}))
     else:
-        following = f"headway resume {outcome.run}" if state.resumable else f"headway status {outcome.run}"
-        print("\n".join([f"{outcome.run} {state.value}", *how(kind, state), f"next: {following}"]))
+        following = next_for(hold, state)
+        lines = how(kind, state) if following.startswith("headway resume") else []
+        print("\n".join([f"{outcome.run} {state.value}", *lines, *([f"next: {following}"] if following else [])]))
     return LEFT_BEHIND if left else FINISHED
 
 
@@ -54,12 +55,12 @@ def _down(args: argparse.Namespace) -> int:
     from headway.launcher.lifecycle import reach
 
     hold = reach(locate(args.run), say=say)
-    with working(f"taking {hold.run} down"):
+    with working(f"removing {hold.run}"):
         receipt = hold.down()
     if args.json:
         print(as_json(asdict(receipt)))
     else:
-        print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing: it was gone already'}")
+        print(f"{receipt.run}: removed {', '.join(receipt.removed) or 'nothing (already gone)'}")
         print(_looked_again(receipt))
         for line in billable_resources(hold.target):
             print(f"still billed: {line}")
@@ -70,8 +71,8 @@ def _looked_again(receipt: Receipt) -> str:
     if receipt.left:
         return f"LEFT BEHIND: {', '.join(receipt.left)}"
     if receipt.unverified:
-        return f"nobody could be asked afterwards whether it is gone: {', '.join(receipt.unverified)}"
-    return "looked again: nothing is left running"
+        return f"could not verify the removal of: {', '.join(receipt.unverified)}"
+    return "verified: nothing is left running"
 
 
 def billable_resources(target: Target) -> list[str]:
@@ -82,17 +83,17 @@ def billable_resources(target: Target) -> list[str]:
     try:
         return list(ask()) if ask is not None else []
     except HeadwayError as error:  # the run is down: this is said besides
-        return [f"could not be looked up: {error.problem.what}"]
+        return [f"unknown: {error.problem.what}"]
 
 
 COLOURS = {"orphan": "red", "live": "green", "unknown": "yellow", "not yours": "dim"}
 
 
 def gc_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", metavar="FILE", help=f"the job file (default: {DEFAULT}, if there)")
-    parser.add_argument("--on", metavar="TARGET", help="look only there (default: everywhere that is known)")
-    parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("-f", "--file", metavar="FILE", help=f"the job file (default: {DEFAULT}, if it exists)")
+    parser.add_argument("--on", metavar="TARGET", help="search only this target (default: all known targets)")
+    parser.add_argument("--dry-run", action="store_true", help="list only; remove nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     add_json(parser)
 
 
@@ -126,7 +127,7 @@ def gc_command(args: argparse.Namespace) -> int:
     else:
         _conclude(removed, left, unknown, missed, on=args.on)
         if any(each.verdict == NOT_YOURS for each in found):
-            print("what is not yours is left to its owners, and does not count")
+            print("resources of other owners were not touched")
     return LEFT_BEHIND if left or unknown else FINISHED
 
 
@@ -161,7 +162,7 @@ def _unseen(found: list[Found]) -> list[str]:
 
     unseen = unseen_rentals(found)
     for each in unseen:
-        say(f"a rented machine is on record, and its target could not be asked: {each}\n"
+        say(f"a rented machine is on record, but its target is not in the job file: {each}\n"
             "    fix: headway gc -f FILE, with the job file that names its target")  # fmt: skip
     return unseen
 
@@ -174,7 +175,7 @@ def _list(found: list[Found], missed: dict[str, str]) -> None:
             text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
         print(text)
     for name, reason in missed.items():
-        print(paint(f"{name} was not asked: {reason}", "yellow"))
+        print(paint(f"{name} could not be searched: {reason}", "yellow"))
 
 
 def _go(args: argparse.Namespace, count: int) -> bool:
@@ -183,9 +184,9 @@ def _go(args: argparse.Namespace, count: int) -> bool:
     if args.yes:
         return True
     if not sys.stdin.isatty():
-        print("nothing was removed: headway gc -y removes them", file=sys.stderr)
+        print("nothing was removed; to remove them: headway gc -y", file=sys.stderr)
         return False
-    print(f"remove {count} of them? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"remove {count} orphan{'s' if count > 1 else ''}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower().startswith("y")
 
 
@@ -202,7 +203,7 @@ def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
             say(f"{each.handle.run} could not be removed: {error}")
             left.append(each.handle.run)
             continue
-        removed += [f"{name} (nobody could be asked afterwards)" if name in receipt.unverified else name
+        removed += [f"{name} (not verified)" if name in receipt.unverified else name
                     for name in receipt.removed]  # fmt: skip
         left += receipt.left
     return removed, left
@@ -216,11 +217,11 @@ def _conclude(
     if left:
         print(f"LEFT BEHIND: {', '.join(left)}")
     if unknown:
-        print(f"MAY BE LEFT BEHIND, and was not touched: {', '.join(unknown)}")
+        print(f"UNKNOWN, not removed: {', '.join(unknown)}")
     if not left and not unknown:
         where = f" on {on}" if on is not None else ""
-        where += f", except on {', '.join(missed)}, which was not asked" if missed else ""
-        print(f"looked again: nothing is left behind{where}")
+        where += f"; not searched: {', '.join(missed)}" if missed else ""
+        print(f"nothing is left behind{where}")
 
 
 def _plain(each: Found) -> dict[str, Any]:

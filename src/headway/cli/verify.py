@@ -28,8 +28,10 @@ TIGHT_DISK = 5e9  # a run keeps a handful of checkpoints
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", metavar="FILE", help=f"check this job file too (default: {DEFAULT}, if there)")
-    parser.add_argument("--on", metavar="TARGET", help="look at a target of the job file, or a kind of target, too")
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help=f"also check this job file (default: {DEFAULT}, if it exists)"
+    )
+    parser.add_argument("--on", metavar="TARGET", help="also check this target of the job file, or kind of target")
     add_json(parser)
 
 
@@ -49,9 +51,9 @@ def _machine() -> Iterator[Finding]:
     yield Finding("ok", f"Python {version} at {sys.executable}")
     free = shutil.disk_usage(Path.cwd()).free
     mark = "ok" if free > TIGHT_DISK else "note"
-    yield Finding(mark, f"{size(free)} free here, {os.cpu_count()} CPUs")
+    yield Finding(mark, f"{size(free)} of disk free, {os.cpu_count()} CPUs")
     gpus = shutil.which("nvidia-smi")
-    yield Finding("ok", "an NVIDIA driver is here") if gpus else Finding("note", "no GPU: training runs on the CPU")
+    yield Finding("ok", "NVIDIA driver found") if gpus else Finding("note", "no GPU: training runs on the CPU")
 
 
 def _extras() -> Iterator[Finding]:
@@ -142,8 +144,8 @@ SHOWN = 5  # suspicious lines, and parts that differ
 def verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", default=DEFAULT, metavar="FILE", help=f"the job file (default: {DEFAULT})")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                        help="change a key for this once: --set config.batch_size=8")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"how many (default: {STEPS})")
+                        help="override a key of the job file: --set config.batch_size=8")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"number of steps (default: {STEPS})")
     add_json(parser)
     parser.set_defaults(env=[], secret=[])
 
@@ -181,13 +183,15 @@ def describe(proof: Proof) -> str:
         _metrics(proof),
     ]
     if proof.exact:
-        return "\n".join([paint("exact: killed and resumed is the same as never killed", "green"), *_indented(rows)])
+        return "\n".join(
+            [paint("exact: the killed and resumed run equals the uninterrupted run", "green"), *_indented(rows)]
+        )
     return "\n".join([paint("NOT exact", "red"), *_indented([*rows, *_first(proof), *_why(proof)])])
 
 
 def _metrics(proof: Proof) -> str:
     found = proof.histories
-    aside = f" (but for {', '.join(found.clocks)}, which differs in any two runs)" if found.clocks else ""
+    aside = f" (except {', '.join(found.clocks)}, which differs between any two runs)" if found.clocks else ""
     if not found.records:
         return "metrics: none were logged"
     if found.first_step is None:
@@ -205,8 +209,8 @@ def _first(proof: Proof) -> list[str]:
     more = len(compared.differing) - SHOWN
     parts = ", ".join(compared.differing[:SHOWN]) + (f" and {more} more" if more > 0 else "")
     return [
-        f"differs first: {first.part}, {size}, at step {first.step} (looked at {looked})",
-        f"differ at the end: {parts}",
+        f"first difference: {first.part}, {size}, at step {first.step} (compared {looked})",
+        f"different at the end: {parts}",
     ]
 
 

@@ -87,7 +87,7 @@ def _per_hour(price: Mapping[str, Any]) -> str:
     parts = " + ".join(f"{item['what']} {usd(item[billed])}" for item in price["items"])
     nodes = f"{price['nodes']} × " if price["nodes"] > 1 else ""
     factor = price.get("management_factor", 1.0)
-    fee = f" × {factor:g} for Vertex's management (management_factor)" if factor != 1 else ""
+    fee = f" × {factor:g} Vertex AI management fee (management_factor)" if factor != 1 else ""
     where = f", {price['region']}, prices of {price['dated']}" if price.get("region") else ""
     return f"{head}; billed {price['billed']}: {nodes}({parts}){fee}{where}"
 
@@ -101,7 +101,7 @@ def _expected(price: Mapping[str, Any]) -> dict[str, str]:
 
 def _ceiling(price: Mapping[str, Any]) -> dict[str, str]:
     limit = price.get("ceiling_usd")
-    return {"ceiling": "none: nothing ends it but its own end" if limit is None else f"{usd(limit)}, by the budget"}
+    return {"ceiling": "none: no budget limits this run" if limit is None else f"{usd(limit)}, enforced by the budget"}
 
 
 def _besides(price: Mapping[str, Any]) -> dict[str, str]:

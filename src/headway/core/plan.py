@@ -174,16 +174,16 @@ BEGINNING: Final = "beginning"  # nothing in the sources loads earlier state
 UNKNOWN: Final = ""  # the plan was made by an older version, which did not look
 
 _PLAN: Final = {
-    EXACT: "exact: goes on from the newest checkpoint",
-    BY_SCRIPT: "by the script: its files are restored, and whether it goes on from them is the script's to decide",
-    BEGINNING: "starts from the beginning: nothing in the script's sources loads what it has saved",
-    UNKNOWN: "not known: the plan was made by a Headway that did not look",
+    EXACT: "exact: continues from the last checkpoint",
+    BY_SCRIPT: "by the script: its files are restored; whether it continues from them is up to the script",
+    BEGINNING: "starts from the beginning: the script does not load anything it has saved",
+    UNKNOWN: "unknown: the plan was made by an older version of Headway",
 }
 _AGAIN: Final = {
-    EXACT: "it goes on from its last checkpoint",
-    BY_SCRIPT: "its files are restored, and whether it goes on from them is the script's to decide",
+    EXACT: "it continues from its last checkpoint",
+    BY_SCRIPT: "its files are restored; whether it continues from them is up to the script",
     BEGINNING: "it starts from the beginning",
-    UNKNOWN: "whether it goes on from its last checkpoint is not known",
+    UNKNOWN: "it is unknown whether it continues from its last checkpoint",
 }
 
 

@@ -94,7 +94,7 @@ class DashboardApp:
     def _authorize(self, request: Request) -> Response | None:
         """Check the Host header, and the token if there is one: from the URL at first, then from a cookie."""
         if request.headers.get("host", "").rpartition(":")[0] not in self._hosts:
-            raise PredictionError(421, "this server does not go by that name")
+            raise PredictionError(421, "unknown host name")
         if self._token is None:
             return None
         given = request.query_params.get("token", "")
@@ -103,7 +103,7 @@ class DashboardApp:
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return answer
         if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._token.encode()):
-            raise PredictionError(401, "open the address that `headway ui` printed: it holds the token")
+            raise PredictionError(401, "open the address that `headway ui` printed, which includes the token")
         return None
 
     async def index(self, _: Request) -> Response:
@@ -147,7 +147,7 @@ class DashboardApp:
         name = request.path_params["name"]
         kind = _SHOWN.get(name.rpartition(".")[2].lower())
         if kind is None or ".." in name.split("/"):
-            raise PredictionError(404, "no such picture")
+            raise PredictionError(404, "no such image")
         body = await asyncio.to_thread(lambda: self._board.folder(_id(request)).store.read(f"samples/{name}"))
         return Response(body, media_type=kind, headers={"X-Content-Type-Options": "nosniff"})
 
@@ -176,7 +176,7 @@ class DashboardApp:
                     before = text
                     yield f"data: {text}\n\n"
                 else:
-                    yield ": still here\n\n"
+                    yield ": keep-alive\n\n"
                 await asyncio.sleep(pause_s)
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -194,10 +194,10 @@ class DashboardApp:
         """
         name = request.path_params["act"]
         if name not in self._acts:
-            raise PredictionError(404, "nothing is here")
+            raise PredictionError(404, "not found")
         origin = request.headers.get("origin")
         if request.headers.get(ACTS) != "1" or (origin and urlsplit(origin).netloc != request.headers.get("host")):
-            raise PredictionError(403, "only the dashboard's own pages may do this")
+            raise PredictionError(403, "only the dashboard's own pages may send this request")
         url = self._board.url(_id(request))
         state = await asyncio.to_thread(self._acts[name], url)
         return JSONResponse({"state": state})
@@ -229,7 +229,7 @@ def _number(request: Request, name: str, default: int, most: int, least: int = 0
     try:
         value = int(request.query_params.get(name, default))
     except ValueError:
-        raise bad_request(f"{name} is no number") from None
+        raise bad_request(f"{name} is not a number") from None
     return max(least, min(most, value))
 
 
@@ -238,4 +238,4 @@ def _step(request: Request, name: str) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
-        raise bad_request(f"{name} is no number") from None
+        raise bad_request(f"{name} is not a number") from None

@@ -208,7 +208,7 @@ class RunService:
         except (HeadwayError, OSError) as error:
             return {"state": "gone", "ended": False, "trouble": str(error).splitlines()[0]}
         except Exception as error:  # any bug with one run must not hide the others
-            log.exception("%s cannot be shown", row.url)
+            log.exception("%s could not be read", row.url)
             return {"state": "damaged", "ended": False, "trouble": f"{type(error).__name__}: {error}"}
         if state != row.state:
             self._ledger.update_state(row.url, state)
@@ -229,7 +229,7 @@ class RunService:
                 self._urls.update((run_id(row.url), row.url) for row in self._ledger.rows())
                 found = self._urls.get(id_)
         if found is None:
-            raise UnknownRun("no such run is listed here")
+            raise UnknownRun("no such run")
         return found
 
     def folder(self, id_: str) -> RunFolder:

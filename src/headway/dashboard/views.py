@@ -64,7 +64,7 @@ def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
         if size != told["bytes"]:
             yield f"{name} has {size:,} bytes and should have {told['bytes']:,}"
         elif _sha256(folder, f"{place}/{name}", size) != told["sha256"]:
-            yield f"{name} is not what was written: its checksum differs"
+            yield f"{name} is corrupt: its checksum differs"
 
 
 def _sha256(folder: RunFolder, key: str, size: int) -> str:

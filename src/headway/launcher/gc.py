@@ -128,7 +128,7 @@ def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = 
     for handle in _one_a_run(target.found(), us):
         whose = str(handle.details.get("owner", ""))
         if whose and whose != us:
-            verdict, why = NOT_YOURS, f"belongs to {handle.details.get('owner_name') or 'somebody else'}"
+            verdict, why = NOT_YOURS, f"owned by {handle.details.get('owner_name') or 'another user'}"
         else:
             verdict, why = _verdict(target, handle, say, patience_s)
         judged.append(Found(place=place, handle=handle, verdict=verdict, why=why))
@@ -159,7 +159,7 @@ def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tup
     if until is not None:
         return LIVE, f"kept after a failure until {time.strftime('%H:%M', time.localtime(until))}"
     if not ours and not said:
-        return UNKNOWN, f"its run is {status.state.value}, and it does not say whose it is: headway down {handle.url}"
+        return UNKNOWN, f"its run is {status.state.value}, and it has no owner label: headway down {handle.url}"
     return ORPHAN, f"its run is {status.state.value}"
 
 
@@ -167,12 +167,12 @@ def _without_a_folder(handle: Handle) -> tuple[str, str]:
     """Classify a resource without a visible run folder: deleted, or not mounted here, or on another machine."""
     path, host = local_path(handle.url), str(handle.details.get("owner_name", "")).rpartition("@")[2]
     if not handle.details.get("owner"):
-        return UNKNOWN, "its run folder is not to be seen here, and it does not say whose it is"
+        return UNKNOWN, "its run folder is not visible from here, and it has no owner label"
     if path is not None and host not in ("", socket.gethostname()):
-        return UNKNOWN, f"its run folder is on {host}, and cannot be seen from here"
+        return UNKNOWN, f"its run folder is on {host}, which is not visible from here"
     if path is not None and not path.parent.is_dir():
-        return UNKNOWN, f"{path.parent} is not here: mount it; or, if you have deleted it: mkdir -p {path.parent}"
-    return ORPHAN, "its run folder is gone"
+        return UNKNOWN, f"{path.parent} does not exist here: mount it; or, if it was deleted: mkdir -p {path.parent}"
+    return ORPHAN, "its run folder no longer exists"
 
 
 def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float | None) -> tuple[str, str]:
@@ -181,8 +181,8 @@ def _of_a_live_one(handle: Handle, status: Status, say: Say, patience_s: float |
     if expires is None or expires > time.time():
         return LIVE, status.state.value
     if patience_s is not None and _silent(folder_of(handle), patience_s, say):
-        return ORPHAN, "it is past its latest end, and nothing is heard from it"
-    return LIVE, f"{status.state.value}, though past its latest end by this machine's clock: headway down {handle.url}"
+        return ORPHAN, "it is past its deadline and does not respond"
+    return LIVE, f"{status.state.value}, but past its deadline by this machine's clock: headway down {handle.url}"
 
 
 def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
@@ -192,7 +192,7 @@ def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
         return False
     if record.seen_at(folder.url) is not None:
         return not record.seen_at(folder.url)
-    say(f"{folder.name} is past its latest end: watching for up to {patience_s:.0f} s whether it still runs")
+    say(f"{folder.name} is past its deadline: waiting up to {patience_s:.0f} s to see whether it is still running")
     since = time.monotonic()
     while time.monotonic() - since < patience_s:
         if lease.read(folder.store)[1] != version:

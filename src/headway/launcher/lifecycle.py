@@ -39,7 +39,7 @@ def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
     try:
         seconds = spent_s(folder)
         plan, end = folder.plan(), evidence(folder).end
-        status = end or Status(state=State.LOST, reason="it went away without a last word")
+        status = end or Status(state=State.LOST, reason="it ended without reporting why")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
         wanted = plan.job.get("notify") or {}
@@ -50,7 +50,7 @@ def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
         notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
         notify_here(wanted, notice, lost=end is None, say=say)
     except HeadwayError as error:
-        say(f"after the run's end: {error}")
+        say(f"could not record or announce the end of the run: {error}")
 
 
 OnLine = Callable[[LogLine], None]
@@ -114,7 +114,7 @@ class RunHandle:
         if status.state is State.LOST and moved:
             return Status(state=State.RUNNING, reason=_moved(moved))
         if status.state is State.LOST and original:
-            return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
+            return Status(state=State.LOST, reason=f"this folder is a copy of {original}; no process belongs to it")
         return status
 
     def require_in_place(self, refusal: type[HeadwayError] = TargetError) -> None:
@@ -149,12 +149,12 @@ class RunHandle:
         self.require_in_place()
         original = self._copied_from()
         if original:
-            self.say(f"{self.run} is a copy of {original}, which is not touched")
+            self.say(f"{self.run} is a copy of {original}, which is left unchanged")
         receipt = self.target.down(self.handle)
         try:
             receipt = teardown.write(self.folder, receipt)
         except StoreError as error:  # teardown is what matters; the next command writes the receipt
-            self.say(f"the receipt could not be written: {error}")
+            self.say(f"teardown.json could not be written: {error}")
         self.ledger.update_state(self.url, self._state())
         return receipt
 
@@ -291,7 +291,7 @@ def resume(
     recorded = hold.folder.plan()
     migrate.require_here(hold.folder)
     if _at_rest(hold, patience_s).state is State.FINISHED:
-        say(f"{hold.run} is finished: there is nothing to do")
+        say(f"{hold.run} is already finished")
         return hold
     budgeted = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
     lease.require_some_left(budgeted, lease.spent_s(hold.folder), hold.run)
@@ -401,7 +401,7 @@ def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequen
         return plan
     missing = [name for name in secrets if name not in os.environ]
     if missing:
-        raise BadInput(f"this shell has no variable {missing[0]}", fix=f"export {missing[0]}=…")
+        raise BadInput(f"the environment variable {missing[0]} is not set", fix=f"export {missing[0]}=…")
     named = {name: {"ref": f"env:{name}", "as": "env"} for name in secrets}
     job = {**plan.job, "env": {**plan.job["env"], **env}, "secrets": {**plan.job["secrets"], **named}}
     plan = replace(plan, job=job)
@@ -423,8 +423,8 @@ def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
         except BaseException:  # Ctrl-C too: a folder without a plan belongs to no run
             _remove_if_empty(folder)
             raise
-    fix = f"headway resume {name} to go on with it, or another --name"
-    raise BadInput(f"a run called {name} is already there", where=outputs, fix=fix)
+    fix = f"headway resume {name}, or choose another --name"
+    raise BadInput(f"a run named {name} already exists", where=outputs, fix=fix)
 
 
 def _at_rest(hold: RunHandle, patience_s: float) -> Status:
@@ -445,7 +445,7 @@ def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
     record, version = lease.read(store)
     if record is None or record.holder is None or record.seen_at(hold.url) is not None:
         return None
-    hold.say(f"waiting up to {patience_s:.0f} s, to see whether {record.host} still runs {hold.run}")
+    hold.say(f"waiting up to {patience_s:.0f} s to see whether {hold.run} is still running on {record.host}")
     watch = StatusPoller(hold.folder, stale_s=patience_s)
     while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
@@ -461,7 +461,7 @@ def _free_if_copied(folder: RunFolder) -> None:
 
 
 def _moved(origin: str) -> str:
-    return f"was moved here from {origin}, and what was started there is still on its target"
+    return f"was moved from {origin} while it was running; its processes still use the old folder"
 
 
 def _move_back(origin: str, url: str) -> str:
@@ -469,7 +469,9 @@ def _move_back(origin: str, url: str) -> str:
     if path is not None and not path.exists():
         return f"mv {url} {origin}, then headway stop {origin}"
     # Its supervisor has written there again, or will: without its lease it ends by itself.
-    return f"it ends by itself in about {lease.RENEW_S:.0f} s, when it finds its lease gone: then headway resume {url}"
+    return (
+        f"it stops by itself in about {lease.RENEW_S:.0f} s, because its lease is missing; then: headway resume {url}"
+    )
 
 
 def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:
@@ -490,17 +492,17 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
         receipt = target.down(Handle(target=plan.target, run=name, url=folder.url))
         if receipt.left or newest_attempt(folder):
             teardown.write(folder, receipt)
-            say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'nothing but its folder'}")
+            say(f"{name} could not be started; left behind: {', '.join(receipt.left) or 'only its folder'}")
             return
         # The plan last: while it exists, the run can be found.
         for key in (RECEIPT, STOP, CODE_LISTING, INTENT, PLAN):
             folder.store.delete(key)
     except HeadwayError as error:  # reported besides the error of the start, which the caller raises
-        say(f"{name} could be neither started nor taken down: {error}\n    fix: headway down {folder.url}")
+        say(f"{name} could not be started, and removing it failed: {error}\n    fix: headway down {folder.url}")
         return
     _remove_if_empty(folder)
     ledger.forget(folder.url)
-    say(f"{name} could not be started; what had been made of it was taken down")
+    say(f"{name} could not be started; everything it had created was removed")
 
 
 def _remove_if_empty(folder: RunFolder) -> None:

@@ -55,7 +55,7 @@ def _settled(url: str, *, rented: bool) -> bool:
     if rental is None and (rented or teardown.written(hold.folder) is not None):
         return True  # taken down by another process; or its rental record was removed by hand
     if rental is not None and rental.state != STARTED:
-        _say(f"the client is gone, and {hold.run} was never started: giving its machine back")
+        _say(f"the client has exited, and {hold.run} was never started: releasing its machine")
         return _nothing_left(hold.down())
     outcome = hold.outcome()
     if not outcome.status.state.ended or outcome.receipt is None:
@@ -63,13 +63,13 @@ def _settled(url: str, *, rented: bool) -> bool:
     done = _nothing_left(outcome.receipt)
     if Records().read(url) is not None:  # the receipt was of an earlier attempt
         done = _nothing_left(hold.down())
-    _say(f"{hold.run} {outcome.status.state.value}: taken down")
+    _say(f"{hold.run} {outcome.status.state.value}: removed")
     return done
 
 
 def _nothing_left(receipt: Receipt) -> bool:
     if receipt.left:
-        raise TargetError(f"left behind, to be tried again: {', '.join(receipt.left)}")
+        raise TargetError(f"not removed, will be retried: {', '.join(receipt.left)}")
     return True
 
 

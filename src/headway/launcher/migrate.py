@@ -59,7 +59,7 @@ class Upload:
 
     def words(self, to: str) -> str:
         gigabytes = self.bytes / 1e9
-        month = f"{gigabytes * STORAGE_USD_PER_GB_MONTH:.2f} $ a month to keep, and nothing to send"
+        month = f"{gigabytes * STORAGE_USD_PER_GB_MONTH:.2f} $ a month for storage, upload is free"
         price = month if "://" in to else "nothing is billed"
         sources = "".join(f"\n  {source} → {url}" for source, url in sorted(self.data.items()))
         return f"copies {self.files} files, {gigabytes:.3f} GB, to {to}: {price}{sources}"
@@ -82,7 +82,7 @@ def elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> tuple[RunFold
         return hold.folder, made
     upload = _upload(hold.folder, job, move.copy_to)
     if not move.confirm(upload.words(move.copy_to)):
-        raise BadInput("not moved: nothing was copied", fix="again, with --yes")
+        raise BadInput("not confirmed: nothing was copied", fix="run it again with --yes")
     hold.say(upload.words(move.copy_to))
     for source, url in upload.data.items():  # named by content: if the plan is refused, a retry finds them there
         _send_data(source, url, hold.say)
@@ -113,7 +113,7 @@ def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
     """Plan for the other target. Nodes, ranks, threads and data stay as they were: exact resume depends on them."""
     if move.code == CURRENT:
         if move.job is None:
-            raise BadInput("--code current needs the job file whose folder it is", fix="-f headway.yaml")
+            raise BadInput("--code current needs the job file", fix="-f headway.yaml")
         rooted = replace(job, root=move.job.root)
         return _planned(recorded, rooted, move, _code(package(rooted)))
     with _unpacked(recorded, outputs) as root:
@@ -143,7 +143,9 @@ def _refused(error: BadJob, move: Migration) -> BadJob:
     if not blind or move.copy_to is not None:
         return error
     fix = f"headway resume … --on {move.on} --copy-to gs://BUCKET/runs   moves folder and data there"
-    return BadJob([*error.problems, Problem(what=f"{move.on} cannot see what this run has on this machine", fix=fix)])
+    return BadJob(
+        [*error.problems, Problem(what=f"{move.on} cannot read the run folder and data on this machine", fix=fix)]
+    )
 
 
 @contextmanager
@@ -159,15 +161,15 @@ def _unpacked(recorded: Plan, outputs: str) -> Iterator[Path]:
             except NotThere:
                 continue
         else:
-            fix = "headway resume … --code current, which is recorded"
-            raise BadInput(f"the recorded code is gone: {name} is in no code/ folder", fix=fix)
+            fix = "headway resume … --code current   (uses the current code, and records that)"
+            raise BadInput(f"the recorded code is missing: {name} is in no code/ folder", fix=fix)
         unpack(archive, recorded.code.sha256, Path(folder) / "code")
         yield Path(folder) / "code"
 
 
 def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
     if local_path(copy_to) is not None and local_path(copy_to) == local_path(folder.url.rpartition("/")[0]):
-        raise BadInput(f"the run is in {copy_to} already", fix="leave --copy-to out")
+        raise BadInput(f"the run is already in {copy_to}", fix="leave out --copy-to")
     entries = [entry for entry in folder.store.list() if not entry.key.startswith(ONE_MACHINE)]
     sources = {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}
     local = sorted(source for source in sources if "://" not in source and not source.startswith("builtin:"))
@@ -206,7 +208,7 @@ def _copied(hold: RunHandle, recorded: Plan, made: Plan, upload: Upload, copy_to
     try:
         there.store.write(PLAN, made.to_json().encode(), when=ABSENT)
     except Conflict:
-        raise BadInput(f"a run called {hold.run} is already in {copy_to}", fix="another --copy-to") from None
+        raise BadInput(f"a run named {hold.run} already exists in {copy_to}", fix="choose another --copy-to") from None
     hold.folder.write_json(MOVED, {"to": there.url, "at": submission.now(), "by": submission.who()})
     return there
 

@@ -84,7 +84,7 @@ def environment(job: Job, say: Say) -> str | None:
         shutil.rmtree(place, ignore_errors=True)
         last = [line for line in (error.stderr or "").splitlines() if line.strip()][-3:]
         raise RunFailed(
-            "the requirements cannot be installed: " + "\n    ".join(last), fix="mend requirements"
+            "the requirements cannot be installed: " + "\n    ".join(last), fix="fix requirements in the job file"
         ) from None
     (place / "ready").touch()
     return str(python)
@@ -188,7 +188,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
     with scratch() as folder, own_index(folder):
         python = environment(job, say) if on == "local" else None  # an image has the job's requirements
         made = _amended(plan(_small(job, python), on=on), folder)
-        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed in between, {longest_s:.0f} s at most")
+        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed once, at most {longest_s:.0f} s")
         hold, trained = _train(made, ends)
         acts += trained
         rate = _rate(hold)
@@ -203,7 +203,7 @@ def _where(job: Job) -> tuple[str, str]:
     """Choose the target to rehearse on: this machine if it can train, else the image; or return why neither."""
     if not job.recipe or find_spec("torch") is not None:
         return "local", ""
-    lacks = "no image to try it in" if not job.image.uri else "" if _docker_answers() else "no Docker that answers"
+    lacks = "no image" if not job.image.uri else "" if _docker_answers() else "no running Docker daemon"
     if lacks:
         return "", f"torch is not installed here, and there is {lacks} (pip install 'headway[train]')"
     return "docker", ""
@@ -233,14 +233,16 @@ def _places(job: Job) -> Iterator[Act]:
 
     if "://" in job.outputs:
         require_conditional_put(open_store(job.outputs))
-        yield Act(name="outputs", words=f"{job.outputs} can be written")
+        yield Act(name="outputs", words=f"{job.outputs} is writable")
     for source in {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}:
         if source.startswith(("gs://", "s3://", "az://")):
             if not any(True for _ in open_store(source).list()):
                 raise RunFailed(
-                    f"there is nothing at {source}", where="data", fix="mend the URL, or headway data prepare"
+                    f"there is nothing at {source}",
+                    where="data",
+                    fix="fix the path or URL in the job file, or: headway data prepare",
                 )
-            yield Act(name="data", words=f"{source} is there")
+            yield Act(name="data", words=f"{source} exists")
 
 
 def _small(job: Job, python: str | None) -> Job:
@@ -306,7 +308,7 @@ def _train(made: Plan, ends: float) -> tuple[RunHandle, list[Act]]:
         raise _failure(hold)
     if not status.state.ended:
         words = (
-            "it started and did not fail" if not made.job.get("recipe") else "no failure, but few steps in that time"
+            "it started without an error" if not made.job.get("recipe") else "no error, but too few steps in that time"
         )
         return hold, [Act(name="train", words=f"{words}; ended after {took:.0f} s", seconds=took)]
     return hold, [Act(name=name, words=words, seconds=took) for name, words in _acts(hold)]
@@ -338,7 +340,7 @@ def _failure(hold: RunHandle) -> RunFailed:
     if found.name:
         return RunFailed(f"the rehearsal failed: {found.cause}\n    {found.evidence}", fix=found.fix)
     words = "".join(f"\n    {line}" for line in found.lines[-8:])
-    return RunFailed(f"the rehearsal failed{words}", fix="headway run --on local, until it runs here")
+    return RunFailed(f"the rehearsal failed{words}", fix="fix it, then try it on this machine: headway run --on local")
 
 
 def _finished(hold: RunHandle) -> bool:
@@ -354,8 +356,8 @@ def _use(hold: RunHandle, job: Job, verb: Verb, ends: float) -> list[Act]:
     given = [picture(Path(hold.url))] if takes == "pictures" else ["a small test"]  # in a folder that images see too
     steps = (
         ("evaluate", ["eval", hold.url, "--split", "val", "--json"], "scored on a sample"),
-        ("export", ["export", hold.url, "--json"], "a bundle was made and opened"),
-        ("predict", ["predict", hold.url, *given, "--json"], "answered an input"),
+        ("export", ["export", hold.url, "--json"], "a bundle was exported and loaded"),
+        ("predict", ["predict", hold.url, *given, "--json"], "predicted one input"),
     )
     return [_typed(name, words, said, verb, ends) for name, words, said in steps]
 
@@ -392,14 +394,16 @@ def _typed(name: str, words: list[str], said: str, verb: Verb, ends: float) -> A
     began = time.monotonic()
     left = ends - began
     if left < 5:
-        return Act(name=name, words="not tried: the time was up")
+        return Act(name=name, words="not tried: out of time")
     try:
         refused = verb(words, left)
     except subprocess.TimeoutExpired:
-        return Act(name=name, words="no failure, but not done in time")
+        return Act(name=name, words="no error, but not finished in time")
     if refused is not None:
         last = [line for line in refused.splitlines() if line.strip()][-4:]
-        raise RunFailed(f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="mend it before it is paid for")
+        raise RunFailed(
+            f"the rehearsal's {name} failed: " + "\n    ".join(last), fix="fix it before starting a paid run"
+        )
     return Act(name=name, words=said, seconds=round(time.monotonic() - began, 1))
 
 
@@ -431,7 +435,7 @@ def describe(found: Rehearsal) -> str:
     if found.skipped:
         lines.append(f"  rehearsal skipped: {found.skipped}")
     if found.examples_per_s is not None:
-        lines.append(f"  {'rate':<10} {found.examples_per_s:.3g} examples/s on this machine, by twos")
+        lines.append(f"  {'rate':<10} {found.examples_per_s:.3g} examples/s on this machine, with a batch of 2")
     return "\n".join(lines)
 
 

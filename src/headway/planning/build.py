@@ -46,7 +46,9 @@ def placeholders(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     for path, value in _texts(job, options):
         found = _PLACEHOLDER.search(value)
         if found:
-            yield Problem(what=f"{found[0]!r} in {value!r} is a placeholder", where=path, fix="put your own name there")
+            yield Problem(
+                what=f"{found[0]!r} in {value!r} is a placeholder", where=path, fix="replace it with your own value"
+            )
 
 
 def _texts(job: Job, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -69,7 +71,7 @@ def architecture(job: Job, options: Mapping[str, Any]) -> Iterator[Problem]:
     arm = machine.startswith(_ARM)
     if machine and arm != platform.startswith("linux/arm64"):
         wanted = "linux/arm64" if arm else "linux/amd64"
-        what = f"{machine} needs an image for {wanted}, and the target builds one for {platform}"
+        what = f"{machine} needs an image for {wanted}, but the target builds for {platform}"
         yield Problem(what=what, where="resources.machine", fix=f"platform: {wanted} in the target, or another machine")
 
 
@@ -165,7 +167,7 @@ def _compared(job: Job, takes: _Takes) -> Iterator[Problem]:
         full = _resolved(name, takes)
         if full is None:
             near = closest(name, takes.flags)
-            fix = f"did you mean {near}?" if near else f"it takes {', '.join(sorted(takes.flags)) or 'none'}"
+            fix = f"did you mean {near}?" if near else f"its arguments: {', '.join(sorted(takes.flags)) or 'none'}"
             yield Problem(what=f"{job.script} takes no argument {name}", where="args", fix=fix)
             continue
         given.add(full)
@@ -197,7 +199,9 @@ def _value(job: Job, name: str, value: str, takes: _Takes) -> Iterator[Problem]:
             takes.numbers[name](value)
         except ValueError:
             kind = "a whole number" if takes.numbers[name] is int else "a number"
-            yield Problem(what=f"{name} of {job.script} must be {kind}, not {value}", where="args", fix=f"mend {name}")
+            yield Problem(
+                what=f"{name} of {job.script} must be {kind}, not {value}", where="args", fix=f"fix {name} in args"
+            )
 
 
 LOCAL_GRACE_S = 30.0
@@ -314,7 +318,7 @@ def _limits(job: Job, target: Target) -> Limits:
         budget_s=None if hours is None else hours * 3600,
         max_wait_s=job.max_wait,
         grace_s=LOCAL_GRACE_S,
-        second="none: this machine is yours" if hours is None else "the supervisor's own timer",
+        second="none (this machine is not billed)" if hours is None else "the supervisor's timer",
     )
 
 
@@ -352,10 +356,10 @@ def _cost_notes(job: Job, cost: Cost) -> list[str]:
     if cost.quote is None:
         return [] if job.budget.usd is None else ["budget.usd has no effect here: nothing is billed on this target"]
     if cost.quote.missing:
-        effect = "; budget.usd cannot be kept without a price" if job.budget.usd is not None else ""
-        return [f"no price is known: {cost.quote.missing}{effect}. Give `price:` (USD an hour of a node) in the target"]
+        effect = "; without one, budget.usd has no effect" if job.budget.usd is not None else ""
+        return [f"no price is known: {cost.quote.missing}{effect}. Set `price:` (USD per node-hour) in the target"]
     if job.budget.usd is None and job.budget.hours is None:
-        return ["nothing ends this run but its own end: give it a budget (budget: {usd: 5} or {hours: 8})"]
+        return ["this run has no time limit: set a budget (budget: {usd: 5} or {hours: 8})"]
     return []
 
 

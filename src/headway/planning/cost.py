@@ -175,11 +175,11 @@ def elsewhere(job: Job, kind: str, options: Mapping[str, Any]) -> list[str]:
         try:
             location = location_of(bucket)
         except HeadwayError as error:  # not knowing the location is no reason not to train
-            found.append(f"where gs://{bucket} is could not be found out: {error.problem.what}")
+            found.append(f"the region of gs://{bucket} is unknown: {error.problem.what}")
             continue
         if not near(location, region):
             found.append(
-                f"gs://{bucket} is in {location}, and the job runs in {region}: reading it is slower, and billed"
+                f"gs://{bucket} is in {location}, and the job runs in {region}: reads are slower, and traffic is billed"
             )
     return found
 
@@ -211,14 +211,16 @@ def location_of(bucket: str) -> str:
             f"{host}/storage/v1/b/{bucket}", params={"fields": "location"}, timeout=20
         )
     except failures.RefreshError as error:
-        raise Denied(f"Google refuses the credentials: {error}", fix="gcloud auth application-default login") from error
+        raise Denied(
+            f"Google rejected the credentials: {error}", fix="gcloud auth application-default login"
+        ) from error
     except (failures.TransportError, requests.RequestException) as error:
         raise Transient(f"Cloud Storage cannot be reached: {error}") from error
     if answer.status_code == 404:
         raise NoBucket(f"there is no bucket gs://{bucket}", fix=f"gcloud storage buckets create gs://{bucket}")
     if answer.status_code in (401, 403):
-        raise Denied(f"may not look at gs://{bucket} (storage.buckets.get)")
+        raise Denied(f"no permission to read the location of gs://{bucket} (storage.buckets.get)")
     location = answer.json().get("location") if answer.status_code == 200 else None
     if not location:  # or an emulator, which is in no region
-        raise Transient(f"Cloud Storage answers {answer.status_code} for gs://{bucket}, and no location")
+        raise Transient(f"Cloud Storage returned {answer.status_code} for gs://{bucket}, without a location")
     return str(location)

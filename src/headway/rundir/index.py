@@ -146,7 +146,7 @@ class Ledger:
                 self._set_aside(error)
                 return self._with_database(work)
         except (sqlite3.Error, OSError) as error:
-            self._say(f"the index of runs could not be used, and the run is not affected: {self.path}: {error}")
+            self._say(f"the index of runs could not be used (the run is not affected): {self.path}: {error}")
             return otherwise
 
     def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -172,8 +172,8 @@ class Ledger:
             for journal in _journals(self.path):
                 journal.unlink(missing_ok=True)
         self._say(
-            f"the index of runs was damaged ({why}) and is started anew; the old one is {aside}. "
-            "No run is lost: headway ps --rebuild OUTPUTS lists them again"
+            f"the index of runs was damaged ({why}) and was recreated; the old file is {aside}. "
+            "No run is lost: headway ps --rebuild OUTPUTS adds them again"
         )
 
     def _whole(self) -> bool:
@@ -211,9 +211,9 @@ def checked_name(name: str) -> str:
     """Return the name, or raise BadInput saying what is wrong with it."""
     fix = f"lower case letters, digits and dashes, at most {LONGEST}, starting with a letter"
     if name in RESERVED:
-        raise BadInput(f"a run cannot be called {name!r}: the word is taken", fix="another --name")
+        raise BadInput(f"{name!r} is a reserved word, not a valid run name", fix="choose another --name")
     if len(name) > LONGEST or not _NAME.fullmatch(name):
-        raise BadInput(f"{name!r} cannot name a run", fix=f"--name with {fix}")
+        raise BadInput(f"{name!r} is not a valid run name", fix=f"--name with {fix}")
     return name
 
 

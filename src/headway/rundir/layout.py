@@ -80,7 +80,7 @@ class SegmentWriter:
         except Conflict:
             # Our own write whose response was lost, or a second writer, which the lease should have made impossible.
             if self._store.read(key) != body:
-                raise StoreError(f"{key} was written by somebody else", where=self._store.url) from None
+                raise StoreError(f"{key} was written by another process", where=self._store.url) from None
         self._number += 1
         self._sealed = None
 
@@ -249,13 +249,13 @@ def is_number(value: object) -> bool:
 def damage_of_kept(kept: object) -> str | None:
     """Return what is wrong with a list of committed checkpoints; None if it is valid."""
     if not isinstance(kept, list):
-        return "kept is not a list"
+        return "'kept' is not a list"
     for one in kept:
         if not isinstance(one, dict) or not isinstance(one.get("step"), int):
-            return "a checkpoint without a step"
+            return "a checkpoint has no step"
         names = one.get("names", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return f"the names of the checkpoint of step {one['step']} are not texts"
+            return f"the names of the checkpoint of step {one['step']} are not strings"
         if one.get("score") is not None and not is_number(one["score"]):
             return f"the score of the checkpoint of step {one['step']} is not a number"
     return None

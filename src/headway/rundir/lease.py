@@ -199,7 +199,7 @@ class Lease:
             found, version = read(self._store)
             if found is None or found.holder != self._record.holder or found.attempt > record.attempt:
                 raise LeaseLost(
-                    "this run was taken over by another start of it", where=self._store.url, fix="headway ps"
+                    "this run was taken over by a newer attempt", where=self._store.url, fix="headway ps"
                 ) from None
             self._version = version  # our own write, whose response was lost
             if found != record:
@@ -227,8 +227,8 @@ def _wait_until_stale(
 
 def _busy(record: Record) -> RunBusy:
     return RunBusy(
-        f"this run is live: attempt {record.attempt} on {record.host} (pid {record.pid})",
-        fix="headway stop RUN, or give this one another --name",
+        f"this run is already running: attempt {record.attempt} on {record.host} (pid {record.pid})",
+        fix="headway stop RUN, or choose another --name",
     )
 
 
@@ -326,19 +326,19 @@ def require_some_left(plan: Plan, spent: float, run: str) -> None:
     budget = plan.limits.budget_s
     if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
         what = f"the budget of {run} is spent: {spent / 3600:.2f} of {budget / 3600:.2f} hours"
-        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (the new total)")
+        raise BadInput(what, fix=f"headway resume {run} --budget-hours {budget / 3600 * 2:.4g}   (new total)")
 
 
 def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
     """Return the plan with a new total budget. Dollars become time at the plan's own price."""
     rate = rate_usd(plan)
     if usd is not None and rate is None:
-        raise BadInput("nothing is billed on this target, so dollars limit nothing", fix="--budget-hours N")
+        raise BadInput("nothing is billed on this target, so a budget in dollars has no effect", fix="--budget-hours N")
     limits = [value for value in (hours, usd / rate if usd is not None and rate else None) if value is not None]
     if not limits:
         return plan
     if min(limits) <= 0:
-        raise BadInput("a budget is more than nothing", fix="--budget-hours 8")
+        raise BadInput("a budget must be greater than 0", fix="--budget-hours 8")
     allowed = min(limits)
     job = {**plan.job, "budget": {"usd": usd, "hours": hours}}
     price = {**plan.price, "ceiling_usd": round(allowed * rate, 3)} if rate else plan.price

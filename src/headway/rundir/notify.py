@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
+from headway.core.types import State
+from headway.rundir.status import next_command
 from headway.storage.secrets import redact, resolve
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ class Notification:
     def of(
         cls, folder: RunFolder, plan: Plan, event: str, reason: str, seconds: float, usd: float | None = None
     ) -> Notification:
-        verb = {"finished": "eval", "failed": "why", "lost": "resume", "stopped": "resume"}.get(event, "export")
         return cls(
             event=event,
             run=folder.name,
@@ -53,7 +54,7 @@ class Notification:
             reason=reason,
             seconds=round(seconds, 1),
             usd=None if usd is None else round(usd, 2),
-            next=f"headway {verb} {folder.name}",
+            next=_next(folder, plan, event),
         )
 
     @property
@@ -62,7 +63,14 @@ class Notification:
         hours = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
         reason = f": {self.reason}" if self.reason else ""
         head = f"{_MARKS.get(self.event, '')} {self.run} on {self.target} {self.event}{reason} ({hours}{cost})"
-        return f"{head.strip()}\nnext: {self.next}"
+        return head.strip() + (f"\nnext: {self.next}" if self.next else "")
+
+
+def _next(folder: RunFolder, plan: Plan, event: str) -> str:
+    try:
+        return next_command(folder, plan, State(event))
+    except HeadwayError:  # the store does not answer: the message is still worth sending
+        return f"headway status {folder.name}"
 
 
 def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, say: Say) -> None:
@@ -73,7 +81,7 @@ def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, 
         try:
             url = resolve(str(wanted["webhook"]))
         except HeadwayError as error:
-            say(f"nobody was told of the end: {error}")
+            say(f"the notification was not sent: {error}")
             return
         post(url, notice, say)
 
@@ -84,13 +92,13 @@ def post(url: str, notice: Notification, say: Say) -> None:
 
     try:
         if not url.startswith(("https://", "http://")):
-            raise ValueError("it is not an address of the web")
+            raise ValueError("notify.webhook is not an http(s) URL")
         body = json.dumps({"text": notice.text, "headway": asdict(notice)}).encode()
         request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
         with urlopen(request, timeout=PATIENCE_S) as answer:
             answer.read(1024)
     except (OSError, ValueError) as error:  # the address is a secret: it is not repeated
-        say(f"the webhook did not take the notice: {redact(str(error), [url])}")
+        say(f"the webhook rejected the notification: {redact(str(error), [url])}")
 
 
 def run_command(command: str, notice: Notification, say: Say) -> None:

@@ -19,12 +19,31 @@ from headway.core.platform import home
 from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
 from headway.rundir.index import Ledger, Row
-from headway.rundir.layout import PLAN, RunFolder, lines, segments
+from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, lines, segments
 from headway.rundir.lease import rate_usd
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 
 if TYPE_CHECKING:
+    from headway.core.plan import Plan
     from headway.spec import Job
+
+
+def next_command(folder: RunFolder, plan: Plan, state: State) -> str:
+    """Return the command that a user most likely wants next; "" if there is none."""
+    run = folder.name
+    if not state.ended:
+        return f"headway logs {run} -f"
+    if state is State.FAILED:
+        return f"headway why {run}"
+    if state is State.BUDGET and plan.limits.budget_s:
+        return f"headway resume {run} --budget-hours {plan.limits.budget_s / 3600 * 2:.4g}"
+    if state.resumable:
+        return f"headway resume {run}"
+    if plan.job.get("recipe") and folder.read_json(REPORT) is None:
+        return f"headway eval {run}"
+    if any(entry.key == BUNDLE for entry in folder.store.list(BUNDLE)):
+        return f"headway serve {run}"
+    return "" if local_path(folder.url) is not None else f"headway pull {run}"
 
 
 LAST = "last"
@@ -66,14 +85,14 @@ def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("
         if (place / PLAN).is_file():
             return _folder(place)
     if exact:  # never fall back to another run whose name has this one as a prefix
-        raise UnknownRun(f"the folder of {text} is gone: {exact[0].url}", fix="headway ps")
+        raise UnknownRun(f"the folder of {text} does not exist: {exact[0].url}", fix="headway ps")
     raise _unknown(text, ledger)
 
 
 def _last(ledger: Ledger) -> RunRef:
     rows = _present(ledger.rows(limit=SHOWN))
     if not rows:
-        raise UnknownRun("no run has been started from this machine yet", fix="headway run, or name a folder")
+        raise UnknownRun("no run has been started from this machine yet", fix="headway run, or give a run folder")
     return _ref(rows[0])
 
 
@@ -102,7 +121,7 @@ def _ambiguous(text: str, rows: list[Row]) -> UnknownRun:
     named = [row.name for row in rows]
     shown = named if len(set(named)) == len(named) else [row.url for row in rows]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-    return UnknownRun(f"{text!r} could be {', '.join(shown[:SHOWN])}{more}", fix="type more of it, or the folder")
+    return UnknownRun(f"{text!r} matches {', '.join(shown[:SHOWN])}{more}", fix="type more of the name, or the folder")
 
 
 def _unknown(text: str, ledger: Ledger) -> UnknownRun:
@@ -111,7 +130,7 @@ def _unknown(text: str, ledger: Ledger) -> UnknownRun:
     names = list(dict.fromkeys(row.name for row in ledger.rows(limit=1000)))
     close = get_close_matches(text, names, n=3)
     fix = f"did you mean {' or '.join(close)}? headway ps lists them" if close else "headway ps"
-    return UnknownRun(f"no run is called {text!r}", fix=fix)
+    return UnknownRun(f"there is no run named {text!r}", fix=fix)
 
 
 def rows_below(outputs: str) -> Iterator[Row]:
@@ -161,17 +180,17 @@ def folder_status(folder: RunFolder) -> Status:
     if seen.end is not None:
         return seen.end
     if not seen.started or seen.lease is None:
-        return Status(state=State.PENDING, reason="submitted; no attempt has begun")
+        return Status(state=State.PENDING, reason="submitted, not started yet")
     if seen.lease.holder is None:
-        return Status(state=State.LOST, reason="gave up the run without saying how it ended")
+        return Status(state=State.LOST, reason="released the run without reporting how it ended")
     alive = seen.lease.seen_at(folder.url)
     # A working copy on a remote host names the client's folder too, and is run by its own supervisor.
     original = "" if seen.lease.labelled_at(folder.url) else submission.copied_from(folder)
     if original:  # the lease belongs to the original: nobody has started this copy
-        return Status(state=State.LOST, reason=f"a copy of {original}, and nothing runs it")
+        return Status(state=State.LOST, reason=f"this folder is a copy of {original}; no process belongs to it")
     if alive is False:
-        return Status(state=State.LOST, reason=f"killed: process {seen.lease.pid} is gone without a last word")
-    where = "" if alive else f"on {seen.lease.host}, which cannot be seen from here"
+        return Status(state=State.LOST, reason=f"killed: process {seen.lease.pid} ended without reporting why")
+    where = "" if alive else f"on {seen.lease.host}, which is not visible from here"
     return Status(state=State.RUNNING, reason=where)
 
 
@@ -194,7 +213,7 @@ class StatusPoller:
         quiet_s = self._clock() - self._since
         if quiet_s < self._stale_s or record is None or record.seen_at(self._folder.url):
             return status
-        return Status(state=State.LOST, reason=f"nothing was heard from {record.host} for {quiet_s:.0f} s")
+        return Status(state=State.LOST, reason=f"no heartbeat from {record.host} for {quiet_s:.0f} s")
 
 
 def newest_attempt(folder: RunFolder) -> int:
@@ -228,7 +247,7 @@ def _farewell(event: dict[str, Any], folder: RunFolder) -> Status:
     try:
         state = State(event["state"])
     except (KeyError, ValueError):
-        raise BadPlan(f"an ending that this Headway does not know: {event}", where=folder.url) from None
+        raise BadPlan(f"a state that this version of Headway does not know: {event}", where=folder.url) from None
     return Status(state=state, reason=str(event.get("reason") or ""), exit_code=event.get("exit_code"))
 
 
@@ -267,7 +286,7 @@ def unwritable(outputs: str) -> list[Problem]:
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
     what = f"{there} is not writable" if there.is_dir() else f"{there} is a file"
-    return [Problem(what=what, where="outputs", fix="name a folder of yours under `outputs`")]
+    return [Problem(what=what, where="outputs", fix="set `outputs` to a folder that you can write to")]
 
 
 def has_ended(handle: Handle) -> bool:
@@ -288,7 +307,7 @@ def about_key_files(job: Job) -> Iterator[str]:
     """Note key files: a key stays valid for years wherever it is copied; a cloud machine's own identity does not."""
     for name, secret in job.secrets.items():
         if secret.as_ == "file" and "CREDENTIALS" in name:
-            yield f"secrets.{name}: a key file works; a machine of that cloud has an identity of its own and needs none"
+            yield f"secrets.{name}: a key file works; a machine of that cloud has its own identity and needs none"
 
 
 # Shared by targets whose processes run on other machines
@@ -337,7 +356,7 @@ def next_start(handle: Handle, *, started: bool) -> str:
     except HeadwayError:
         return ""
     if plan.resume == BEGINNING and rate_usd(plan) is not None:
-        return "; it would start from the beginning, so its supervisor ends it: headway resume starts it again"
+        return "; it would start from the beginning, so it is not restarted automatically: headway resume"
     return f"; {again(plan.resume)}"
 
 

@@ -63,7 +63,7 @@ def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, c
     try:
         folder.write_json(INTENT, intent, when=version)
     except Conflict:
-        raise RunBusy(f"somebody else is starting {folder.name}", fix=f"headway status {folder.name}") from None
+        raise RunBusy(f"another process is starting {folder.name}", fix=f"headway status {folder.name}") from None
 
 
 def withdraw(folder: RunFolder, why: BaseException) -> None:
@@ -182,6 +182,6 @@ def _made() -> str:
         pass  # another process was faster
     except StoreError as error:
         logging.getLogger("headway").warning(
-            f"what this run makes cannot be marked as yours, so headway gc will not remove it: {error}"
+            f"the owner label could not be set, so headway gc will not remove what this run creates: {error}"
         )
     return known_id()

@@ -52,7 +52,7 @@ def words(folder: RunFolder, until: float) -> str:
     rate = rate_usd(folder.plan())
     cost = f", at most ${left / 3600 * rate:.2f} more" if rate else ""
     clock = time.strftime("%H:%M", time.localtime(until))
-    end = f"to end it now: headway down {folder.name}"
+    end = f"to remove it now: headway down {folder.name}"
     return f"{folder.name} is kept until {clock} ({left / 60:.0f} min{cost}).   {end}"
 
 

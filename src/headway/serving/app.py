@@ -45,14 +45,12 @@ class Gauges:
         self._registry = made = CollectorRegistry()
         self.requests = Counter("headway_requests", "Requests", ["route", "status"], registry=made)
         self.seconds = Histogram(
-            "headway_request_seconds", "Until the answer", ["route"], registry=made, buckets=_SECONDS
+            "headway_request_seconds", "Request duration", ["route"], registry=made, buckets=_SECONDS
         )
-        self.batches = Histogram("headway_batch_instances", "Instances in a batch", registry=made, buckets=_BATCHES)
-        self.model_seconds = Histogram(
-            "headway_model_seconds", "The model's time for a batch", registry=made, buckets=_SECONDS
-        )
+        self.batches = Histogram("headway_batch_instances", "Instances per batch", registry=made, buckets=_BATCHES)
+        self.model_seconds = Histogram("headway_model_seconds", "Model time per batch", registry=made, buckets=_SECONDS)
         self.waiting = Gauge("headway_waiting_instances", "Instances in the queue", registry=made)
-        self.ready = Gauge("headway_ready", "1 while requests are taken", registry=made)
+        self.ready = Gauge("headway_ready", "1 if the server accepts requests", registry=made)
 
     def batch(self, instances: int, seconds: float) -> None:
         self.batches.observe(instances)
@@ -129,7 +127,7 @@ class Server:
         try:
             return await waited
         except asyncio.TimeoutError:
-            told = f"no answer within {self.settings.limits.seconds:g} seconds"
+            told = f"the request took longer than {self.settings.limits.seconds:g} seconds"
             raise PredictionError(504, told, headers={"Retry-After": "5"}) from None
 
     async def _answered(
@@ -265,7 +263,7 @@ def _guarded(server: Server, path: str, handler: Handler, *, open_: bool) -> Han
             response = Response(status_code=499)
         except Exception:  # a bug must not drop the connection without an answer
             log.exception("%s failed", path)
-            response = _problem(PredictionError(500, "the server failed; its log says how"))
+            response = _problem(PredictionError(500, "internal error; see the server's log"))
         seconds = time.perf_counter() - began
         server.gauges.requests.labels(path, str(response.status_code)).inc()
         server.gauges.seconds.labels(path).observe(seconds)
@@ -291,9 +289,9 @@ def _problem(refusal: PredictionError) -> Response:
 async def _nothing_here(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         return _problem(
-            PredictionError(405, f"{request.method} is not for this address", headers=dict(error.headers or {}))
+            PredictionError(405, f"{request.method} is not allowed for this path", headers=dict(error.headers or {}))
         )
-    return _problem(PredictionError(404, "nothing is here; /docs lists what there is"))
+    return _problem(PredictionError(404, "not found; /docs lists the paths"))
 
 
 async def _body(request: Request, limits: Limits) -> Any:
@@ -323,7 +321,7 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
         size += len(part)
         if size > limits.body:
             raise PredictionError(
-                413, f"the body is longer than {limits.body:,} bytes", headers={"Connection": "close"}
+                413, f"the body is larger than {limits.body:,} bytes", headers={"Connection": "close"}
             )
         parts.append(part)
     return b"".join(parts)
@@ -339,16 +337,16 @@ async def _form(request: Request, body: bytes) -> Any:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise bad_request(f"the form cannot be read: {error.message}") from None
+        raise bad_request(f"the form is invalid: {error.message}") from None
     except KeyError:
-        raise bad_request("the form cannot be read: its boundary is missing") from None
+        raise bad_request("the form is invalid: its boundary is missing") from None
     instance: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name == "explain" and isinstance(value, str):
             parameters["explain"] = value in ("1", "true", "on")
         elif name in instance:
-            raise bad_request(f"{name!r} comes twice in the form")
+            raise bad_request(f"{name!r} is in the form twice")
         else:
             instance[name] = value if isinstance(value, str) else await value.read()
     await form.close()
@@ -359,7 +357,7 @@ def _explain(parameters: Any) -> bool:
     if parameters is None:
         return False
     if not isinstance(parameters, dict) or not isinstance(parameters.get("explain", False), bool):
-        raise bad_request('parameters is an object such as {"explain": true}', "/parameters")
+        raise bad_request('parameters must be an object such as {"explain": true}', "/parameters")
     unknown = sorted(set(parameters) - {"explain"})
     if unknown:
         raise bad_request(f'there is no parameter {unknown[0]!r}; there is "explain"', "/parameters")

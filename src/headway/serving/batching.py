@@ -81,10 +81,10 @@ class Batcher:
         """
         taken = len(self._waiting) + self._held
         if more > self._queue:
-            raise PredictionError(413, f"{more} inputs: at most {self._queue} may wait", at="/instances")
+            raise PredictionError(413, f"{more} inputs: the queue holds at most {self._queue}", at="/instances")
         if taken + more > self._queue:
             seconds = max(1, round(taken * self._pace.seconds_each))
-            told = f"{taken} inputs wait already, and at most {self._queue} may"
+            told = f"the queue is full: {taken} of at most {self._queue} inputs are waiting"
             raise PredictionError(429, told, headers={"Retry-After": str(seconds)})
         self._held += more
         try:
@@ -154,7 +154,7 @@ def _deliver(answer: asyncio.Future[Any], value: Any) -> None:
     if isinstance(value, PredictionError):
         answer.set_exception(value)
     elif isinstance(value, Exception):
-        answer.set_exception(PredictionError(500, "the model failed on this input; the server's log says how"))
+        answer.set_exception(PredictionError(500, "the model failed on this input; see the server's log"))
     else:
         answer.set_result(value)
 
@@ -186,7 +186,7 @@ def choose(service: Service) -> str:
 
     most = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS"):
-        return f"{most}, by OMP_NUM_THREADS"
+        return f"{most}, from OMP_NUM_THREADS"
     if most == 1:
         return "1"
     prepared = [service.prepare(made_up(service.fields)) for _ in range(_TOGETHER)]

@@ -54,15 +54,15 @@ def decode_picture(body: bytes, *, pixels: int, at: str) -> NDArray[np.uint8]:
             with Image.open(io.BytesIO(body), formats=_FORMATS) as file:
                 width, height = file.size
                 if width * height > pixels:
-                    told = f"a picture of {width} × {height} pixels: at most {pixels // 1_000_000} million are taken"
+                    told = f"the image has {width} × {height} pixels: at most {pixels // 1_000_000} million are allowed"
                     raise PredictionError(413, told, at=at)
                 return _upright(file)
     except UnidentifiedImageError:
-        raise bad_request(f"this is not a picture; send one of {', '.join(_FORMATS)}", at) from None
+        raise bad_request(f"this is not an image; supported formats: {', '.join(_FORMATS)}", at) from None
     except (Image.DecompressionBombError, MemoryError):
-        raise PredictionError(413, "this picture is too large", at=at) from None
+        raise PredictionError(413, "this image is too large", at=at) from None
     except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError) as error:
-        raise bad_request(f"this picture is damaged: {error}", at) from None
+        raise bad_request(f"this image is damaged: {error}", at) from None
 
 
 def _upright(file: Any) -> NDArray[np.uint8]:
@@ -94,7 +94,7 @@ class Reader:
         if not instances:
             raise bad_request("there are no instances", "/instances")
         if len(instances) > self._limits.instances:
-            told = f"{len(instances)} instances: at most {self._limits.instances} are taken at once"
+            told = f"{len(instances)} instances: at most {self._limits.instances} are allowed per request"
             raise PredictionError(413, told, at="/instances")
         return [self._as_object(each, f"/instances/{number}") for number, each in enumerate(instances)]
 
@@ -103,7 +103,7 @@ class Reader:
         if isinstance(instance, str) and len(required) == 1:
             instance = {required[0]: instance}  # short form, if there is only one required field
         if not isinstance(instance, dict):
-            raise bad_request(f"an instance is an object with {self._named()}", at)
+            raise bad_request(f"an instance must be an object with {self._named()}", at)
         unknown = sorted(set(instance) - set(self._fields))
         if unknown:
             raise bad_request(f"this model knows no {unknown[0]!r}: an instance has {self._named()}", at)
@@ -124,9 +124,9 @@ class Reader:
 
     def _text(self, value: Any, at: str) -> str:
         if not isinstance(value, str) or not re.search(SAYS_SOMETHING, value):
-            raise bad_request("this must be text that says something", at)
+            raise bad_request("the text is empty", at)
         if len(value) > self._limits.text:
-            raise PredictionError(413, f"{len(value)} characters: at most {self._limits.text} are taken", at=at)
+            raise PredictionError(413, f"{len(value)} characters: at most {self._limits.text} are allowed", at=at)
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -137,10 +137,10 @@ class Reader:
         if isinstance(value, dict) and set(value) == {"b64"}:
             value = value["b64"]  # as in TensorFlow Serving
         if not isinstance(value, str):
-            raise bad_request("a picture is sent as base64 text", at)
+            raise bad_request("an image must be a base64 string", at)
         if value.startswith(("http://", "https://")):
             if self._fetch is None:
-                raise bad_request("this server fetches no addresses: send the picture as base64", at)
+                raise bad_request("this server does not fetch URLs: send the image as base64", at)
             return self._fetch(value, at)
         if value.startswith("data:"):
             value = value.partition(",")[2]
@@ -166,17 +166,17 @@ def fetcher(limit: int, *, public_only: bool = True) -> Fetch:
     def fetch(url: str, at: str) -> bytes:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise bad_request("this is no address that can be fetched", at)
+            raise bad_request("this is not a URL that can be fetched", at)
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             address = _address(parts.hostname, port, public_only)
         except (OSError, ValueError, UnicodeError):
-            raise bad_request(f"{parts.hostname} cannot be fetched from", at) from None
+            raise bad_request(f"{parts.hostname} is not a public host", at) from None
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
             return _body(_connection(parts.scheme, parts.hostname, port, address), path, limit, at)
         except (OSError, http.client.HTTPException) as error:
-            raise bad_request(f"{parts.hostname} did not send it: {type(error).__name__}", at) from None
+            raise bad_request(f"{parts.hostname} could not be reached: {type(error).__name__}", at) from None
 
     return fetch
 
@@ -201,10 +201,10 @@ def _body(connection: http.client.HTTPConnection, path: str, limit: int, at: str
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "headway"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise bad_request(f"the address answers {answer.status}", at)
+            raise bad_request(f"the URL returned status {answer.status}", at)
         body = answer.read(limit + 1)
         if len(body) > limit:
-            raise PredictionError(413, f"what lies there is longer than {limit:,} bytes", at=at)
+            raise PredictionError(413, f"the file is larger than {limit:,} bytes", at=at)
         return body
     finally:
         connection.close()

@@ -27,14 +27,14 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise bad_request('the body must be an object with a list "inputs"')
     if not isinstance(body.get("id"), str | None):
-        raise bad_request("an id is text", "/id")
+        raise bad_request("id must be a string", "/id")
     known = {field.name for field in fields}
     columns: dict[str, list[Any]] = {}
     for number, tensor in enumerate(body["inputs"]):
         at = f"/inputs/{number}"
         name = _checked(tensor, at, known)
         if name in columns:
-            raise bad_request(f"the input {name!r} comes twice", at)
+            raise bad_request(f"the input {name!r} is given twice", at)
         columns[name] = tensor["data"]
     lengths = {len(data) for data in columns.values()}
     if len(lengths) != 1:
@@ -46,14 +46,14 @@ def instances_of(body: Any, fields: Sequence[Field]) -> dict[str, Any]:
 
 def _checked(tensor: Any, at: str, known: set[str]) -> str:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
-        raise bad_request('an input is an object with "name", "shape", "datatype" and a list "data"', at)
+        raise bad_request('an input must be an object with "name", "shape", "datatype" and a list "data"', at)
     if not isinstance(tensor.get("name"), str) or tensor["name"] not in known:
         raise bad_request(f"this model's inputs are {', '.join(sorted(known))}", f"{at}/name")
     if tensor.get("datatype") != "BYTES":
-        raise bad_request("pictures (as base64) and text are of the datatype BYTES", f"{at}/datatype")
+        raise bad_request("images (as base64) and text must have the datatype BYTES", f"{at}/datatype")
     count = len(tensor["data"])
     if tensor.get("shape") not in ([count], [count, 1]):
-        raise bad_request(f"the shape does not fit {count} elements", f"{at}/shape")
+        raise bad_request(f"the shape does not match {count} elements", f"{at}/shape")
     return str(tensor["name"])
 
 
@@ -95,24 +95,24 @@ def describe_openapi(settings: Settings, fields: Sequence[Field]) -> dict[str, A
     predict = _operation(
         "Predictions for a list of instances", _instances(settings, fields), "Predictions", form=_form(fields)
     )
-    v1 = _operation("The same, as KServe's first protocol has it", _instances(settings, fields), "Predictions")
-    v2 = _operation("The same, as KServe's second protocol has it", _tensors(settings, fields), "Tensors")
+    v1 = _operation("Predictions, in KServe's V1 protocol", _instances(settings, fields), "Predictions")
+    v2 = _operation("Predictions, in KServe's V2 protocol", _tensors(settings, fields), "Tensors")
     paths: dict[str, Any] = {
         settings.predict_route: {"post": predict},
         f"/v1/models/{name}:predict": {"post": v1},
         f"/v2/models/{name}/infer": {"post": v2},
-        "/v1/models": {"get": _plain("The models here")},
+        "/v1/models": {"get": _plain("List of models")},
         f"/v1/models/{name}": {"get": _plain("Whether the model is ready")},
-        "/v2": {"get": _plain("What serves")},
+        "/v2": {"get": _plain("Server metadata")},
         f"/v2/models/{name}": {"get": _plain("The model's inputs and outputs")},
-        "/v2/health/live": {"get": _health("Whether the process lives")},
-        "/v2/health/ready": {"get": _health("Whether requests are taken")},
-        f"/v2/models/{name}/ready": {"get": _health("Whether requests are taken")},
-        settings.health_route: {"get": _health("Whether requests are taken")},
-        "/live": {"get": _health("Whether the process lives")},
-        "/ready": {"get": _health("Whether requests are taken")},
+        "/v2/health/live": {"get": _health("Liveness")},
+        "/v2/health/ready": {"get": _health("Readiness")},
+        f"/v2/models/{name}/ready": {"get": _health("Readiness")},
+        settings.health_route: {"get": _health("Readiness")},
+        "/live": {"get": _health("Liveness")},
+        "/ready": {"get": _health("Readiness")},
         "/about": {"get": _plain("The model, its inputs and how it was trained")},
-        "/metrics": {"get": _plain("For Prometheus", "text/plain")},
+        "/metrics": {"get": _plain("Prometheus metrics", "text/plain")},
     }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -135,7 +135,7 @@ _SCHEMAS: dict[str, Any] = {
             "title": {"type": "string"},
             "status": {"type": "integer"},
             "detail": {"type": "string"},
-            "pointer": {"type": "string", "description": "what in the body is wrong (RFC 6901)"},
+            "pointer": {"type": "string", "description": "JSON pointer to the error in the body (RFC 6901)"},
         },
     },
     "Predictions": {
@@ -167,13 +167,13 @@ _SCHEMAS: dict[str, Any] = {
     },
 }
 _REFUSALS = {
-    "400": "what was sent cannot be read",
+    "400": "invalid request",
     "401": "the token is missing or wrong",
-    "413": "more was sent than is taken",
-    "429": "too many wait already; Retry-After says when to come back",
+    "413": "the request is too large",
+    "429": "the queue is full; Retry-After says when to retry",
     "500": "the model failed",
     "503": "not ready",
-    "504": "no answer in time",
+    "504": "timed out",
 }
 
 
@@ -201,7 +201,7 @@ def _plain(summary: str, kind: str = "application/json") -> dict[str, Any]:
 
 def _health(summary: str) -> dict[str, Any]:
     body = {"content": {"application/json": {"schema": {"type": "object"}}}}
-    answers = {"200": {"description": "yes", **body}, "503": {"description": "not now", **body}}
+    answers = {"200": {"description": "yes", **body}, "503": {"description": "temporarily unavailable", **body}}
     return {"summary": summary, "responses": answers, "security": []}
 
 
@@ -244,7 +244,7 @@ def _instances(settings: Settings, fields: Sequence[Field]) -> dict[str, Any]:
 
 _PARAMETERS: dict[str, Any] = {
     "type": ["object", "null"],
-    "properties": {"explain": {"type": "boolean", "description": "add what the try-out page shows"}},
+    "properties": {"explain": {"type": "boolean", "description": "add the explanation that the try-out page shows"}},
     "additionalProperties": False,
 }
 

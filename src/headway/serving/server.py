@@ -43,7 +43,7 @@ def listen(address: Address) -> socket.socket:
         taken.close()
         raise BadInput(
             f"cannot listen on {address.host}:{address.port}: {getattr(error, 'strerror', None) or error}",
-            fix="choose another with --port, or 0 for any that is free",
+            fix="choose another --port, or 0 for any free port",
         ) from None
     return taken
 
@@ -125,5 +125,7 @@ def port_of(environment: dict[str, str] | None = None) -> int:
             try:
                 return int(said[name])
             except ValueError:
-                raise BadInput(f"{name}={said[name]} is no port", fix=f"unset {name}, or give --port") from None
+                raise BadInput(
+                    f"{name}={said[name]} is not a port number", fix=f"unset {name}, or give --port"
+                ) from None
     return 8080

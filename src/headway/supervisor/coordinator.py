@@ -109,7 +109,7 @@ class Leader:
             peer.connection.tell({"do": "end", "code": outcome.exit_code})
         mirrored = node.finish("mirror", end - time.monotonic())
         if not mirrored:
-            node.say("what the script wrote last could not be saved in time")
+            node.say("the last files that the script wrote could not be saved in time")
         else:
             node.say_what_was_kept()
         crash: dict[str, Any] = (
@@ -146,7 +146,7 @@ class Leader:
         kind = self.node.plan.resume
         told = self._former and not self._refusal and kind in (BY_SCRIPT, BEGINNING)
         how = f"; {again(kind)}" if told else ""
-        self.node.say(f"attempt {self.attempt} ({self._why}); {world}{how}")
+        self.node.say(f"attempt {self.attempt}: {world}{how}")
 
     def _run_once(self) -> AttemptResult:
         self._exits, self._crash, self._step, self._ending, self._budget_said = {}, None, None, False, False
@@ -190,7 +190,7 @@ class Leader:
         if node.until(lambda: bool(node.stop) or others <= self._peers.keys(), waited):
             return ""
         missing = _nodes(others - self._peers.keys(), world.nodes)
-        return f"{missing} never came: waited {waited:g} s on port {world.meeting_port}"
+        return f"{missing} did not join: waited {waited:g} s on port {world.meeting_port}"
 
     def _start(self) -> None:
         world = self._world_now()
@@ -304,10 +304,12 @@ class Leader:
     def _heed(self, message: Any) -> None:
         if isinstance(message, StoreDown):
             self.event("store_down", error=message.error)
-            self.node.say(f"the store is out of reach: {message.error}; training goes on, records wait on local disk")
+            self.node.say(
+                f"the store is unreachable: {message.error}; training continues, records are kept on the local disk"
+            )
         elif isinstance(message, StoreBack):
             self.event("store_back", seconds=message.seconds)
-            self.node.say(f"the store is back after {message.seconds:g} s")
+            self.node.say(f"the store is reachable again after {message.seconds:g} s")
         elif isinstance(message, Advanced):
             self.attempt = message.attempt
         elif isinstance(message, Connected):
@@ -320,10 +322,10 @@ class Leader:
     def _joined(self, peer: Connected) -> None:
         former = self._peers.get(peer.node)
         if former is not None:
-            self._gone(peer.node, former.connection, "it was started again")
+            self._gone(peer.node, former.connection, "it was restarted")
             former.connection.close()
         self._peers[peer.node] = peer
-        self.node.say(f"node {peer.node} of {self.node.world.nodes} is here, from {peer.connection.peer_address}")
+        self.node.say(f"node {peer.node} of {self.node.world.nodes} joined from {peer.connection.peer_address}")
 
     def _is_current(self, node: int, connection: Connection) -> bool:
         """Return False for an older connection of a node that has since rejoined."""
@@ -335,9 +337,9 @@ class Leader:
         del self._peers[node]
         if self._concluded:
             return
-        self.node.say(f"node {node} of {self.node.world.nodes} is gone: {why}")
+        self.node.say(f"node {node} of {self.node.world.nodes} disconnected: {why}")
         if not self._lost:
-            self._lost = f"node {node} of {self.node.world.nodes} is gone: {why}"
+            self._lost = f"node {node} of {self.node.world.nodes} disconnected: {why}"
 
     def _said(self, node: int, message: dict[str, Any]) -> None:
         if "exit" in message and message["attempt"] == self.attempt:
@@ -358,7 +360,10 @@ class Leader:
         self._past = restart_policy.restarted(self._past, again)
         free = {"free": True} if again.free else {}
         self.event("restart", count=again.count, pause_s=again.pause_s, reason=again.reason, **free)
-        node.say(f"{again.reason}; restart {'' if again.free else f'{again.count} '}in {again.pause_s:g} s")
+        retries = int(node.plan.job.get("retries", 0))
+        # The crash itself, or the lost node, has been logged when it happened.
+        told = f"{again.reason}; restarting" if again.free else f"restarting in {again.pause_s:g} s"
+        node.say(told if again.free else f"{told} (retry {again.count} of {retries})")
         self._lost = ""
         if node.until(lambda: bool(node.stop), again.pause_s):
             return False

@@ -128,13 +128,13 @@ class Mirror:
     def _file(self, path: Path) -> FileStat | None:
         """Return the state of a regular file, or None. A symlink is followed if it stays inside the folder."""
         if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
-            self._refuse(str(path), "leads out of the folder")
+            self._refuse(str(path), "is a link that points outside the folder")
             return None
         return print_of(path)
 
     def _nameable(self, name: str) -> bool:
         if self._reserved(self._prefix, name):
-            self._refuse(name, "is where files of other nodes, or of the working folder, are kept")
+            self._refuse(name, "is reserved for files of other nodes and of the working folder")
             return False
         try:
             checked_key(self._prefix + name)

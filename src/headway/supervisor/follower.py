@@ -58,7 +58,7 @@ class Follower:
                 return self._code, "node 0 has ended the run"
             if self.node.stop:
                 return WORKER_AGAIN, f"{self.node.stop}: asked to stop"
-            self.node.say("node 0 is gone: waiting for it to come back")
+            self.node.say("node 0 disconnected: waiting for it to restart")
 
     def conclude(self, seconds: float) -> bool:
         mirrored = self.node.finish("mirror", seconds)
@@ -166,7 +166,7 @@ class Follower:
         node.prepare_files(int(order.get("former", 0)))
         interface = interface_of(self._leader.own_address)
         world = replace(node.world, workers=tuple(order["workers"]), interface=interface)
-        node.say(f"attempt {self._attempt}; {world}")
+        node.say(f"attempt {self._attempt}: {world}")
         if self._cancelled or node.stop:
             for rank in world.ranks:
                 self._report(RankExit(rank=rank, code=WORKER_AGAIN))

@@ -67,7 +67,7 @@ class StdoutPump(threading.Thread):
                 data = b"".join(self._waiting)
                 self._waiting.clear()
                 if self._missed:
-                    data += f"headway: {self._missed} bytes were not shown here: see the run's logs\n".encode()
+                    data += f"headway: {self._missed} bytes were not printed here: see headway logs\n".encode()
                 self._size = self._missed = 0
             if not self._write(data):
                 return
@@ -202,7 +202,7 @@ class Spool:
 
     def _note_what_was_left_out(self) -> None:
         if self._left_out:
-            note = f"[headway: {self._left_out} bytes of output are missing here: the spool was full]"
+            note = f"[headway: {self._left_out} bytes of output were dropped: the local log buffer was full]"
             if self._append(now_stamp() + b" " + note.encode() + b"\n"):
                 self._left_out = 0
 
@@ -246,7 +246,7 @@ class SegmentCutter:
             except Conflict:
                 # Our own write whose response was lost, or a second writer, which the lease should have prevented.
                 if store.read(key) != body:
-                    raise StoreError(f"{key} was written by somebody else", where=store.url) from None
+                    raise StoreError(f"{key} was written by another process", where=store.url) from None
             self._sent += len(body)
             self._number += 1
             self._sealed = 0

@@ -142,7 +142,9 @@ class Node:
         try:
             found = self.aside(lambda: rescue(self.places.spool, self.folder.store, below=attempt, writers=writers))
         except StoreError as error:
-            self.say(f"the logs of an earlier attempt stay on this disk only: {error.problem.what}")
+            self.say(
+                f"the logs of an earlier attempt could not be uploaded and stay on this disk: {error.problem.what}"
+            )
             return
         if found:
             self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
@@ -232,7 +234,7 @@ class Node:
         count, size = self.workdir.kept if self.workdir is not None else (0, 0)
         if count:
             files = "1 file" if count == 1 else f"{count} files"
-            self.say(f"kept {files} ({size_words(size)}) that the script wrote: headway pull {self.folder.name}")
+            self.say(f"kept {files} ({size_words(size)}) that the script wrote, in files/ of the run folder")
 
     def leave(self, *, complete: bool) -> None:
         """Remove this supervisor's folders, and the script's files only if all are in the run folder (`complete`)."""
@@ -250,7 +252,7 @@ class Node:
 
     def _urgent(self, message: Any) -> None:
         if isinstance(message, StopNow):
-            raise ForcedStop("a second signal: ending at once")
+            raise ForcedStop("second signal: exiting now")
         if isinstance(message, LostLease):
             raise RunTakenOver(message.error)
         if isinstance(message, ThreadDied):

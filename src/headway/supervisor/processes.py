@@ -66,8 +66,8 @@ class RankExit:
 
     def __str__(self) -> str:
         if self.signal == "SIGKILL":
-            return f"rank {self.rank} was killed (SIGKILL): most often by the kernel, for lack of memory"
-        how = f"was ended by {self.signal}" if self.signal else f"exited with {self.code}"
+            return f"rank {self.rank} was killed (SIGKILL), usually by the kernel because memory ran out"
+        how = f"was killed by {self.signal}" if self.signal else f"exited with code {self.code}"
         return f"rank {self.rank} {how}"
 
 

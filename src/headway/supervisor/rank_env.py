@@ -42,7 +42,7 @@ def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None
         files = sorted(path for path in Path(folder).iterdir() if path.is_file() and not path.name.startswith("."))
         values = {path.name: path.read_text(encoding="utf-8") for path in files}
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"what was brought in {FOLDER} cannot be read: {error}", where=folder) from None
+        raise BadInput(f"the secrets in {FOLDER} cannot be read: {error}", where=folder) from None
     _remember(env, values)
     for path in files:
         try:
@@ -63,7 +63,7 @@ def _heard(told: TextIO) -> dict[str, str]:
         values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         # Do not quote the input: it may contain part of a secret.
-        raise BadInput("what was brought over standard input is not an object of texts", where=STDIN)
+        raise BadInput("the secrets on standard input are not a JSON object of strings", where=STDIN)
     return values
 
 
@@ -181,7 +181,7 @@ def argv(plan: Plan, code: Path) -> tuple[str, ...]:
     script, args = str(plan.job.get("script") or ""), tuple(map(str, plan.job.get("args", ())))
     path = code / script
     if not script or not path.is_file():
-        raise BadInput(f"there is no script {script!r} in the code that was sent", where=str(code), fix="headway plan")
+        raise BadInput(f"there is no {script!r} in the uploaded code", where=str(code), fix="headway plan")
     if path.suffix == ".py":
         return (sys.executable, script, *args)
     if not os.access(path, os.X_OK):

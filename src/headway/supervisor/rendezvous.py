@@ -162,10 +162,10 @@ class RendezvousServer:
         hello = connection.receive()
         node = hello.get("node")
         if not hmac.compare_digest(str(hello.get("proof")), _proof(self._key, nonce, node)):
-            connection.tell({"refused": "this is another run's meeting"})
-            raise ValueError("a stranger")
+            connection.tell({"refused": "this is the rendezvous of another run"})
+            raise ValueError("unknown run")
         if not isinstance(node, int) or not 0 < node < self._nodes:
-            connection.tell({"refused": f"there is no node {node} among {self._nodes}"})
+            connection.tell({"refused": f"there is no node {node}: the run has {self._nodes} nodes"})
             raise ValueError("no such node")
         connection.tell({"welcome": _proof(self._key, str(hello.get("nonce")), 0)})
         return hello
@@ -184,11 +184,11 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
         connection.tell({**hello, "node": node, "proof": proof, "nonce": nonce})
         answer = connection.receive()
         if not hmac.compare_digest(str(answer.get("welcome")), _proof(key, nonce, 0)):
-            raise ConnectionRejected(f"refused: {answer.get('refused', 'it does not know this run')}")
+            raise ConnectionRejected(f"refused: {answer.get('refused', 'unknown run')}")
         return connection
     except ValueError:
         connection.close()
-        raise ConnectionRejected("something else listens there") from None
+        raise ConnectionRejected("another service is listening there") from None
     except (OSError, ConnectionRejected):
         connection.close()
         raise
@@ -221,7 +221,9 @@ class Joining(threading.Thread):
             self._post(Connected(0, connection, {}))
             connection.listen(0, self._post)
             return
-        self._post(RendezvousTimeout(f"node 0 never came: waited {self._patience_s:g} s for {address}:{port} ({why})"))
+        self._post(
+            RendezvousTimeout(f"node 0 did not join: waited {self._patience_s:g} s for {address}:{port} ({why})")
+        )
 
 
 def _server(port: int) -> socket.socket:
@@ -231,9 +233,9 @@ def _server(port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=128)
     except OSError as error:
         raise BadInput(
-            f"port {port}, where the nodes meet, cannot be had: {error.strerror}",
+            f"port {port}, for the rendezvous of the nodes, is not available: {error.strerror}",
             where="HEADWAY_MASTER_PORT",
-            fix="HEADWAY_MASTER_PORT=… (another one) on every node",
+            fix="set HEADWAY_MASTER_PORT to another port on every node",
         ) from None
 
 
@@ -271,9 +273,9 @@ def require_free(port: int) -> None:
 
 def port_taken(port: int | str, why: str, where: str) -> BadInput:
     return BadInput(
-        f"port {port}, where the ranks meet, cannot be had: {why}",
+        f"port {port}, for the rendezvous of the ranks, is not available: {why}",
         where=where,
-        fix=f"end what listens there (ss -ltnp 'sport = :{port}'), or choose another port",
+        fix=f"stop the process that listens there (ss -ltnp 'sport = :{port}'), or choose another port",
     )
 
 

@@ -118,16 +118,20 @@ def judge(
     crash = ending.crash
     reason = str(crash) if crash is not None else ending.lost
     if crash is not None and crash.code == BAD_INPUT:
-        reason = f"{reason}: bad input, which trying again does not mend"
+        reason = f"{reason}: bad input, not retried"
         return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
     if ending.cut_to > before.parts:
-        reason = f"memory ran out: from now on each batch is computed in {ending.cut_to} parts"
+        reason = f"out of memory: each batch is now computed in {ending.cut_to} micro-batches"
         return Restart(reason=reason, count=before.restarts, pause_s=0.0, free=True)
     hopeless = _hopeless(before.with_ending(ending), same_place)
     if hopeless:
         return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
     if before.restarts >= retries:
-        used = "no retries were asked for" if retries == 0 else f"all {retries} retries are used up"
+        used = (
+            "not retried (retries: 0)"
+            if retries == 0
+            else f"gave up after {retries} {'retry' if retries == 1 else 'retries'}"
+        )
         return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
     if not_by_itself:
         return Outcome(state="failed", reason=f"{reason}: {not_by_itself}", exit_code=FAILED, crash=crash)
@@ -143,7 +147,7 @@ def costly_restart(plan: Plan, run: str) -> str:
     if plan.resume != BEGINNING or rate_usd(plan) is None:
         return ""
     return (
-        "not started again by itself, because the script would start from the beginning and this target is billed; "
+        "not restarted automatically, because the script would start from the beginning and this target is billed; "
         f"to start it from the beginning: headway resume {run}"
     )
 
@@ -161,7 +165,7 @@ def _settled(ending: AttemptResult) -> Outcome | None:
     if ending.absent:
         return Outcome(state="failed", reason=ending.absent, exit_code=FAILED)
     if ending.crash is None and not ending.lost:
-        return Outcome(state="stopped", reason="the ranks were told to stop", exit_code=WORKER_AGAIN)
+        return Outcome(state="stopped", reason="the ranks were asked to stop", exit_code=WORKER_AGAIN)
     return None
 
 
@@ -169,12 +173,12 @@ def _asked(reason: str, ending: AttemptResult) -> str:
     if not ending.killed:
         return reason
     ranks = ", ".join(map(str, ending.killed))
-    return f"{reason}; rank {ranks} did not end in time and was killed"
+    return f"{reason}; rank {ranks} did not exit in time and was killed"
 
 
 def _hopeless(now: AttemptHistory, enough: int) -> str:
     latest = now.crashes[-enough:]
     if len(latest) < enough or latest[-1] is None or len(set(latest)) > 1:
         return ""
-    where = "before its first step" if latest[-1] == -1 else f"at step {latest[-1]}"
-    return f"the last {enough} crashes were all {where}, so trying again would not help"
+    where = "before the first step" if latest[-1] == -1 else f"at step {latest[-1]}"
+    return f"the last {enough} crashes were all {where}, so it is not retried"

@@ -59,7 +59,7 @@ def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], No
         return
     until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
     node.echo.say(
-        f"kept after the failure until {until} (process {os.getpid()}); headway down {node.folder.name} ends it"
+        f"kept after the failure until {until} (process {os.getpid()}); headway down {node.folder.name} removes it"
     )
     nap(seconds)
 
@@ -137,7 +137,7 @@ def _lead(start: SupervisorContext) -> int:
             holder=holder,
             renew_s=start.settings.renew_s,
             sleep=lambda seconds: _nap(loop, seconds),
-            on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to go stale"),
+            on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to expire"),
         ),
     )
     heartbeat = None
@@ -200,7 +200,9 @@ def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
     node.undertaker.dismiss()
     node.leave(complete=complete)
     if not complete and outcome.exit_code == WORKER_DONE:
-        node.echo.say("the run folder could not be told that this is the end: start it again to finish the record")
+        node.echo.say(
+            "the end of the run could not be recorded in the run folder: headway resume to complete the record"
+        )
         return WORKER_AGAIN
     return outcome.exit_code
 
@@ -309,7 +311,7 @@ def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_a
     trained = _last_started(events)
     if not why or trained <= submitted_after:
         return ""
-    return f"the machine of attempt {trained} was taken away or restarted: {why}"
+    return f"the machine of attempt {trained} was preempted or restarted: {why}"
 
 
 def _last_started(events: list[dict[str, Any]]) -> int:
@@ -344,7 +346,7 @@ def _wait_for_end(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
 
     With HEADWAY_AFTER_END=idle, sleep instead until a signal arrives: a StatefulSet restarts a container that exits.
     """
-    start.echo.say(f"this run has ended already: {ended['state']}: {ended.get('reason', '')}")
+    start.echo.say(f"this run has already ended: {ended['state']}: {ended.get('reason', '')}")
     if start.env.get("HEADWAY_AFTER_END") == "idle":
         try:
             while True:
@@ -373,7 +375,7 @@ def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
             if time.monotonic() + pause > give_up:
                 raise
             if pause == 1.0:
-                print(f"headway: the store does not answer, trying again: {error}", file=sys.stderr)  # noqa: T201  ditto
+                print(f"headway: the store does not respond, retrying: {error}", file=sys.stderr)  # noqa: T201  ditto
         _nap(loop, pause)
         pause = min(30.0, pause * 2)
 
@@ -384,7 +386,7 @@ def _nap(loop: Loop, seconds: float) -> None:
     while True:
         for message in loop.turn(end - time.monotonic()):
             if isinstance(message, StopAsked | StopNow):
-                raise Interrupted("asked to stop before anything was started")
+                raise Interrupted("asked to stop before the ranks were started")
         if time.monotonic() >= end:
             return
 

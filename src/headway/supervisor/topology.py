@@ -80,9 +80,9 @@ def stateful_set(env: Env, hostname: str) -> NodeInfo:
     match = re.fullmatch(rf"{re.escape(name)}-(\d+)", hostname.split(".")[0])
     if match is None or int(match[1]) >= replicas:
         raise BadInput(
-            f"the host is called {hostname!r}, which is none of {name}-0 to {name}-{replicas - 1}",
+            f"the host name is {hostname!r}, not one of {name}-0 to {name}-{replicas - 1}",
             where="HEADWAY_STATEFULSET",
-            fix="leave the pods' host names as the StatefulSet sets them",
+            fix="do not override the host names that the StatefulSet sets",
         )
     namespace = env.get("HEADWAY_NAMESPACE")
     domain = f"{service}.{namespace}.svc" if namespace else service
@@ -127,12 +127,12 @@ def vertex(env: Env) -> NodeInfo:
         pool, index = task["type"], int(task["index"])
         master = str(first[0]).rpartition(":")[0] or str(first[0])
         if not isinstance(first, list) or not isinstance(others, list) or not isinstance(pool, str):
-            raise TypeError("pools are lists, and a task's type is a name")
+            raise TypeError("pools must be lists, and a task's type a string")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise _bad(name, env, f"is not a cluster spec ({type(error).__name__}: {error})") from None
     extra = sorted(set(pools) - {"workerpool0", "workerpool1"})
     if extra or len(first) != 1:
-        raise _bad(name, env, f"has {extra[0] if extra else 'several primaries'}, which Headway has no use for")
+        raise _bad(name, env, f"has {extra[0] if extra else 'several primaries'}, which Headway does not support")
     if pool not in pools or not 0 <= index < len(pools[pool]):
         raise _bad(name, env, f"has no task {pool}[{index}]")
     return NodeInfo(
@@ -148,15 +148,20 @@ def kubeflow(env: Env) -> NodeInfo:
     """Read PET_*, set by both PyTorchJob v1 and TrainJob. PyTorchJob's RANK is the replica's index: it counts nodes."""
     low, _, high = text(env, "PET_NNODES").partition(":")
     if (high and high != low) or "PET_RDZV_BACKEND" in env:
-        raise _bad("PET_NNODES", env, "is elastic, and Headway's ranks are static", "take elasticPolicy out of the job")
+        raise _bad(
+            "PET_NNODES",
+            env,
+            "is elastic, but Headway needs a fixed number of ranks",
+            "remove elasticPolicy from the job",
+        )
     nodes = whole({"PET_NNODES": low}, "PET_NNODES", 1)
     node = whole(env, "PET_NODE_RANK", 0, nodes - 1) if nodes > 1 or "PET_NODE_RANK" in env else 0
     replica = env.get("RANK")
     if replica is not None and replica != str(node):
         raise BadInput(
-            f"RANK={replica} and PET_NODE_RANK={node} contradict each other: both count nodes here",
+            f"RANK={replica} and PET_NODE_RANK={node} contradict each other: both are node numbers here",
             where="RANK",
-            fix="leave both variables to the operator that sets them",
+            fix="do not override the variables that the operator sets",
         )
     address = "PET_MASTER_ADDR" if "PET_MASTER_ADDR" in env else "MASTER_ADDR"
     port = "PET_MASTER_PORT" if "PET_MASTER_PORT" in env else "MASTER_PORT"
@@ -197,13 +202,18 @@ def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
     size = whole(env, "WORLD_SIZE", 1)
     if "LOCAL_RANK" in env:
         fix = "start one supervisor on each node, without LOCAL_RANK"
-        raise _bad("LOCAL_RANK", env, "is for a rank, and this is a supervisor, which starts the ranks itself", fix)
+        raise _bad(
+            "LOCAL_RANK",
+            env,
+            "is set for a rank, but this process is the supervisor, which starts the ranks itself",
+            fix,
+        )
     return NodeInfo(
         node=whole(env, "RANK", 0, size - 1),
         nodes=size,
         master_addr=text(env, "MASTER_ADDR") if size > 1 else "",
         master_port=whole(env, "MASTER_PORT", 1, 65534) if "MASTER_PORT" in env else None,
-        source="RANK and WORLD_SIZE, taken as numbers of nodes",
+        source="RANK and WORLD_SIZE, as node number and number of nodes",
         said_by="WORLD_SIZE",
     )
 
@@ -225,10 +235,10 @@ def _expand(piece: str, listed: str, where: str) -> list[str]:
     for span in inside.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", span.strip())
         if match is None:
-            raise _bad(where, {where: listed}, f"has a range that is none: [{inside}]")
+            raise _bad(where, {where: listed}, f"has an invalid range: [{inside}]")
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low) or int(high) - int(low) > 100_000:
-            raise _bad(where, {where: listed}, f"has a range that is none: [{inside}]")
+            raise _bad(where, {where: listed}, f"has an invalid range: [{inside}]")
         names += [f"{head}{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
     return [name + ending for name in names for ending in _expand(tail, listed, where)] if tail else names
 
@@ -236,7 +246,7 @@ def _expand(piece: str, listed: str, where: str) -> list[str]:
 def text(env: Env, name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
-        raise BadInput(f"{name} is not set", where=name, fix=f"whoever starts the supervisor must set {name}")
+        raise BadInput(f"{name} is not set", where=name, fix=f"set {name} where the supervisor is started")
     return value
 
 
@@ -262,7 +272,7 @@ def _pairs(env: Env, name: str) -> dict[str, str]:
 def _bad(name: str, env: Env, what: str, fix: str = "") -> BadInput:
     shown = env.get(name, "(not set)")
     shown = shown if len(shown) <= 120 else shown[:117] + "…"
-    return BadInput(f"{name}={shown} {what}", where=name, fix=fix or f"whoever starts the supervisor must mend {name}")
+    return BadInput(f"{name}={shown} {what}", where=name, fix=fix or f"correct {name} where the supervisor is started")
 
 
 # Topology of the run
@@ -303,11 +313,11 @@ class NodeTopology:
         if self.nodes == 1 and self.source == PLAIN:
             return f"{self.size} process{'es' if self.size > 1 else ''} on this machine"
         if self.nodes == 1:
-            return f"world: 1 node, {_count(self.size, 'rank')}, from {self.source}"
+            return f"1 node, {_count(self.size, 'rank')} ({self.source})"
         ranks = f"rank {self.ranks[0]}" if self.processes == 1 else f"ranks {self.ranks[0]}-{self.ranks[-1]}"
         return (
-            f"world: node {self.node} of {self.nodes}, {ranks} of {self.size}, "
-            f"master {self.master_addr}:{self.master_port}, from {self.source}"
+            f"node {self.node} of {self.nodes}, {ranks} of {self.size}, "
+            f"master {self.master_addr}:{self.master_port} ({self.source})"
         )
 
 
@@ -399,7 +409,7 @@ def _hold_against(seat: NodeInfo, plan: Plan) -> None:
         return
     if seat.nodes == 1:
         raise BadInput(
-            f"the plan wants {plan.nodes} nodes, and nothing here says which of them this is",
+            f"the plan has {plan.nodes} nodes, and no environment variable says which one this is",
             where=seat.said_by,
             fix="start it through a target, or set HEADWAY_HOSTS=host0,host1,… and HEADWAY_NODE=0,1,…",
         )

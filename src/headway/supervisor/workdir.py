@@ -199,7 +199,7 @@ class Workdir(Mirror):
         moved = [move(self._store, entry.key, to + name) for name, entry in self._entries().items()]
         self._remove_written()
         for name, _ in self._scan():
-            self._say(f"{name} is as the earlier attempt left it: only a new start of the whole run brings it again")
+            self._say(f"{name} is as the earlier attempt left it: only a new run uploads it again")
         self._sent, self._seen, self._versions = {}, {}, {}
         return Prepared(aside=len(moved), to=to)
 
@@ -240,7 +240,7 @@ class Workdir(Mirror):
                 self._refuse(path, "is a virtual environment")
                 continue
             if os.path.islink(path) and not Path(path).resolve().is_relative_to(self._root.resolve()):
-                self._refuse(path, "leads out of the folder")
+                self._refuse(path, "is a link that points outside the folder")
                 continue
             chosen.append(name)
         return chosen
@@ -261,7 +261,7 @@ class Workdir(Mirror):
             record = RunFolder(self._store).read_json(self._record_key) or {}
             return {name: int(each["modified_ns"]) for name, each in record.get("files", {}).items()}
         except (BadPlan, KeyError, TypeError, ValueError):
-            self._say(f"{self._record_key} is damaged: restored files have no times of modification")
+            self._say(f"{self._record_key} is damaged: restored files have no modification times")
             return {}
 
     def _record(self) -> None:
@@ -290,8 +290,10 @@ class Workdir(Mirror):
         count, size = self.kept
         if not self._said_much and (count > MANY_FILES or size > MUCH_BYTES):
             self._said_much = True
-            where = "what need not be kept belongs into another folder, such as /tmp"
-            self._say(f"the script has written {count} files ({size_words(size)}) here, and all are kept: {where}")
+            where = "write files that need not be kept to another folder, such as /tmp"
+            self._say(
+                f"the script has written {count} files ({size_words(size)}) to its folder, and all are kept: {where}"
+            )
 
 
 INDEX, UNSAVED = "workdir.json", "workdir-unsaved"

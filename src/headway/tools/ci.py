@@ -31,7 +31,7 @@ def identity(env: Mapping[str, str]) -> str:
     """
     missing = [name for name in ("GOOGLE_PROVIDER", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_TOKEN") if not env.get(name)]
     if missing:
-        raise BadInput(f"the pipeline has no variable {missing[0]}", fix="Settings > CI/CD > Variables")
+        raise BadInput(f"the CI variable {missing[0]} is not set", fix="Settings > CI/CD > Variables")
     folder = Path(tempfile.mkdtemp(prefix="headway-identity-"))
     token = folder / "token"
     with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -59,7 +59,7 @@ def comment(path: str, env: Mapping[str, str]) -> str:
     from urllib.request import Request, urlopen
 
     url = f"{env['CI_API_V4_URL']}/projects/{env['CI_PROJECT_ID']}/merge_requests/{env['CI_MERGE_REQUEST_IID']}/notes"
-    body = json.dumps({"body": f"### What merging and training would do\n```\n{Path(path).read_text()}\n```"}).encode()
+    body = json.dumps({"body": f"### Training plan\n```\n{Path(path).read_text()}\n```"}).encode()
     headers = {"Content-Type": "application/json", "PRIVATE-TOKEN": env["HEADWAY_COMMENT_TOKEN"]}
     try:
         with urlopen(Request(url, data=body, headers=headers, method="POST"), timeout=30) as answer:
@@ -157,7 +157,7 @@ jobs:
           TARGET: {on}
         run: |
           headway plan --on "$TARGET" > plan.txt
-          {{ echo "### What merging and training would do"; echo '```'; cat plan.txt; echo '```'; }} > plan.md
+          {{ echo "### Training plan"; echo '```'; cat plan.txt; echo '```'; }} > plan.md
       - name: Comment
         env:
           GH_TOKEN: ${{{{ github.token }}}}

@@ -48,7 +48,7 @@ class InfraSpec:
         )
         for what, value, pattern, example in checks:
             if not pattern.fullmatch(value):
-                raise BadInput(f"{value!r} is no {what} of Google Cloud", fix=f"such as {example}")
+                raise BadInput(f"{value!r} is not a valid {what}", fix=f"for example {example}")
 
     @property
     def region(self) -> str:
@@ -128,7 +128,7 @@ resource "google_storage_bucket" "runs" {{
     enabled = true
   }}
 
-  # What was overwritten or deleted: kept for a week, in case it was a mistake.
+  # Keep overwritten and deleted objects for a week.
   lifecycle_rule {{
     condition {{
       days_since_noncurrent_time = 7
@@ -172,7 +172,7 @@ resource "google_artifact_registry_repository" "images" {{
   location      = "{w.region}"
   repository_id = "{w.name}"
   format        = "DOCKER"
-  description   = "Images that Headway builds"
+  description   = "Images built by Headway"
 
   cleanup_policies {{
     id     = "keep-the-newest"
@@ -196,7 +196,7 @@ resource "google_artifact_registry_repository" "images" {{
 
 def _accounts(w: InfraSpec) -> str:
     return f'''\
-# Who the training is. It may use this bucket, read these images and write logs: no more.
+# The identity of training jobs. It may use this bucket, read these images and write logs, nothing else.
 resource "google_service_account" "trainer" {{
   account_id   = "{w.name}-trainer"
   display_name = "Trains for Headway"
@@ -326,7 +326,7 @@ resource "google_container_node_pool" "gpu" {{
 
 def _identity(w: InfraSpec) -> str:
     return f"""\
-# Pods of this Kubernetes account are the trainer. In the cluster:
+# Pods with this Kubernetes service account act as the trainer. In the cluster:
 #   kubectl create serviceaccount {w.name} -n {w.namespace}
 #   kubectl annotate serviceaccount {w.name} -n {w.namespace} \\
 #     iam.gke.io/gcp-service-account={w.name}-trainer@{w.project}.iam.gserviceaccount.com
@@ -343,7 +343,7 @@ def _secret(name: str) -> str:
     label = re.sub(r"[^a-z0-9_]", "_", name.lower())
     label = label if label[0].isalpha() else f"s_{label}"
     return f'''\
-# The value is put in by hand, so that no state file holds it:
+# Add the value by hand, so that it is not in the state file:
 #   printf %s VALUE | gcloud secrets versions add {name} --data-file=-
 resource "google_secret_manager_secret" "{label}" {{
   secret_id = "{name}"
@@ -365,7 +365,7 @@ resource "google_secret_manager_secret_iam_member" "trainer_reads_{label}" {{
 
 def _budget(w: InfraSpec) -> str:
     return f'''\
-# A message, not a limit: what ends a run is its own budget.
+# An alert, not a limit: runs are limited by their own budget.
 resource "google_billing_budget" "this" {{
   billing_account = "{w.billing_account}"
   display_name    = "{w.name}"

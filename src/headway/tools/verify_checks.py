@@ -125,7 +125,7 @@ def differences(one: dict[str, Any], other: dict[str, Any], step: int) -> Iterat
         elif not same_bits(tensor, its):
             yield Difference(part=part, step=step, amount=largest_difference(tensor, its))
     for part in its_tensors.keys() - tensors.keys():
-        yield Difference(part=part, step=step, words=f"nothing and {_shape(its_tensors[part])}")
+        yield Difference(part=part, step=step, words=f"no tensor and {_shape(its_tensors[part])}")
     yield from _other_values(tree, its_tree, "", step)
 
 

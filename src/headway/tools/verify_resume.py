@@ -52,15 +52,15 @@ def likely_cause(compared: Compared, histories: Histories, resumed_from: int, su
         return _never_the_same(parted, compared, suspects)
     if histories.first_step == resumed_from + 1:
         return Cause(
-            words=f"the first step after the resume ({parted}) sees other data or draws other numbers: the order of "
-            "the data, or a generator of the script's own, is not restored",
-            fix="give run.steps a headway.runtime.Loader, draw from the default generators, which are set for every "
-            "step, or give the generator's holder a state_dict and pass it to run.restore",
+            words=f"the first step after the resume ({parted}) sees other data or random numbers: the order of "
+            "the data, or a random generator of the script, is not restored",
+            fix="give run.steps a headway.runtime.Loader, use the default random generators, which are seeded at "
+            "every step, or pass an object whose state_dict holds the generator's state to run.restore",
             look_at=_of(suspects, "own", "iterator"),
         )
     return Cause(
-        words="the steps after the resume begin alike and end apart: something that shapes the update or the model is "
-        "not restored",
+        words="the first steps after the resume are equal and later ones differ: some state of the optimizer or the "
+        "model is not restored",
         fix="pass everything that changes while training to run.restore: each optimizer, schedule, scaler, and "
         "modules with buffers that are kept out of their state_dict",
         look_at=_of(suspects, "own", "iterator"),
@@ -72,14 +72,14 @@ def _never_the_same(parted: int, compared: Compared, suspects: Sequence[Suspect]
     unseeded = _of(suspects, "unseeded")
     if not unseeded and compared.largest < TINY:
         return Cause(
-            words=f"two unbroken runs differ by a little (from step {parted} on): an operation that adds in another "
+            words=f"two uninterrupted runs differ slightly (from step {parted} on): an operation sums in a different "
             "order each time",
-            fix="exact: true in the job file has GPUs use deterministic kernels; on the CPU fix OMP_NUM_THREADS",
+            fix="set exact: true in the job file for deterministic GPU kernels; on the CPU set OMP_NUM_THREADS",
         )
     return Cause(
         words=f"unseeded randomness: the runs differ already at step {parted}, before anything was killed, so the job "
-        "gives other results each time it is run",
-        fix="seed every generator from run.seed, and shuffle by it; Python's, numpy's and torch's own are seeded for "
+        "gives different results in each run",
+        fix="seed every generator from run.seed, and shuffle with it; those of Python, numpy and torch are seeded for "
         "you",
         look_at=unseeded,
     )
@@ -119,16 +119,16 @@ class Proof:
 def prove(job: Job, *, steps: int, say: Say = lambda text: None) -> Proof:
     """Train `steps` steps of the job twice on this machine, and compare. Leaves nothing behind."""
     if steps < FEWEST:
-        raise BadInput(f"{steps} steps are too few to be killed in and to go on", fix=f"--steps {FEWEST} or more")
+        raise BadInput(f"{steps} steps are too few to kill and resume a run", fix=f"--steps {FEWEST} or more")
     plan, suspected = _plan(job), _suspects(job)
     with _scratch() as folder:
         every = max(1, steps // 3)
-        say(f"unbroken: {steps} steps, a checkpoint every {every}")
+        say(f"uninterrupted run: {steps} steps, a checkpoint every {every}")
         straight = _train(plan, folder, "unbroken", every, {LIMIT: str(steps)})
         last = _last_step(straight)
         every = every if every < last else max(1, last // 2)
         killed_after = random.SystemRandom().randint(every, last - 1)
-        say(f"again, with every rank killed (SIGKILL) in the step after {killed_after}, and resumed")
+        say(f"second run: every rank is killed (SIGKILL) in the step after {killed_after}, then resumed")
         broken = _train(plan, folder, "killed", every, {LIMIT: str(steps), DEATH: str(killed_after)})
         resumed_from = _resumed_from(broken)
         say(f"resumed from step {resumed_from}; comparing")
@@ -149,7 +149,7 @@ def _concluded(
     compared = compare(straight.url, broken.url)
     if not compared.steps or compared.steps[-1] != last:
         ends = f"step {last} and step {max(steps_of(broken.url), default=0)}"
-        raise RunFailed(f"the two runs have no last checkpoint in common: they ended at {ends}", where=broken.url)
+        raise RunFailed(f"the two runs have different last checkpoints: {ends}", where=broken.url)
     alike = [step for step in compared.steps if compared.first is None or step < compared.first.step]
     trusted = min(max(alike, default=0), resumed_from)
     histories = compare_histories(straight.metrics(), broken.metrics(), trusted=trusted)
@@ -195,7 +195,7 @@ def _suspects(job: Job) -> list[Suspect]:
         raise BadInput(
             f"{job.script} does not use headway.start(): there are no steps to count and no checkpoints to compare",
             where=job.root,
-            fix="add the five lines of examples/plain-pytorch",
+            fix="add the five lines shown in examples/plain-pytorch",
         )
     return suspects(files)
 
@@ -221,8 +221,9 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
     if status.state is not State.FINISHED:
         words = [line.text for line in lines[-LAST_LINES:]]
         raise RunFailed(
-            f"the job does not run here ({status.state.value}: {status.reason})" + "".join(f"\n    {w}" for w in words),
-            fix="headway run, until it does",
+            f"the job does not run on this machine ({status.state.value}: {status.reason})"
+            + "".join(f"\n    {w}" for w in words),
+            fix="fix it, then try: headway run",
         )
     return hold.folder
 
@@ -253,7 +254,7 @@ def _last_step(folder: RunFolder) -> int:
             fix="run.restore(model=model, optimizer=optimizer) before the loop",
         )
     if max(commits) < 2:
-        raise BadInput("the job has only one step, so it cannot be killed in the middle", fix="more epochs or data")
+        raise BadInput("the job has only one step, so it cannot be killed in the middle", fix="use more epochs or data")
     return max(commits)
 
 
@@ -263,7 +264,7 @@ def _resumed_from(folder: RunFolder) -> int:
     killed = any(event["kind"] == "rank_exit" and event.get("signal") for event in events)
     restored = [int(event["step"]) for event in events if event["kind"] == "restored"]
     if not killed or not restored:
-        raise RunFailed("the second run was not killed and resumed as it should have been", where=folder.url)
+        raise RunFailed("the second run was not killed and resumed as planned", where=folder.url)
     return restored[-1]
 
 

@@ -99,6 +99,11 @@ class Session:
         if self.first:
             say(text)
 
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor started this rank, which then reports the start and the end of the run."""
+        return self.identity.control_fd is not None
+
     def event(self, kind: str, **details: Any) -> None:
         """Append an event to the run's history, from rank 0 on behalf of all ranks."""
         if self.first:

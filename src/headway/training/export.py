@@ -51,7 +51,7 @@ def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None
         else:
             upload(folder, session.store)
         session.event("export", url=url, seconds=round(time.monotonic() - began, 3))
-        say(f"exported to {url}")
+        say("exported the model to export/ in the run folder" if session.supervised else f"exported to {url}")
         to = session.identity.job.export.to
         if to:
             publish(folder, to)

@@ -164,7 +164,8 @@ class Run:
         RngSeeder(self.seed).reseed(SETUP)  # the same on every rank, so that all initialise models identically
         atexit.register(self._close)
         tell(self._failed)
-        session.say(f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}")
+        start = f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}"
+        session.say(f"training {session.words}" if session.supervised else start)
 
     # Properties for the script
 
@@ -300,10 +301,10 @@ class Run:
         loaded = self._checkpoints.restore(objects)
         self._restored = True
         if loaded is None:
-            self._session.say("no checkpoint was ever committed here: starting at step 0")
+            self._session.say("no checkpoint yet: starting at step 0")
             self._initialise(objects.get("model"))
         else:
-            self._session.say(f"going on from step {loaded.step}, in epoch {self.epoch + 1}")
+            self._session.say(f"resuming from step {loaded.step}, in epoch {self.epoch + 1}")
         return self.global_step
 
     def keep_epochs(self, every: int) -> None:

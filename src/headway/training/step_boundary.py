@@ -187,14 +187,15 @@ class StepBoundary:
         if self._stopping.asked:
             raise Stop
         if self._session.first and bundle is None and self.bundle is not None:
-            self._session.say(f"exporting the best, of step {checkpoints.load_best()}")
+            self._session.say(f"exporting the best checkpoint (step {checkpoints.load_best()})")
             bundle = self.bundle()
         if self._session.first and bundle is not None:
             self._export(bundle)
         self._metrics.finish()
         self._finished = True
         self._end("finished", "", 0)
-        self._session.say(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
+        if not self._session.supervised:  # the supervisor and its client report the end themselves
+            self._session.say(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
 
     def close(self) -> None:
         """Write pending metrics and checkpoints within the time left. Runs at exit, whatever the cause."""
@@ -232,19 +233,19 @@ class StepBoundary:
             left = max(1.0, self._session.identity.grace_s - RESERVE_S)
         step = self._checkpoints.position.step
         if self._checkpoints.saver.drain(left):
-            self._session.say(f"stopped at step {step}; start again to go on")
+            self._session.say(f"stopped at step {step}; its checkpoint is written")
         else:
-            self._session.say(f"stopped at step {step} without its checkpoint; an earlier one stands")
+            self._session.say(f"stopped at step {step} without a checkpoint of it; the previous checkpoint is kept")
         self._end("stopped", "asked to stop", 143)
         raise Stop
 
     def _end_by_budget(self) -> NoReturn:
         """Export the best weights so far and exit, because the budget is nearly spent. The checkpoint is committed."""
         checkpoints, session = self._checkpoints, self._session
-        session.say(f"the budget ends here, at step {checkpoints.position.step}")
+        session.say(f"the budget is nearly spent: ending at step {checkpoints.position.step}")
         checkpoints.saver.drain()
         if session.first and self.bundle is not None:
-            session.say(f"exporting the best so far, of step {checkpoints.load_best()}")
+            session.say(f"exporting the best checkpoint so far (step {checkpoints.load_best()})")
             self._export(self.bundle())
         self._finished = True
         session.event("budget", step=checkpoints.position.step)

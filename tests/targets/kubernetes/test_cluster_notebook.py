@@ -79,7 +79,7 @@ def test_a_cell_runs_in_the_pod_and_jupyter_closes_with_its_caller_or_the_run(
     assert said.split() == ["job", "running", "job-0"]
     assert servers(cluster) != []
     assert notebook.leave() == 0
-    assert "closed; the run goes on" in notebook.said
+    assert "closed; the run keeps running" in notebook.said
     eventually(lambda: servers(cluster) == [], "Jupyter has left the pod", PATIENCE_S)
     assert hold.target.status(hold.handle).state is State.RUNNING
 

@@ -80,7 +80,7 @@ def test_a_run_that_was_taken_away_goes_on_by_itself_and_ends_with_the_same_bits
         cluster.kubectl("drain", NODE, "--force", "--delete-emptydir-data", "--ignore-daemonsets")
         status = broken.target.status(broken.handle)
         assert status.state is State.PENDING, status
-        assert "goes on from its last checkpoint" in status.reason
+        assert "continues from its last checkpoint" in status.reason
         cluster.kubectl("uncordon", NODE)
     outcome = broken.wait()
     assert outcome.status.state is State.FINISHED, [line.text for line in broken.logs()][-20:]

@@ -79,7 +79,7 @@ def test_an_image_that_the_registry_has_not_is_said_before_anything_is_launched(
     assert "gcloud artifacts docker images list us-docker.pkg.dev/my-project/headway --include-tags" in said
     lab.server.images[uri] = There()
     assert cli.main(words) == 0
-    assert "it would be taken" in capsys.readouterr().out
+    assert "the target would accept it" in capsys.readouterr().out
 
 
 def test_a_registry_that_may_not_be_read_keeps_nobody_from_launching(lab: Lab) -> None:

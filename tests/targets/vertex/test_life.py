@@ -88,7 +88,7 @@ def test_a_script_that_would_start_from_the_beginning_is_not_paid_for_again_when
     lab.machines(hold).crash("workerpool0-0")
     assert lab.ends(hold) is State.FAILED
     reason = hold.target.status(hold.handle).reason
-    assert "not started again by itself" in reason
+    assert "not restarted automatically" in reason
     assert f"headway resume {hold.run}" in reason
     assert lab.texts(hold) == ["begins"]
     again = lifecycle.resume(hold.url, target=hold.target)

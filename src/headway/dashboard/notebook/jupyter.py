@@ -51,7 +51,7 @@ def place(launched: RunHandle) -> ExecTarget:
     known = submission.read(launched.folder)
     found = _PLACES.get(str(known["kind"]))
     if found is None:
-        what = f"notebooks open on local, docker, ssh and kubernetes targets; {launched.run} is on {known['kind']}"
+        what = f"notebooks need a local, docker, ssh or kubernetes target; {launched.run} is on {known['kind']}"
         raise BadInput(what, fix=f"headway pull {launched.run}, then `headway.open_run` in a notebook of your own")
     return found(launched)
 
@@ -230,7 +230,7 @@ class Session:
         self.told = json.loads(answer)
         if "lacking" in self.told:
             python = str(self.told["lacking"])
-            what = f"{self.place.where} has no JupyterLab for {python}, the interpreter that trains"
+            what = f"JupyterLab is not installed on {self.place.where} for {python}, the interpreter of the run"
             raise BadInput(what, fix=self.place.install(python))
         if "failed" in self.told:
             raise TargetError(f"Jupyter does not start on {self.place.where}:\n{self.told['failed']}")

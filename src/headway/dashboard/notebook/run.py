@@ -84,7 +84,7 @@ def _facts(run: RecordedRun, state: str, progress: Mapping[str, Any]) -> Iterato
         "epoch": f"{min(progress['epoch'] + 1, progress['epochs'])} of {progress['epochs']}"
         if progress.get("epochs")
         else "",
-        "steps a second": f"{progress['rate']:.3g}" if progress.get("rate") else "",
+        "steps per second": f"{progress['rate']:.3g}" if progress.get("rate") else "",
         "left": duration(progress["eta_s"]) if progress.get("eta_s") is not None and state == "running" else "",
         "time": _against(spent["seconds"], spent["budget_s"], duration),
         "money": _against(spent["usd"], spent["budget_usd"], usd),

@@ -9,7 +9,7 @@ export function compare(page, ids) {
   const best = make("tbody"), differences = wide("Differences");
   page.replaceChildren(make("h1", { textContent: "Compare" }), wide("Runs", make("table", {}, best)),
     make("h2", { textContent: "Curves" }), controls(settings, drawn), charts,
-    make("h2", { textContent: "Where their settings differ" }), differences);
+    make("h2", { textContent: "Settings that differ" }), differences);
   (async () => {
     const runs = await Promise.all(ids.map((id) => ask(`/api/runs/${id}`)));
     best.replaceChildren(...runs.map((run) => make("tr", {}, make("th", { scope: "row" }, make("a", { href: `#/run/${run.id}`, textContent: run.name })),
@@ -26,7 +26,7 @@ export function compare(page, ids) {
       make("thead", {}, make("tr", {}, make("th", { textContent: "setting", scope: "col" }), ...runs.map((run) => make("th", { textContent: run.name, scope: "col" })))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, make("th", { textContent: row.key, scope: "row" }),
         ...row.values.map((value) => make("td", { className: "wrap", textContent: value === null || value === undefined ? "–" : JSON.stringify(value) })))))
-    ) : make("p", { textContent: "They were started with the same job file." }));
+    ) : make("p", { textContent: "The runs have the same settings." }));
     tell("");
   })().catch((error) => tell(error.message, true));
   const resized = () => drawn.forEach((chart) => chart.resize());

@@ -19,7 +19,7 @@ export function tell(text, wrong = false) {
 export async function ask(path, options = {}) {
   const answer = await fetch(path, options);
   const body = await answer.json();
-  if (!answer.ok) throw new Error(body.detail ?? `the server answers ${answer.status}`);
+  if (!answer.ok) throw new Error(body.detail ?? `the server returned ${answer.status}`);
   return body;
 }
 

@@ -13,7 +13,7 @@ export function list(page) {
   const after = make("button", { type: "button", textContent: "Older" });
   const count = make("span");
   const body = make("tbody");
-  const heads = ["", "run", "state", "on", "progress", "left", "money", "best", "started"];
+  const heads = ["", "run", "state", "on", "progress", "time left", "cost", "best", "started"];
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text || make("span", { className: "unseen", textContent: "choose" }))))), body);
   page.replaceChildren(make("h1", { textContent: "Runs" }), make("div", { className: "bar" }, search, compare, before, after, count),
     wide("Runs", table));
@@ -33,7 +33,7 @@ export function list(page) {
       after.disabled = offset + PAGE >= found.total;
       body.replaceChildren(...found.runs.map(row));
       marked();
-      tell(found.looking.length ? `looking through ${found.looking.join(", ")} …` : "");
+      tell(found.looking.length ? `searching ${found.looking.join(", ")} …` : "");
     } catch (error) { tell(error.message, true); }
   }
 

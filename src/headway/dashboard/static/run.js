@@ -20,7 +20,7 @@ export function run(page, id) {
   page.replaceChildren(title, acts, tiles, make("h2", { textContent: "Curves" }), controls(settings, drawn),
     charts, make("h2", { textContent: "Logs" }), logs.node, make("h2", { textContent: "Checkpoints" }),
     wide("Checkpoints", make("table", {}, make("thead", {}, make("tr", {},
-      ...["step", "names", "score", "size", "written in", "held training up", "attempt", "as it was written"].map((text) => make("th", { scope: "col", textContent: text })))), checkpoints)), rest);
+      ...["step", "names", "score", "size", "written in", "training paused", "attempt", "integrity"].map((text) => make("th", { scope: "col", textContent: text })))), checkpoints)), rest);
 
   async function first() {
     try {
@@ -45,8 +45,8 @@ export function run(page, id) {
       ["state", stateOf(now.state)], ["progress", progressOf(progress)],
       ["step", progress.step === undefined ? "" : `${progress.step} of ${progress.steps ?? "?"}`],
       ["epoch", progress.epochs ? `${Math.min(progress.epoch + 1, progress.epochs)} of ${progress.epochs}` : ""],
-      ["left", now.state === "running" ? duration(progress.eta_s) : ""], ["steps a second", number(progress.rate)],
-      ["time spent", spentTime(now.spent)], ["money", money(now.spent)], ["best", number(now.best)],
+      ["time left", now.state === "running" ? duration(progress.eta_s) : ""], ["steps/s", number(progress.rate)],
+      ["time spent", spentTime(now.spent)], ["cost", money(now.spent)], ["best", number(now.best)],
       ...Object.entries(now.last ?? {}).slice(0, 6).map(([name, value]) => [name, number(value)]),
     ];
     tiles.replaceChildren(...facts.filter(([, value]) => value !== "").map(([name, value]) =>
@@ -71,7 +71,7 @@ export function run(page, id) {
     const cell = make("span"), known = checked.get(each.step);
     const say = (found) => {
       cell.className = found.wrong.length ? "failed" : "finished";
-      cell.textContent = found.wrong.length ? found.wrong.join("; ") : `whole, read in ${number(found.seconds)} s`;
+      cell.textContent = found.wrong.length ? found.wrong.join("; ") : `intact, read in ${number(found.seconds)} s`;
     };
     if (known) { say(known); return cell; }
     const button = make("button", { type: "button", textContent: "Verify" });
@@ -94,7 +94,7 @@ export function run(page, id) {
     acts.dataset.state = `${state} ${reported}`;
     const wanted = [];
     if (["running", "pending"].includes(state)) wanted.push(button("Stop", "stop", "Stop this run? It can be resumed."));
-    if (RESUMABLE.includes(state)) wanted.push(button("Resume", "resume", "Resume this run? What it runs on may cost money."));
+    if (RESUMABLE.includes(state)) wanted.push(button("Resume", "resume", "Resume this run? This may cost money."));
     if (reported) wanted.push(make("a", { href: `/api/runs/${id}/report`, target: "_blank", rel: "noopener", textContent: "report" }));
     acts.replaceChildren(...wanted);
   }
@@ -139,7 +139,7 @@ export function run(page, id) {
     if (!there) return;
     live = new EventSource(`/api/runs/${id}/live`);
     live.addEventListener("message", (event) => { show({ ...details, ...JSON.parse(event.data) }); refresh(); });
-    live.addEventListener("error", () => tell("the connection broke; trying again …", true));
+    live.addEventListener("error", () => tell("connection lost, reconnecting …", true));
     live.addEventListener("open", () => tell(""));
   });
   const resized = () => drawn.forEach((chart) => chart.resize());

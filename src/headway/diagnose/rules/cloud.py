@@ -25,7 +25,7 @@ KNOWN = (
         name="act-as",
         pattern=r"(?:iam\.serviceAccounts\.actAs"
         r"|do not have permission to act as service.?account:? ?(?P<account>[\w.@-]*))",
-        cause="you may not start something that acts as that service account",
+        cause="you have no permission to act as that service account",
         fix='gcloud iam service-accounts add-iam-policy-binding {service_account} --member=user:"$(gcloud config'
         ' get account)"'
         " --role=roles/iam.serviceAccountUser",
@@ -33,7 +33,7 @@ KNOWN = (
     FailureRule(
         name="vertex-permission",
         pattern=r"Permission '?(?P<permission>aiplatform\.[\w.]+)'? denied",
-        cause="you may not use Vertex AI in this project ({permission})",
+        cause="you have no permission to use Vertex AI in this project ({permission})",
         fix='gcloud projects add-iam-policy-binding {project} --member=user:"$(gcloud config get account)"'
         " --role=roles/aiplatform.user",
     ),
@@ -41,7 +41,7 @@ KNOWN = (
         name="image-permission",
         pattern=r"Permission \"?artifactregistry\.\w+\.\w+\"? denied|denied: Permission .*artifactregistry"
         r"|does not have permission to access the image",
-        cause="the image's registry may not be read from where it trains",
+        cause="the training machine has no permission to read the image's registry",
         fix="gcloud artifacts repositories add-iam-policy-binding {repository} --location={region}"
         " --member=serviceAccount:{service_account} --role=roles/artifactregistry.reader",
     ),
@@ -49,7 +49,7 @@ KNOWN = (
         name="secret-permission",
         pattern=r"secretmanager\.versions\.access|may not read the secret (?P<secret>\S+)"
         r"|AccessDenied.*secretsmanager",
-        cause="a secret may not be read from where it trains",
+        cause="the training machine has no permission to read a secret",
         fix="gcloud secrets add-iam-policy-binding {secret} --member=serviceAccount:{service_account}"
         " --role=roles/secretmanager.secretAccessor",
     ),
@@ -58,7 +58,7 @@ KNOWN = (
         pattern=r"(?P<who>[\w.@-]*) ?does not have (?P<permission>storage\.[\w.]+) access"
         r"|storage\.objects\.\w+ (?:permission|access)"
         r"|AccessDenied.*(?:PutObject|GetObject|ListObjects)|AuthorizationPermissionMismatch",
-        cause="the bucket may not be read or written from where it trains",
+        cause="the training machine has no permission to read or write the bucket",
         fix="gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{service_account}"
         " --role=roles/storage.objectUser",
     ),
@@ -67,7 +67,7 @@ KNOWN = (
         pattern=r"(?P<api>[\w-]+\.googleapis\.com)[^ ]* has not been used in project (?P<project>\S+) before or"
         r" it is disabled"
         r"|SERVICE_DISABLED|API has not been used in project",
-        cause="a Google API is not switched on in this project",
+        cause="a Google API is not enabled in this project",
         fix="gcloud services enable {api} --project={project}",
     ),
     FailureRule(
@@ -81,8 +81,8 @@ KNOWN = (
         pattern=r"quota metrics exceed quota limits:? ?(?P<metric>[\w./]*)|QUOTA_EXCEEDED"
         r"|Quota '(?P<name>\w+)' exceeded"
         r"|(?<!disk )quota (?:exceeded|limit)|Quota failure for project|VcpuLimitExceeded|exceeded quota: (?P<own>\S+)",
-        cause="the project's or namespace's quota does not allow for it",
-        fix="ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}   (or --set"
+        cause="the quota of the project or namespace is exceeded",
+        fix="request more: https://console.cloud.google.com/iam-admin/quotas?project={project}   (or --set"
         " resources.accelerator=…,"
         " another region, spot)",
     ),
@@ -93,7 +93,7 @@ KNOWN = (
         r"|InsufficientInstanceCapacity|Resources are insufficient in region:? ?(?P<region>[\w-]*)"
         r"|GCE out of resources"
         r"|currently unavailable in the \S+ zone",
-        cause="the cloud has no such machine left there at the moment",
+        cause="the cloud has no capacity for this machine in that zone or region at the moment",
         fix="headway prices {accelerator} shows other regions; or another accelerator, or max_wait: 6h to wait for one",
     ),
     FailureRule(
@@ -101,15 +101,15 @@ KNOWN = (
         pattern=r"(?:instance|VM|node|job|worker) was preempted|\bPREEMPTED\b|spot (?:instance|VM).*(?:reclaimed"
         r"|terminated)"
         r"|node is (?:being )?shut(?:ting)? down|imminent node shutdown",
-        cause="the spot machine was taken away",
-        fix="headway resume {run}   ({again}; --set resources.spot=false pays in full instead)",
+        cause="the spot machine was preempted",
+        fix="headway resume {run}   ({again}; --set resources.spot=false uses on-demand machines)",
     ),
     FailureRule(
         name="machine-not-offered",
         pattern=r"Machine type \"?(?P<machine>[\w-]+)\"? is not supported|accelerator type .* (?:is not supported"
         r"|not found)"
         r"|Invalid value for field 'resource\.machineType'|NVIDIA_\w+ is not supported for machine type",
-        cause="this machine does not exist there, or not with this accelerator",
-        fix="headway prices {accelerator} lists what is sold where; leave resources.machine out for the usual one",
+        cause="this machine type does not exist there, or not with this accelerator",
+        fix="headway prices {accelerator} lists what each region offers; leave out resources.machine for the default",
     ),
 )

@@ -19,7 +19,7 @@ KNOWN = (
         pattern=r"(?:Failed to pull image|pulling image).*(?:401 Unauthorized|403 Forbidden|authorization failed"
         r"|unauthorized)"
         r"|no basic auth credentials|unauthorized: authentication (?:required|failed)|error getting credentials",
-        cause="the registry does not let the nodes read the image",
+        cause="the nodes have no permission to pull the image",
         fix="pull_secrets: in the target (kubectl create secret docker-registry …), or gcloud auth configure-docker"
         " {region}-docker.pkg.dev where you push",
     ),
@@ -33,7 +33,7 @@ KNOWN = (
         name="kubernetes-forbidden",
         pattern=r"User \"(?P<user>[^\"]+)\" cannot (?P<verb>\w+) resource \"(?P<resource>[\w/]+)\""
         r" in API group \"(?P<group>[\w.]*)\" in the namespace \"(?P<namespace>[^\"]+)\"",
-        cause="{user} may not {verb} {resource} in namespace {namespace}",
+        cause="{user} has no permission to {verb} {resource} in namespace {namespace}",
         fix="kubectl create role headway --verb={verb} --resource={resource} -n {namespace} && kubectl create"
         " rolebinding headway"
         " --role=headway --user={user} -n {namespace}",
@@ -42,14 +42,14 @@ KNOWN = (
         name="kubernetes-unauthorized",
         pattern=r"You must be logged in to the server|error: You must be logged in|gke-gcloud-auth-plugin not found"
         r"|exec: executable \S+ (?:not found|failed)|the server has asked for the client to provide credentials",
-        cause="the cluster does not know you",
+        cause="the cluster rejected your credentials",
         fix="gcloud container clusters get-credentials {cluster} --location {location} --project {project}",
     ),
     FailureRule(
         name="cluster-unreachable",
         pattern=r"connection to the server \S+ was refused|Unable to connect to the server"
         r"|couldn't get current server API group list",
-        cause="the cluster's API cannot be reached",
+        cause="the cluster's API is unreachable",
         fix="kubectl cluster-info; then gcloud container clusters get-credentials {cluster} --location {location}",
     ),
     FailureRule(
@@ -78,8 +78,8 @@ KNOWN = (
         pattern=r"\d+/\d+ nodes are available.*(?:Insufficient|didn't match|had untolerated taint)"
         r"|didn't trigger scale-up"
         r"|FailedScheduling|NotTriggerScaleUp",
-        cause="no node has room for it, and none can be added",
-        fix="kubectl get nodes -L cloud.google.com/gke-accelerator; a pool for it: headway infra gcp; or ask for less",
+        cause="no node has enough resources, and none can be added",
+        fix="kubectl get nodes -L cloud.google.com/gke-accelerator; add a pool: headway infra gcp; or request less",
     ),
     FailureRule(
         name="volume-not-mounted",
@@ -87,46 +87,46 @@ KNOWN = (
         r"|FailedMount|mount\.nfs"
         r"|FailedAttachVolume|invalid mount config for type \"bind\": bind source path does not exist: (?P<path>\S+)",
         cause="a volume of `mounts` cannot be mounted",
-        fix="kubectl get pvc -n {namespace}; for NFS: the export and the nodes' network; for a path: that it"
+        fix="kubectl get pvc -n {namespace}; for NFS: check the export and the nodes' network; for a path: that it"
         " exists there",
     ),
     FailureRule(
         name="crash-loop",
         pattern=r"CrashLoopBackOff|Back-off restarting failed container",
-        cause="the container ends again and again right after its start",
-        fix="headway logs {run}; nothing there: kubectl logs -n {namespace} -l headway.run={run} --previous",
+        cause="the container keeps exiting right after its start",
+        fix="headway logs {run}; if that is empty: kubectl logs -n {namespace} -l headway.run={run} --previous",
     ),
     FailureRule(
         name="command-not-found",
         pattern=r"executable file not found in \$PATH|exec: \"(?P<command>[^\"]+)\".*no such file"
         r"|OCI runtime create failed.*no such file"
         r"|StartError.*no such file|python3?: (?:command )?not found",
-        cause="the image has no such program: most often no python3",
-        fix="headway image --build makes one that has; or `python` in the target names the interpreter",
+        cause="the image does not contain the program, usually python3",
+        fix="headway image --build builds one with it; or set `python` in the target to the interpreter",
     ),
     FailureRule(
         name="headway-not-in-image",
         pattern=r"No module named '?headway",
-        cause="the image has no Headway, so nothing can start the run",
+        cause="Headway is not installed in the image",
         fix="headway image --push   (builds one with it)",
     ),
     FailureRule(
         name="admission-refused",
         pattern=r"admission webhook \"(?P<webhook>[^\"]+)\" denied the request|violates PodSecurity"
         r"|is forbidden: violates",
-        cause="the cluster's own rules refuse such pods",
-        fix="the message says which rule; ask who runs the cluster, or another namespace",
+        cause="the cluster's admission policy rejects the pod",
+        fix="the message names the policy; ask the cluster's administrator, or use another namespace",
     ),
     FailureRule(
         name="docker-not-running",
         pattern=r"Cannot connect to the Docker daemon|Is the docker daemon running|error during connect.*docker",
-        cause="Docker is not running here, or not for you",
+        cause="Docker is not running on this machine, or you have no access to it",
         fix="sudo systemctl start docker; sudo usermod -aG docker $USER, then log in again",
     ),
     FailureRule(
         name="docker-permission",
         pattern=r"permission denied while trying to connect to the Docker daemon socket",
-        cause="you may not use Docker on this machine",
+        cause="you have no permission to use Docker on this machine",
         fix="sudo usermod -aG docker $USER, then log in again",
     ),
     FailureRule(
@@ -134,18 +134,18 @@ KNOWN = (
         pattern=r"invalid partition specified: ?(?P<partition>\S*)|Requested node configuration is not available"
         r"|Invalid generic resource \(gres\) specification",
         cause="the Slurm cluster has no such partition, node or accelerator",
-        fix="sinfo -o '%P %G %c %m'; then partition and gres in the target",
+        fix="sinfo -o '%P %G %c %m'; then set partition and gres in the target",
     ),
     FailureRule(
         name="slurm-account",
         pattern=r"Invalid account or account/partition combination|Invalid qos specification",
-        cause="you may not use this account, or not on that partition",
-        fix="sacctmgr show assoc user=$USER format=account,partition,qos; then account and qos in the target",
+        cause="you have no permission for this account, or not on that partition",
+        fix="sacctmgr show assoc user=$USER format=account,partition,qos; then set account and qos in the target",
     ),
     FailureRule(
         name="slurm-time-limit",
         pattern=r"DUE TO TIME LIMIT|JobState=TIMEOUT|\bTIMEOUT\b.*slurm",
-        cause="Slurm ended it at its time limit",
+        cause="Slurm ended the job at its time limit",
         fix="headway resume {run}   ({again}), or raise `time` of the target",
     ),
     FailureRule(
@@ -158,7 +158,7 @@ KNOWN = (
         name="ssh-refused",
         pattern=r"ssh: connect to host \S+ port \d+: (?:Connection refused|Connection timed out|No route to host)"
         r"|Host key verification failed|Permission denied \(publickey",
-        cause="the machine cannot be reached or entered by SSH",
-        fix="ssh the same way by hand once: ssh -v USER@HOST; then headway doctor",
+        cause="the SSH connection to the machine failed",
+        fix="try it by hand: ssh -v USER@HOST; then headway doctor",
     ),
 )

@@ -12,14 +12,14 @@ KNOWN = (
         r"|forward compatibility was attempted on non supported HW|cuda>=\d+\.\d+, please update your driver"
         r"|system has unsupported display driver",
         cause="the NVIDIA driver is older than the CUDA that torch was built for",
-        fix="a newer driver on the machine, or an older torch: pip install torch --index-url …/whl/cu118",
+        fix="install a newer driver on the machine, or an older torch: pip install torch --index-url …/whl/cu118",
     ),
     FailureRule(
         name="no-kernel-image",
         pattern=r"no kernel image is available for execution on the device"
         r"|is not compatible with the current PyTorch installation",
         cause="torch was built without this accelerator's architecture",
-        fix="another torch (its release notes list architectures), or another accelerator: --set"
+        fix="use another torch (its release notes list architectures), or another accelerator: --set"
         " resources.accelerator=L4:1",
     ),
     FailureRule(
@@ -28,7 +28,7 @@ KNOWN = (
         r"|could not select device driver .* with capabilities: \[\[gpu\]\]"
         r"|nvidia-container-cli: initialization error"
         r"|Torch not compiled with CUDA enabled",
-        cause="no accelerator can be seen from inside: no driver, no device given, or a torch without CUDA",
+        cause="no accelerator is visible to the process: no driver, no device assigned, or a torch without CUDA",
         fix="nvidia-smi on the machine; in containers the NVIDIA toolkit; on GKE nodes the driver's daemonset"
         " (headway doctor)",
     ),
@@ -36,35 +36,35 @@ KNOWN = (
         name="gpu-fell-off",
         pattern=r"GPU is lost|fallen off the bus|\bXid\b.*\b(?:48|63|64|74|79|94|95)\b|uncorrectable ECC error"
         r"|unspecified launch failure",
-        cause="the accelerator itself failed",
+        cause="the accelerator hardware failed",
         fix="headway resume {run}   (on another machine: {again})",
     ),
     FailureRule(
         name="illegal-memory-access",
         pattern=r"illegal memory access was encountered|CUDA error: misaligned address",
-        cause="a kernel on the accelerator read where it may not: a bug in an extension, or an index out of range",
+        cause="illegal memory access on the accelerator: a bug in an extension, or an index out of range",
         fix="headway run --env CUDA_LAUNCH_BLOCKING=1   (shows the line)",
     ),
     FailureRule(
         name="device-side-assert",
         pattern=r"device-side assert triggered|Assertion `t >= 0 && t < n_classes` failed"
         r"|Assertion `srcIndex < srcSelectDimSize` failed|index out of range in self",
-        cause="a label or a word's number is outside what the model was built for",
-        fix="compare the number of classes or words with the data's; headway run --env CUDA_LAUNCH_BLOCKING=1"
+        cause="a label or token index is outside the range that the model was built for",
+        fix="compare the number of classes or tokens with the data; headway run --env CUDA_LAUNCH_BLOCKING=1"
         " shows the line",
     ),
     FailureRule(
         name="cudnn-mismatch",
         pattern=r"CUDNN_STATUS_(?:NOT_INITIALIZED|EXECUTION_FAILED|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH)"
         r"|cuDNN version incompatibility",
-        cause="cuDNN does not fit: another version is found first, or memory was full when it started",
-        fix="unset LD_LIBRARY_PATH; if that is not it, --set config.accumulate=2",
+        cause="cuDNN failed: another version is found first, or memory was full at its start",
+        fix="unset LD_LIBRARY_PATH; if that does not help, --set config.accumulate=2",
     ),
     FailureRule(
         name="missing-library",
         pattern=r"(?P<library>lib[\w.+-]+\.so[\d.]*): cannot open shared object file",
-        cause="the system library {library} is not installed where it trains",
-        fix="apt-get install it in the image (setup: in the job file, or image.base)",
+        cause="the system library {library} is not installed on the training machine",
+        fix="install it in the image with apt-get (setup: in the job file, or image.base)",
     ),
     FailureRule(
         name="wrong-architecture",
@@ -72,18 +72,18 @@ KNOWN = (
         r"|no matching manifest for linux/\w+"
         r"|cannot execute binary file|wrong ELF class|image platform .* does not match",
         cause="the image or program is for another processor architecture",
-        fix="headway image --build   (with platform: linux/amd64 in the target; Apple's are arm64)",
+        fix="headway image --build   (with platform: linux/amd64 in the target; Apple silicon is arm64)",
     ),
     FailureRule(
         name="illegal-instruction",
         pattern=r"SIGILL|Illegal instruction|requires (?:AVX|AVX2|AVX512)",
         cause="the program uses instructions that this processor does not have",
-        fix="another machine (--set resources.machine=n2-standard-8), or a build of the package for older processors",
+        fix="use another machine (--set resources.machine=n2-standard-8), or a package built for older processors",
     ),
     FailureRule(
         name="glibc-too-old",
         pattern=r"version `GLIBC(?:XX)?_[\d.]+' not found",
-        cause="the system is older than what the package was built for",
-        fix="a newer image.base (Debian 12, Ubuntu 22.04), or an older version of the package",
+        cause="the system's C library is older than the one that the package was built for",
+        fix="use a newer image.base (Debian 12, Ubuntu 22.04), or an older version of the package",
     ),
 )

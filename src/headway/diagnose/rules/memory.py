@@ -4,54 +4,54 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-_LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if need be)"
+_LESS = "headway run --set config.accumulate=2   (the same training in half the memory; 4, 8, … if needed)"
 
 KNOWN = (
     FailureRule(
         name="cuda-out-of-memory",
         pattern=r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"
         r"|CUBLAS_STATUS_ALLOC_FAILED",
-        cause="the accelerator's memory is full",
+        cause="the accelerator ran out of memory",
         fix=_LESS,
     ),
     FailureRule(
         name="shared-memory",
         pattern=r"bus error|SIGBUS|unable to (?:open|mmap|write).*shared memory|insufficient shared memory \(shm\)",
-        cause="shared memory, through which data loaders hand over batches, is full",
+        cause="the shared memory that data loader workers use is full",
         fix="raise `shm` of the target (docker, kubernetes), or --set config.workers=0",
     ),
     FailureRule(
         name="evicted-for-memory",
         pattern=r"node was low on resource: memory|MemoryPressure",
-        cause="the node ran out of memory and put the pod out",
-        fix="ask for what it needs: --set resources.memory=30GB",
+        cause="the node ran out of memory and evicted the pod",
+        fix="request more: --set resources.memory=30GB",
     ),
     FailureRule(
         name="evicted-for-disk",
         pattern=r"node was low on resource: ephemeral-storage|DiskPressure|exceeds its local storage limit"
         r"|ephemeral local storage usage exceeds",
-        cause="the node's disk was full, and the pod was put out",
-        fix="ask for what it needs: --set resources.disk=100GB, and lower cache.size",
+        cause="the node's disk was full, and the pod was evicted",
+        fix="request more: --set resources.disk=100GB, and lower cache.size",
     ),
     FailureRule(
         name="evicted",
         pattern=r"\bEvicted\b|pod was evicted|TaintManagerEviction",
-        cause="the cluster put the pod out, to make room or to drain the node",
+        cause="the cluster evicted the pod, to make room or to drain the node",
         fix="headway resume {run}   ({again})",
     ),
     FailureRule(
         name="host-out-of-memory",
         pattern=r"OOMKilled|Out of memory: Killed process|oom-kill|oom_kill|DefaultCPUAllocator: (?:can't|not enough)"
-        r"|Cannot allocate memory|\bMemoryError\b|was killed \(SIGKILL\)|exited with 137|exit code:? ?137"
+        r"|Cannot allocate memory|\bMemoryError\b|was killed \(SIGKILL\)|exited with (?:code )?137|exit code:? ?137"
         r"|DataLoader worker .* is killed by signal: Killed|Detected \d+ oom.kill event",
-        cause="the machine's memory is full, and the kernel killed the process (exit 137)",
+        cause="the machine ran out of memory, and the kernel killed the process (exit 137)",
         fix="--set resources.memory=60GB, or --set config.workers=0 config.accumulate=2",
     ),
     FailureRule(
         name="disk-quota",
         pattern=r"Disk quota exceeded|EDQUOT",
-        cause="your quota on that disk is used up",
-        fix="quota -s; then name another place: --set outputs=…",
+        cause="your disk quota is used up",
+        fix="quota -s; then choose another folder: --set outputs=…",
     ),
     FailureRule(
         name="disk-full",
@@ -62,7 +62,7 @@ KNOWN = (
     FailureRule(
         name="too-many-files",
         pattern=r"Too many open files|EMFILE|received 0 items of ancdata",
-        cause="the process may not open more files",
+        cause="the process has reached its limit of open files",
         fix="ulimit -n 65536 before headway run, or --set config.workers=2",
     ),
 )

@@ -71,7 +71,7 @@ def run_service(cloud: Cloud, d: Deployment, requests: list[Request], tell: Call
     else:
         kept = {"resourceVersion": before["metadata"]["resourceVersion"]}
         cloud.ask("PUT", one, {**create.body, "metadata": {**create.body["metadata"], **kept}})
-    tell(f"{'replaces' if before else 'made'} the service {d.name}; it is starting")
+    tell(f"{'replaced' if before else 'created'} the service {d.name}; it is starting")
     try:
         url = _ready(cloud, one)
         for request in rest:
@@ -91,7 +91,7 @@ def _give_back(remove: Callable[[], object], d: Deployment, tell: Callable[[str]
     try:
         remove()
     except HeadwayError as error:
-        tell(f"what was made could not be removed and may be billed ({error}). Next: {take_down(d)}")
+        tell(f"the created resources could not be removed and may be billed ({error}). Next: {take_down(d)}")
 
 
 def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
@@ -101,7 +101,7 @@ def _ours(cloud: Cloud, one: str, name: str) -> dict[str, Any] | None:
     except NotFound:
         return None
     if found["metadata"].get("labels", {}).get(LABEL) != name:
-        raise BadInput(f"there is a service {name} already, which Headway did not make", fix="another --name")
+        raise BadInput(f"a service {name} already exists, and Headway did not create it", fix="choose another --name")
     return found
 
 
@@ -115,8 +115,8 @@ def _ready(cloud: Cloud, one: str) -> str:
         if seen and ready.get("status") == "True":
             return str(status["url"])
         if seen and ready.get("status") == "False":
-            fix = "look at its log: gcloud run services logs read, or try the image here: docker run -p 8080:8080 IMAGE"
-            raise TargetError(f"the service does not start: {ready.get('message', 'no reason given')}", fix=fix)
+            fix = "read its log: gcloud run services logs read, or try the image: docker run -p 8080:8080 IMAGE"
+            raise TargetError(f"the service did not start: {ready.get('message', 'no reason given')}", fix=fix)
         time.sleep(LOOK_S)
     raise TargetError(f"the service has not started within {READY_S:.0f} s", fix="gcloud run services describe")
 
@@ -152,9 +152,9 @@ def deploy_model(cloud: Cloud, d: Deployment, tell: Callable[[str], None]) -> st
         endpoint = next(_listed(cloud, d, "endpoints"), None)
         if endpoint is None:
             endpoint = _done(cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, create.url), create.body))
-            tell(f"made {endpoint['name']}")
+            tell(f"created {endpoint['name']}")
         place = str(endpoint["name"])
-        tell("starting machines for it: some minutes")
+        tell("starting machines, which takes a few minutes")
         _done(
             cloud, d, cloud.ask("POST", cloud.vertex_url(d.region, f"v1/{place}:deployModel"), vertex.deployed(d, name))
         )
@@ -216,7 +216,9 @@ def _done(cloud: Cloud, d: Deployment, operation: Mapping[str, Any]) -> dict[str
     end = time.monotonic() + READY_S
     while not operation.get("done"):
         if time.monotonic() > end:
-            raise TargetError(f"{operation['name']} has not ended within {READY_S:.0f} s", fix="headway deploy --down")
+            raise TargetError(
+                f"{operation['name']} has not finished within {READY_S:.0f} s", fix="headway deploy --down"
+            )
         time.sleep(LOOK_S)
         operation = cloud.look(cloud.vertex_url(d.region, f"v1/{operation['name']}"))
     if "error" in operation:

@@ -25,7 +25,7 @@ CONCURRENCY = 64  # requests at once per instance, matched to its queue and batc
 
 def problems(d: Deployment) -> Iterator[Problem]:
     if d.cpus not in _MEMORY:
-        yield Problem(what=f"Cloud Run has no instances with {d.cpus} CPUs", fix="--cpus 1, 2, 4, 6 or 8")
+        yield Problem(what=f"Cloud Run does not offer {d.cpus} CPUs per instance", fix="--cpus 1, 2, 4, 6 or 8")
     elif not _MEMORY[d.cpus][0] <= d.memory_gib <= _MEMORY[d.cpus][1]:
         low, high = _MEMORY[d.cpus]
         yield Problem(
@@ -33,9 +33,9 @@ def problems(d: Deployment) -> Iterator[Problem]:
             fix=f"--memory {min(max(d.memory_gib, low), high)}GiB, or other --cpus",
         )
     if d.accelerator not in (None, ("L4", 1)):
-        yield Problem(what="Cloud Run has one kind of GPU, and one of it", fix="--accelerator L4, or --to vertex")
+        yield Problem(what="Cloud Run offers only one L4 GPU per instance", fix="--accelerator L4, or --to vertex")
     elif d.accelerator and (d.cpus < 4 or d.memory_gib < 16):
-        yield Problem(what="a GPU wants 4 CPUs and 16 GiB beside it", fix="--cpus 4 --memory 16GiB")
+        yield Problem(what="a GPU needs at least 4 CPUs and 16 GiB", fix="--cpus 4 --memory 16GiB")
 
 
 def service(d: Deployment) -> dict[str, Any]:
@@ -121,9 +121,13 @@ def bill(d: Deployment) -> Bill:
     gpu = L4_S if d.accelerator else 0.0
     one = 3600 * factor * (d.cpus * cpu + d.memory_gib * gib + gpu)
     idle_one = one if d.accelerator else 3600 * factor * (d.cpus * IDLE_CPU_S + d.memory_gib * GIB_S)
-    when = "of its life" if d.accelerator else "while it answers"
-    told = f"${one:.3f} an hour of an instance {when} ({d.cpus} CPUs, {d.memory_gib} GiB{', L4' if gpu else ''})"
+    when = "while it runs" if d.accelerator else "while it handles requests"
+    told = f"${one:.3f} per instance-hour {when} ({d.cpus} CPUs, {d.memory_gib} GiB{', L4' if gpu else ''})"
     told += f"; at most {d.most}: ${one * d.most:.2f} an hour"
-    told += f"; {d.least} kept ready: ${idle_one * d.least:.3f} an hour" if d.least else "; nothing while nobody asks"
-    besides = (f"${MILLION_REQUESTS:.2f} a million requests", "traffic out, logs, and the image in its registry")
+    told += (
+        f"; {d.least} always on: ${idle_one * d.least:.3f} an hour"
+        if d.least
+        else "; nothing while there are no requests"
+    )
+    besides = (f"${MILLION_REQUESTS:.2f} per million requests", "traffic out, logs, and the image in its registry")
     return Bill(idle_usd_per_hour=idle_one * d.least, busy_usd_per_hour=one * d.most, told=told, besides=besides)

@@ -41,10 +41,10 @@ class ServingImage(Blueprint):
     gpu: bool = False
 
     def _base(self) -> list[str]:
-        what = f"{self.job} ({self.recipe})" if self.holds_bundle else "any bundle, which $AIP_STORAGE_URI names"
+        what = f"{self.job} ({self.recipe})" if self.holds_bundle else "any bundle, from $AIP_STORAGE_URI"
         return [
             f"# A server for {quoted(what, 'comment', 'bundle')}, made by {self._maker}.",
-            "# `headway serve --image` prints it. It listens on $PORT, and on what Vertex AI says.",
+            "# `headway serve --image` prints it. It listens on $PORT, or on Vertex AI's $AIP_HTTP_PORT.",
             "",
             self._from,
         ]
@@ -53,7 +53,7 @@ class ServingImage(Blueprint):
         told = {"bundle": self.job, "recipe": self.recipe, "version": self.headway, "wheel": self.wheel_sha256}
         model = [
             "",
-            "# The model comes last: another one costs one layer. Every byte of it is checked when it is opened.",
+            "# The model is the last layer: a new model replaces only that. Its checksums are verified on load.",
             f"COPY bundle/ {BUNDLE}/",
         ]
         return [
@@ -63,12 +63,12 @@ class ServingImage(Blueprint):
             f"ENV PATH={ENVIRONMENT}/bin:$PATH HOME={HOME} PYTHONUNBUFFERED=1 PORT={PORT}",
             f"COPY --from=environment {ENVIRONMENT} {ENVIRONMENT}",
             "",
-            "# Headway itself, from the file beside this one: never by name from an index.",
+            "# Headway itself, from the wheel in this folder, never from a package index.",
             f"COPY {self._wheel} /tmp/",
             f"RUN {ENVIRONMENT}/bin/pip install --no-cache-dir --no-index --no-deps /tmp/{self._wheel}",
             *(model if self.holds_bundle else []),
             labels({f"{LABEL}.{key}": value for key, value in told.items()}),
-            "# Nothing here needs root, and nothing that is shipped can be changed by who runs it.",
+            "# Runs without root; the user cannot change the installed files.",
             "USER 1000:1000",
             f"EXPOSE {PORT}",
             f"ENTRYPOINT {exec_form(['headway', 'serve'])}",

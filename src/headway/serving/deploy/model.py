@@ -48,7 +48,9 @@ class Deployment:
             if not pattern.fullmatch(value):
                 raise BadInput(f"{value!r} is not {what} of Google Cloud", fix=fix)
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise BadInput(f"from {self.least} to {self.most} instances cannot be", fix="--min 0 --max 3")
+            raise BadInput(
+                f"--min {self.least} --max {self.most} is not a valid range of instances", fix="--min 0 --max 3"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

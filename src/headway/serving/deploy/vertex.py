@@ -21,18 +21,19 @@ KEY = LABEL.replace("-", "_")
 
 def problems(d: Deployment) -> Iterator[Problem]:
     if d.least < 1:
-        yield Problem(what="a Vertex AI endpoint has at least one machine, day and night", fix="--min 1")
+        yield Problem(what="a Vertex AI endpoint needs at least one machine at all times", fix="--min 1")
     if d.token:
-        yield Problem(what="Vertex AI asks for Google's own credentials already", fix="leave out --token")
+        yield Problem(what="Vertex AI endpoints already require Google credentials", fix="leave out --token")
     if d.public:
-        yield Problem(what="a Vertex AI endpoint cannot be open to everybody", fix="leave out --public")
+        yield Problem(what="a Vertex AI endpoint cannot be public", fix="leave out --public")
     if d.model is not None and not d.model.startswith("gs://"):
         yield Problem(
-            what="Vertex AI reads models from gs:// only", fix="publish the bundle there: headway export --to"
+            what="Vertex AI reads models from gs:// only",
+            fix="publish the bundle to a bucket: headway export RUN --to gs://BUCKET/PATH",
         )
     machine = MACHINES.get(d.machine)
     if machine is None:
-        yield Problem(what=f"Vertex AI has no machine {d.machine!r} that we know", fix="--machine n1-standard-4")
+        yield Problem(what=f"{d.machine!r} is not a known Vertex AI machine type", fix="--machine n1-standard-4")
     elif d.accelerator is not None and d.accelerator[0] not in ACCELERATORS:
         yield Problem(what=f"Vertex AI has no accelerator {d.accelerator[0]!r}", fix="--accelerator T4:1")
 
@@ -119,14 +120,12 @@ def bill(d: Deployment) -> Bill:
             return _unknown(f"{d.accelerator[0]} in {d.region} is not in the price table")
         one, what = one + gpu.usd, f"{what} with {d.accelerator[1]} × {d.accelerator[0]}"
     one *= VERTEX_FACTOR
-    told = (
-        f"${one:.3f} an hour of a machine, asked or not ({what}, × {VERTEX_FACTOR} for Vertex's management, prices of "
-    )
-    told += f"{table.dated}); {d.least} always: ${one * d.least:.2f} an hour, ${one * d.least * 730:.0f} a month"
+    told = f"${one:.3f} per machine-hour ({what}, × {VERTEX_FACTOR} management fee, prices of "
+    told += f"{table.dated}); {d.least} always on: ${one * d.least:.2f} an hour, ${one * d.least * 730:.0f} a month"
     told += f"; at most {d.most}: ${one * d.most:.2f} an hour"
     return Bill(idle_usd_per_hour=one * d.least, busy_usd_per_hour=one * d.most, told=told,
                 besides=("traffic out, logs, and the image in its registry",))  # fmt: skip
 
 
 def _unknown(why: str) -> Bill:
-    return Bill(idle_usd_per_hour=0.0, busy_usd_per_hour=0.0, told=f"not known: {why}", missing=why)
+    return Bill(idle_usd_per_hour=0.0, busy_usd_per_hour=0.0, told=f"unknown: {why}", missing=why)

@@ -57,7 +57,7 @@ function textInput(field) {
 $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if ($("go").disabled) return;
-  tell("Asking …");
+  tell("Running …");
   $("go").disabled = true;
   try {
     const answer = await ask();
@@ -77,16 +77,16 @@ async function ask() {
   for (let tries = 0; ; tries++) {
     const answer = await fetch(route, { method: "POST", body: form, headers: token ? { Authorization: `Bearer ${token}` } : {} });
     if (answer.status === 429 && tries < 5) {
-      tell("The server is busy: asking again …");
+      tell("The server is busy, retrying …");
       await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
       continue;
     }
     if (answer.status === 401) {
-      token = prompt("This server asks for its token") ?? "";
+      token = prompt("This server requires a token") ?? "";
       if (token && tries < 5) continue;
     }
     const body = await answer.json();
-    if (!answer.ok) throw new Error(body.detail ?? `The server answers ${answer.status}`);
+    if (!answer.ok) throw new Error(body.detail ?? `The server returned ${answer.status}`);
     return body.predictions[0];
   }
 }
@@ -97,14 +97,14 @@ function tell(text, wrong = false) {
 }
 
 function show(answer) {
-  const parts = [make("p", { className: "said", textContent: answer.text || "(it says nothing)" })];
+  const parts = [make("p", { className: "said", textContent: answer.text || "(empty)" })];
   if (answer.words) parts.push(...wordsOverPicture(answer.words));
   if (answer.saliency) parts.push(title("Where it looked"), overlay(firstPicture(), answer.saliency));
   if (answer.top) parts.push(title("Classes"), bars(answer.top.map((each) => [each.label, each.probability])));
   if (answer.distribution) parts.push(title("Grades"), bars(Object.entries(answer.distribution)));
   if (answer.evidence) parts.push(...evidence(answer.evidence));
   if (answer.attention && answer.source) {
-    const told = "A row for each word it said, a column for each it read: the stronger the colour, the more it looked there.";
+    const told = "One row per output word, one column per input word: a stronger colour means more attention.";
     parts.push(title("Which words it looked at"), make("p", { className: "told", textContent: told }));
     parts.push(matrix(answer.source, answer.target, answer.attention));
   }

@@ -6,14 +6,14 @@ processes of the old version are started, and who starts them when today's versi
 
 | module of the old version | started by | today |
 | --- | --- | --- |
-| headway.runtime.worker | plans, job.sbatch, start.sh, images' ENTRYPOINT, pods, Vertex AI's jobs and its boot.py | same name |
+| headway.runtime.worker | supervisor.json, job.sbatch, start.sh, ENTRYPOINT, pods, Vertex AI (boot.py too) | same name |
 | headway.targets.kubernetes.entry | pods: the image's Headway, of any version, fetches the recorded wheel | same name |
 | headway.targets.kubernetes.reaper | the reaper's Job, through `entry` | same name |
-| headway.targets.ssh.guardian | the client, for a rented machine: a live one stays the old client's | launcher.machine_watcher |
+| headway.targets.ssh.guardian | the client that rented a machine; it lives on with the old code | launcher.machine_watcher |
 | headway.recipes.main | the recorded wheel's supervisor | headway.recipes, by today's supervisor |
 | headway.runtime.loggers.child | the recorded wheel's rank 0 | training.metrics.trackers.worker, by today's rank 0 |
 | headway.ci.trigger | workflow files in users' repositories | same name |
-| headway (`-m headway`, `headway`, `-c "from headway.cli import main"`) | rehearsals, verbs in containers | same name |
+| headway | rehearsals, verbs run in containers | same name |
 
 Recorded scripts import `headway`, `headway.runtime` and `headway.storage`: these names stay too.
 `plan.json`, `lease.json` and `intent.json` are read by the recorded wheel, which refuses a plan with keys it does not
@@ -46,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINS = [pytest.mark.slow, pytest.mark.torch]
 PATIENCE_S = 240.0
 RESULTS = ("r0.safetensors", "state.json")  # of a checkpoint: weights and optimizer, position and random numbers
+OLD_WORDS = "; world: "  # in the supervisor's first line, and not in today's
 JOB: dict[str, Any] = {
     "name": "phrases",
     "recipe": "translation",
@@ -127,9 +128,8 @@ class Project:
         store = self.run_folder(run).store
         keys = [entry.key for entry in store.list("checkpoints/")]
         last = max(key.split("/")[1] for key in keys if key.endswith("/manifest.json"))
-        found = {
-            name: key for name in RESULTS for key in keys if key.startswith(f"checkpoints/{last}/") and key.endswith(name)
-        }
+        saved = [key for key in keys if key.startswith(f"checkpoints/{last}/")]
+        found = {name: key for name in RESULTS for key in saved if key.endswith(name)}
         assert found.keys() == set(RESULTS), keys
         found["export"] = "export/model.safetensors"
         return {"step": last, **{name: hashlib.sha256(store.read(key)).hexdigest() for name, key in found.items()}}
@@ -157,17 +157,23 @@ def resumed(project: Project, run: str, straight: Mapping[str, str], *words: str
     assert "resume" not in json.loads(project.run_folder(run).store.read("plan.json")), "its wheel would refuse the key"
 
 
+def last_start(project: Project, run: str) -> str:
+    """Return the supervisor's first line of the last attempt."""
+    return [line for line in project.new("logs", run, "--rank", "-1").splitlines() if ": attempt " in line][-1]
+
+
 class OldRuns:
     """What holds on every target that carries the recorded wheel. Subclasses provide `project` and `on`."""
 
     on: str
 
-    def test_a_live_run_is_seen_stopped_and_resumed_to_the_bit(self, project: Project, straight: dict[str, str]) -> None:
+    def test_a_live_run_is_seen_stopped_and_resumed(self, project: Project, straight: dict[str, str]) -> None:
         project.begin("a", on=self.on)
         assert project.status("a")["state"] == "running"
         assert "running" in project.new("ps")
         stopped(project, "a", by=project.new)
         resumed(project, "a", straight)
+        assert OLD_WORDS in last_start(project, "a"), "the recorded wheel went on"
         assert "going on from step" in project.new("logs", "a")
         project.new("down", "a")
 
@@ -175,11 +181,13 @@ class OldRuns:
         project.begin("b", on=self.on)
         stopped(project, "b", by=project.old)
         resumed(project, "b", straight, "--on", "local")
+        assert OLD_WORDS not in last_start(project, "b"), "today's Headway went on"
 
     def test_a_run_begun_here_goes_on_there(self, project: Project, straight: dict[str, str]) -> None:
         project.begin("c")
         stopped(project, "c", by=project.old)
         resumed(project, "c", straight, "--on", self.on)
+        assert OLD_WORDS in last_start(project, "c"), "the recorded wheel went on"
 
     def test_down_leaves_nothing_of_a_live_run(self, project: Project) -> None:
         project.begin("d", on=self.on)

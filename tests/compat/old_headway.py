@@ -6,10 +6,10 @@ processes of the old version are started, and who starts them when today's versi
 
 | module of the old version | started by | today |
 | --- | --- | --- |
-| headway.runtime.worker | supervisor.json, job.sbatch, start.sh, ENTRYPOINT, pods, Vertex AI (boot.py too) | same name |
+| headway.runtime.worker | supervisor.json, job.sbatch, start.sh, ENTRYPOINT, pods, Vertex AI and boot.py | same name |
 | headway.targets.kubernetes.entry | pods: the image's Headway, of any version, fetches the recorded wheel | same name |
 | headway.targets.kubernetes.reaper | the reaper's Job, through `entry` | same name |
-| headway.targets.ssh.guardian | the client that rented a machine; it lives on with the old code | launcher.machine_watcher |
+| headway.targets.ssh.guardian | a client that rents: it lives on with the old code | launcher.machine_watcher |
 | headway.recipes.main | the recorded wheel's supervisor | headway.recipes, by today's supervisor |
 | headway.runtime.loggers.child | the recorded wheel's rank 0 | training.metrics.trackers.worker, by today's rank 0 |
 | headway.ci.trigger | workflow files in users' repositories | same name |
@@ -132,10 +132,17 @@ class Project:
         found = {name: key for name in RESULTS for key in saved if key.endswith(name)}
         assert found.keys() == set(RESULTS), keys
         found["export"] = "export/model.safetensors"
-        return {"step": last, **{name: hashlib.sha256(store.read(key)).hexdigest() for name, key in found.items()}}
+        return {"step": last, **{name: _hash(name, store.read(key)) for name, key in found.items()}}
 
     def attempts(self, run: str) -> list[dict[str, Any]]:
         return [event for event in self.run_folder(run).events() if event["kind"] == "attempt"]
+
+
+def _hash(name: str, body: bytes) -> str:
+    """Hash a file; of the state, all but the versions of the interpreter that wrote it."""
+    if name == "state.json":
+        body = json.dumps({**json.loads(body), "environment": {}}, sort_keys=True).encode()
+    return hashlib.sha256(body).hexdigest()
 
 
 def stopped(project: Project, run: str, by: Callable[..., str]) -> None:

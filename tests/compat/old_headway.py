@@ -89,7 +89,7 @@ class Project:
     def write(self) -> Project:
         self.folder.mkdir(parents=True, exist_ok=True)
         outputs = {"outputs": str(self.folder / "runs")}
-        (self.folder / "headway.yaml").write_text(yaml.safe_dump({**JOB, **outputs, **self.job}))
+        (self.folder / "headway.yaml").write_text(yaml.safe_dump(_without_none({**JOB, **outputs, **self.job})))
         return self
 
     @property
@@ -112,9 +112,9 @@ class Project:
     def run_folder(self, run: str) -> RunFolder:
         return RunFolder(open_store(join(self.outputs, run)))
 
-    def begin(self, run: str, *, on: str = "local") -> None:
+    def begin(self, run: str, *, on: str = "local", more: tuple[str, ...] = ()) -> None:
         """Start a run with the old version; return once it has saved a checkpoint and goes on."""
-        self.old("run", "--name", run, "--on", on, "--detach")
+        self.old("run", "--name", run, "--on", on, "--detach", *more)
         folder = self.run_folder(run)
         eventually(lambda: folder.read_json("checkpoints/last.json") is not None, f"{run} saves", PATIENCE_S)
         assert folder.ended() is None, f"{run} ended before it could be stopped"
@@ -136,6 +136,10 @@ class Project:
 
     def attempts(self, run: str) -> list[dict[str, Any]]:
         return [event for event in self.run_folder(run).events() if event["kind"] == "attempt"]
+
+
+def _without_none(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in job.items() if value is not None}
 
 
 def _hash(name: str, body: bytes) -> str:

@@ -24,6 +24,7 @@ DAEMONS = {
         "test_docker_in_a_bucket.py",
         "test_docker_jupyter.py",
         "test_docker_kills.py",
+        "test_docker_old_runs.py",
         "test_docker_rehearse.py",
         "test_docker_serving.py",
         "test_docker_training.py",
@@ -34,18 +35,20 @@ DAEMONS = {
         "test_cluster_kills.py",
         "test_cluster_moving.py",
         "test_cluster_notebook.py",
+        "test_cluster_old_runs.py",
         "test_cluster_operators.py",
         "test_cluster_training.py",
         "test_cluster_trouble.py",
     ),
     "podman": ("test_podman.py",),
-    "slurm": ("test_slurm.py", "test_slurm_kills.py"),
+    "slurm": ("test_slurm.py", "test_slurm_kills.py", "test_slurm_old_runs.py"),
     "ssh": (
         "test_moving_around.py",
         "test_ssh_bootstrap.py",
         "test_ssh_container.py",
         "test_ssh_kills.py",
         "test_ssh_nodes.py",
+        "test_ssh_old_runs.py",
     ),
 }
 SHARE_DOCKER = (*DAEMONS["docker"], "test_docker_check.py", "test_moving_around.py", "test_ssh_container.py")
@@ -61,6 +64,7 @@ COMMANDS = {
 TRAINING = (
     "tests/chaos/test_kills.py",
     "tests/cli/test_compare.py",
+    "tests/compat/",
     "tests/packaging/test_sources.py::test_a_plan_pins_it",
     "tests/recipes/captioning/test_results.py",
     "tests/recipes/grading/test_score.py",

@@ -148,7 +148,7 @@ def _tidy() -> None:
     """Nothing runs on, and the disk does not fill up: images of tests go, the layers they share stay for next time."""
     for left in docker("ps", "--all", "--quiet", check=False).split():
         docker("rm", "--force", "--volumes", left, check=False)
-    images = docker("images", "--quiet", "--filter", "label=headway._version", check=False).split()
+    images = docker("images", "--quiet", "--filter", "label=headway.version", check=False).split()
     if images:
         docker("rmi", "--force", "--no-prune", *dict.fromkeys(images), check=False)
     docker("image", "prune", "--force", "--filter", "until=48h", check=False)

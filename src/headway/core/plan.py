@@ -103,7 +103,7 @@ class Plan:
     limits: Limits
     environment: Mapping[str, str]  # versions and thread counts that exactness depends on
     price: Mapping[str, Any]  # usd_per_hour, spot_usd_per_hour, expected_usd, ceiling_usd, …: those that are known
-    resume: str = ""  # EXACT, BY_SCRIPT or BEGINNING; empty in plans of older versions, which did not look
+    resume: str = ""  # EXACT, BY_SCRIPT or BEGINNING; empty in older plans, whose wheels refuse the key
     notes: tuple[str, ...] = ()  # what a reader of the plan should know before launching it
     requests: tuple[Request, ...] = field(default=())
 
@@ -117,6 +117,11 @@ class Plan:
         if not self.resume:  # an older plan keeps its bytes, and with them its hash
             del plain["resume"]
         return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @property
+    def resumes(self) -> str:
+        """How the run resumes, also for older plans: a recipe is EXACT; UNKNOWN if only the script's code tells."""
+        return self.resume or (EXACT if self.job.get("recipe") else UNKNOWN)
 
     @property
     def hash(self) -> str:

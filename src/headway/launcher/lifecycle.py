@@ -304,7 +304,6 @@ def resume(
     plan = replace(recorded, job={**recorded.job, "outputs": hold.url.rpartition("/")[0]})
     send_code(plan, also_at=str(recorded.job["outputs"]))
     _free_if_copied(hold.folder)
-    plan = _with_resume(plan, recorded, hold.folder)
     _say_how(hold, plan)
     submission.announce_again(hold.folder, after=newest_attempt(hold.folder))
     try:
@@ -319,19 +318,11 @@ def resume(
     return replace(hold, handle=handle)
 
 
-def _with_resume(plan: Plan, recorded: Plan, folder: RunFolder) -> Plan:
-    """Determine how the script resumes, from the recorded code, if the plan was made by a version that did not."""
-    found = resume_recorded(plan)
-    if found == plan.resume:
-        return plan
-    folder.store.write(PLAN, replace(recorded, resume=found).to_json().encode())
-    return replace(plan, resume=found)
-
-
 def _say_how(hold: RunHandle, plan: Plan) -> None:
     """Tell the user what the next attempt does, if that is less than an exact resume."""
-    if plan.resume != core_plan.EXACT:
-        hold.say(f"{hold.run}: {core_plan.again(plan.resume)}")
+    kind = resume_recorded(plan)
+    if kind != core_plan.EXACT:
+        hold.say(f"{hold.run}: {core_plan.again(kind)}")
 
 
 def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> RunHandle:

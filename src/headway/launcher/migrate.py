@@ -118,8 +118,8 @@ def _replanned(recorded: Plan, job: Job, move: Migration, outputs: str) -> Plan:
         return _planned(recorded, rooted, move, _code(package(rooted)))
     with _unpacked(recorded, outputs) as root:
         made = _planned(recorded, replace(job, root=str(root)), move, recorded.code)
-    # The run continues with the Headway version that began it, if that is still available.
-    return replace(made, headway=recorded.headway)
+    # The recorded wheel continues the run. It refuses a plan with keys that its version does not know.
+    return replace(made, headway=recorded.headway, resume=recorded.resume)
 
 
 def _planned(recorded: Plan, job: Job, move: Migration, code: Any) -> Plan:

@@ -19,7 +19,7 @@ from typing import Final
 
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan, Conflict, NotThere, Problem
-from headway.core.plan import EXACT, UNRESOLVED, Plan
+from headway.core.plan import UNRESOLVED, Plan
 from headway.core.types import Request, Target
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.resume_evidence import kind_in
@@ -115,7 +115,7 @@ def list_code(plan: Plan, folder: RunFolder) -> None:
 
 def resume_recorded(plan: Plan) -> str:
     """Determine how a run resumes if its plan does not say: from its recorded code, which `send_code` has uploaded."""
-    return plan.resume or (EXACT if plan.job.get("recipe") else kind_in(plan, _sent(plan)))
+    return plan.resumes or kind_in(plan, _sent(plan))
 
 
 def _sent(plan: Plan) -> bytes:

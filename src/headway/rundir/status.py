@@ -357,7 +357,7 @@ def next_start(handle: Handle, *, started: bool) -> str:
         return ""
     if plan.resume == BEGINNING and rate_usd(plan) is not None:
         return "; it would start from the beginning, so it is not restarted automatically: headway resume"
-    return f"; {again(plan.resume)}"
+    return f"; {again(plan.resumes)}"
 
 
 def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None = None) -> None:

@@ -12,18 +12,27 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headway.core.errors import FAILED, WORKER_AGAIN, WORKER_DONE, BadInput, HeadwayError, StoreError, Transient
-from headway.core.plan import WEBHOOK, Plan
+from headway.core.errors import (
+    FAILED,
+    WORKER_AGAIN,
+    WORKER_DONE,
+    BadInput,
+    HeadwayError,
+    NotThere,
+    StoreError,
+    Transient,
+)
+from headway.core.plan import UNKNOWN, WEBHOOK, Plan
 from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import Lease, spent_s, spent_usd
 from headway.rundir.teardown import keep_s
-from headway.storage import open_store
+from headway.storage import join, open_store
 from headway.supervisor import rendezvous, restart_policy
 from headway.supervisor.coordinator import Leader
 from headway.supervisor.event_loop import Loop, Signals, StopAsked, StopNow
@@ -109,6 +118,7 @@ def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
     folder = RunFolder(open_store(url))
     text: bytes = _patiently(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
     plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
+    plan = replace(plan, resume=_patiently(loop, lambda: _resume_kind(folder, plan)))
     world = node_world(env, plan)
     shown = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
     echo = StdoutPump(ranks=shown, prefixed=world.size > 1)
@@ -362,6 +372,19 @@ def _plan_text(folder: RunFolder, brought: str | None) -> bytes:
         return Path(brought).read_bytes()
     folder.plan()  # raises if the plan is invalid
     return folder.store.read(PLAN)
+
+
+def _resume_kind(folder: RunFolder, plan: Plan) -> str:
+    """Return how the run resumes: by its plan or, if that is older than the key, by the code beside its folder."""
+    if plan.resumes:
+        return plan.resumes
+    from headway.packaging.resume_evidence import kind_in  # only for scripts of older plans
+
+    try:
+        archive = open_store(join(folder.url.rpartition("/")[0], "code")).read(f"{plan.code.sha256}.tar.gz")
+    except NotThere:
+        return UNKNOWN
+    return kind_in(plan, archive)
 
 
 def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:

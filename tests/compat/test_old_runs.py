@@ -1,0 +1,43 @@
+"""Old runs on this machine: today's Headway sees, stops, resumes, evaluates and exports them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.compat.old_headway import TRAINS, Project, resumed, stopped
+
+pytestmark = TRAINS
+
+
+def test_a_run_that_the_old_version_stopped_goes_on_to_the_bit(project: Project, straight: dict[str, str]) -> None:
+    project.begin("a")
+    stopped(project, "a", by=project.old)
+    resumed(project, "a", straight)
+    assert "going on from step" in project.new("logs", "a")
+    assert "bleu" in project.new("eval", "a")
+    project.new("export", "a", "--to", str(project.folder / "bundle"))
+    assert (project.folder / "bundle" / "bundle.json").exists()
+    project.new("down", "a")
+
+
+def test_a_live_run_is_seen_and_stopped(project: Project, straight: dict[str, str]) -> None:
+    project.begin("b")
+    assert project.status("b")["state"] == "running"
+    assert "running" in project.new("ps")
+    stopped(project, "b", by=project.new)
+    resumed(project, "b", straight)
+
+
+def test_a_live_run_is_taken_down(project: Project, straight: dict[str, str]) -> None:
+    project.begin("c")
+    assert "nothing is left" in project.new("down", "c")
+    assert project.status("c")["state"] == "stopped"
+    resumed(project, "c", straight)
+
+
+def test_a_run_whose_supervisor_was_killed_goes_on_to_the_bit(project: Project, straight: dict[str, str]) -> None:
+    project.begin("d")
+    os.kill((project.run_folder("d").read_json("intent.json") or {})["details"]["pid"], signal.SIGKILL)
+    assert project.status("d")["state"] == "lost"
+    resumed(project, "d", straight)

@@ -1,0 +1,28 @@
+"""Old runs on a real Slurm, whose jobs start the wheel that the run has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compat.old_headway import TRAINS, OldRuns
+from tests.testbed.slurm.cluster import Cluster, lacking
+
+pytestmark = [*TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.config))
+        try:
+            cluster.start()
+            yield
+        finally:
+            cluster.stop()
+
+
+class TestSlurm(OldRuns):
+    on = "slurm"

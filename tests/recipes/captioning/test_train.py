@@ -39,7 +39,7 @@ def test_the_bundle_is_that_of_the_best_epoch(trained: Path) -> None:
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    factor = rise_and_fall(100, 0.1)
+    factor = rise_and_fall(100, 10)
     rates = [factor(step) for step in range(101)]
     assert rates[9] == max(rates) == 1.0
     assert rates[:10] == sorted(rates[:10])

@@ -27,8 +27,8 @@ def test_the_defaults_are_those_people_know() -> None:
 
     cfg = Config()
     assert (cfg.batch_size, cfg.phase1_epochs, cfg.phase2_epochs) == (32, 10, 30)
-    assert (cfg.lr_phase1, cfg.lr_phase2, cfg.lambda_fusion) == (1e-3, 3e-4, 0.7)
-    assert (cfg.alpha_emd, cfg.beta_edge, cfg.beta_center, cfg.use_sampler) == (0.7, 0.05, 0.1, True)
+    assert (cfg.phase1_lr, cfg.phase2_lr, cfg.lambda_fusion) == (1e-3, 3e-4, 0.7)
+    assert (cfg.alpha_emd, cfg.beta_edge, cfg.beta_center, cfg.sampler) == (0.7, 0.05, 0.1, "balanced")
     assert cfg.checkpoint_epochs == 5
 
 

@@ -113,7 +113,7 @@ def test_a_saved_plan_is_not_changed_on_the_way(headway: Headway) -> None:
     headway("plan", "--out", "plan.json")
     said = headway("run", "--plan", "plan.json", "--set", "seed=2")
     assert said.code == BAD_INPUT
-    assert "reviewed" in said.err
+    assert "unchanged" in said.err
 
 
 def test_init_never_replaces_a_file_by_itself(headway: Headway) -> None:

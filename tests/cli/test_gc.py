@@ -128,7 +128,7 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
     said: list[str] = []
     (found,) = look(HERE, say=said.append, patience_s=0.2)
     assert found.verdict == ORPHAN
-    assert "watching" in said[0]
+    assert "waiting" in said[0]
 
     renewals = iter(range(1000))
     read = lease.read
@@ -164,7 +164,7 @@ def test_what_belongs_to_a_colleague_is_shown_and_left_to_them(
         (tmp_path / "runs").rename(tmp_path / "not-to-be-seen-from-here")
     as_another_user(monkeypatch, tmp_path, "bob")
     (found,) = look(HERE)
-    assert (found.verdict, found.why) == (NOT_YOURS, f"belongs to alice@{socket.gethostname()}")
+    assert (found.verdict, found.why) == (NOT_YOURS, f"owned by alice@{socket.gethostname()}")
     said = headway("gc", "-y", "--on", "fake")
     assert said.code == 0, "a colleague's things are no reason for bob's exit code"
     assert "not yours" in said.out

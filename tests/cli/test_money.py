@@ -184,9 +184,9 @@ def test_a_paid_run_is_rehearsed_first_and_a_failure_there_costs_nothing(headway
 
 def test_what_a_run_took_is_shown_against_what_was_expected(headway: Headway, project: Path) -> None:
     first = headway("run", "-y", "--no-rehearse", "--name", "one")
-    assert "took " in first.out
+    assert " finished after " in first.out
     second = headway("run", "-y", "--no-rehearse", "--name", "two", "--set", "budget.usd=5")
-    assert "expected (measured)" in second.out
+    assert "(estimate: " in second.out
     assert "of $5.00" in headway("status", "two").out
     told = json.loads(headway("status", "two", "--json").out)["spent"]
     assert told["budget_usd"] == 5.0

@@ -62,7 +62,7 @@ def test_only_the_bucket_in_another_region_is_named(buckets: Buckets) -> None:
 def test_a_bucket_that_cannot_be_asked_about_stops_nothing(buckets: Buckets) -> None:
     buckets.where.pop("wide")
     lines = elsewhere(JOB, "kubernetes", {"location": "us-east1-c"})
-    assert any("could not be found out: there is no bucket gs://wide" in line for line in lines)
+    assert any("is unknown: there is no bucket gs://wide" in line for line in lines)
 
 
 def test_places_that_are_not_googles_are_not_asked_about(buckets: Buckets) -> None:

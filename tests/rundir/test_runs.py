@@ -95,7 +95,7 @@ def test_a_run_whose_folder_was_deleted_is_passed_over(known: Callable[..., str]
     kept, deleted = known("cap-1"), known("cap-2")
     os.remove(f"{deleted}/{PLAN}")
     assert find("cap").url == find("last").url == kept
-    with pytest.raises(UnknownRun, match="is gone"):
+    with pytest.raises(UnknownRun, match="does not exist"):
         find("cap-2")
 
 
@@ -103,7 +103,7 @@ def test_a_deleted_run_is_never_mistaken_for_one_that_begins_like_it(known: Call
     deleted = known("cap-1")
     known("cap-10")
     os.remove(f"{deleted}/{PLAN}")
-    with pytest.raises(UnknownRun, match="is gone"):
+    with pytest.raises(UnknownRun, match="does not exist"):
         find("cap-1")
 
 

@@ -72,7 +72,7 @@ def test_a_second_writer_of_the_same_attempt_is_an_error(store: Store) -> None:
         writer = SegmentWriter(store, "events", 1)
         writer.add(text)
         if outcome:
-            with pytest.raises(outcome, match="somebody else"):
+            with pytest.raises(outcome, match="another process"):
                 writer.flush()
         else:
             writer.flush()

@@ -67,7 +67,7 @@ def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> 
     again = judge(ending, AttemptHistory(restarts=3), retries=3)
     assert isinstance(again, Restart)
     assert (again.count, again.pause_s, again.free) == (3, 0.0, True)
-    assert "2 parts" in again.reason
+    assert "2 micro-batches" in again.reason
     assert AttemptHistory().with_ending(ending) == AttemptHistory(
         crashes=(None,), parts=2
     )  # no crash that repeats itself

@@ -555,9 +555,9 @@ def test_a_worker_that_is_restarted_after_the_end_does_nothing(make: Make) -> No
     assert case.run() == 0
     assert case.run() == 0
     assert case.log() == ["ran"]
-    assert "has ended already" in case.explain()
+    assert "has already ended" in case.explain()
     idle = case.start(HEADWAY_AFTER_END="idle")
-    eventually(lambda: "has ended already" in idle.printed)
+    eventually(lambda: "has already ended" in idle.printed)
     assert idle.process.poll() is None
     idle.send(signal.SIGTERM)
     assert idle.ends() == 0

@@ -124,7 +124,7 @@ def test_a_node_that_is_killed_is_waited_for_and_joins_again(make: Make) -> None
     gang.start(1)
     assert gang.end() == [0, 0], case.explain()
     assert case.log(1) == ["attempt 1", "attempt 2"]
-    assert "node 1 of 2 is gone" in case.events("restart")[0]["reason"]
+    assert "node 1 of 2 disconnected" in case.events("restart")[0]["reason"]
 
 
 def test_when_node_0_is_killed_the_others_end_their_ranks_and_meet_its_successor(make: Make) -> None:
@@ -278,7 +278,7 @@ def test_another_runs_node_is_refused(gate: tuple[int, SimpleQueue[Any]]) -> Non
     port, posted = gate
     with pytest.raises(rendezvous.ConnectionRejected, match="rendezvous of another run"):
         rendezvous.join("127.0.0.1", port, b"other key", 1, {})
-    with pytest.raises(rendezvous.ConnectionRejected, match="there is no node 3 among 3"):
+    with pytest.raises(rendezvous.ConnectionRejected, match="there is no node 3: the run has 3 nodes"):
         rendezvous.join("127.0.0.1", port, b"key", 3, {})
     assert posted.empty()
 

@@ -234,7 +234,7 @@ def test_what_surrounds_a_local_run_is_not_its_world() -> None:
         ({**PYTORCHJOB, "RANK": "1"}, 3, "RANK=1 and PET_NODE_RANK=2 contradict each other"),
         (TRAINJOB, 2, "PET_NNODES says 4 nodes, the plan says 2"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, 2, "LOCAL_WORLD_SIZE=4 starts several supervisors"),
-        ({**OLD_PYTORCHJOB, "LOCAL_RANK": "0"}, 3, "LOCAL_RANK=0 is for a rank"),
+        ({**OLD_PYTORCHJOB, "LOCAL_RANK": "0"}, 3, "LOCAL_RANK=0 is set for a rank"),
         ({"CLUSTER_SPEC": "{"}, 2, "CLUSTER_SPEC={ is not a cluster spec"),
         ({"CLUSTER_SPEC": "[]"}, 2, "is not a cluster spec"),
         (vertex(task={"type": "workerpool1", "index": 7}), 3, "has no task workerpool1[7]"),

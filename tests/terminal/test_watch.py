@@ -66,7 +66,7 @@ def test_the_panel_shows_the_run_and_ends_with_it(env: dict[str, str]) -> None:
     assert terminal.leave() == FINISHED
     assert "that is all" in terminal.shown
     assert "job finished" in terminal.shown
-    assert "next: headway" in terminal.shown
+    assert "next:" not in terminal.shown, "the folder of this script is on this machine"
 
 
 def test_a_run_that_fails_ends_it_with_that_exit_code(env: dict[str, str]) -> None:

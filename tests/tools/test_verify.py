@@ -213,7 +213,7 @@ def test_a_tensor_of_another_shape_or_none_at_all_is_a_difference() -> None:
     words = {difference.part: difference.words for difference in differences(one, other, 1)}
     assert words["w"] == "float32[2] and float32[3]"
     assert words["only"] == "float32[1] and nothing"
-    assert words["new"] == "nothing and float32[1]"
+    assert words["new"] == "no tensor and float32[1]"
 
 
 def records(*losses: float, **more: list[float]) -> list[dict[str, Any]]:

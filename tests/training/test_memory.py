@@ -61,7 +61,7 @@ def test_batches_are_cut_finer_until_they_fit_and_training_is_the_same(make: Cal
     assert roomy.run() == 0, roomy.explain()
     assert tight.run() == 0, tight.explain()
     restarts = tight.events("restart")
-    assert [event["reason"].rpartition(" in ")[2] for event in restarts] == ["2 parts", "4 parts"]
+    assert [event["reason"].rpartition(" in ")[2] for event in restarts] == ["2 micro-batches", "4 micro-batches"]
     assert [event["step"] for event in tight.events("restored")] == [4, 4]
     losses = [{record["step"]: record["loss"] for record in case.folder.metrics()} for case in (roomy, tight)]
     assert losses[0].keys() == losses[1].keys() == set(range(1, 7))

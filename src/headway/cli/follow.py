@@ -302,14 +302,8 @@ def _live(launched: RunHandle) -> Iterator[Any]:
                 record = _progress(launched)
                 if record:
                     total, done = record.get("steps"), record.get("step", 0)
-                    progress.update(
-                        task,
-                        total=total,
-                        completed=done,
-                        description=where(record),
-                        words=words(record),
-                        visible=True,
-                    )
+                    progress.update(task, total=total, completed=done, description=where(record), visible=True,
+                                    words=words(record))  # fmt: skip
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()

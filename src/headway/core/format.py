@@ -101,7 +101,7 @@ def _expected(price: Mapping[str, Any]) -> dict[str, str]:
 
 def _ceiling(price: Mapping[str, Any]) -> dict[str, str]:
     limit = price.get("ceiling_usd")
-    return {"ceiling": "none: no budget limits this run" if limit is None else f"{usd(limit)}, enforced by the budget"}
+    return {"ceiling": "none: no budget limits this run" if limit is None else f"{usd(limit)}, by the budget"}
 
 
 def _besides(price: Mapping[str, Any]) -> dict[str, str]:

@@ -188,7 +188,7 @@ def rehearse(job: Job, *, say: Say = lambda text: None, longest_s: float = LONGE
     with scratch() as folder, own_index(folder):
         python = environment(job, say) if on == "local" else None  # an image has the job's requirements
         made = _amended(plan(_small(job, python), on=on), folder)
-        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed once, at most {longest_s:.0f} s")
+        say(f"rehearsing: {STEPS} steps of {BATCH} examples, killed and resumed halfway, at most {longest_s:.0f} s")
         hold, trained = _train(made, ends)
         acts += trained
         rate = _rate(hold)

@@ -114,7 +114,7 @@ class Project:
 
     def begin(self, run: str, *, on: str = "local", more: tuple[str, ...] = ()) -> None:
         """Start a run with the old version; return once it has saved a checkpoint and goes on."""
-        self.old("run", "--name", run, "--on", on, "--detach", *more)
+        self.old("run", "--name", run, "--on", on, "--detach", "--yes", "--no-rehearse", *more)
         folder = self.run_folder(run)
         eventually(lambda: folder.read_json("checkpoints/last.json") is not None, f"{run} saves", PATIENCE_S)
         assert folder.ended() is None, f"{run} ended before it could be stopped"
@@ -131,7 +131,8 @@ class Project:
         saved = [key for key in keys if key.startswith(f"checkpoints/{last}/")]
         found = {name: key for name in RESULTS for key in saved if key.endswith(name)}
         assert found.keys() == set(RESULTS), keys
-        found["export"] = "export/model.safetensors"
+        exported = [entry.key for entry in store.list("export") if entry.key.endswith("model.safetensors")]
+        (found["export"],) = exported  # in a bucket, below a folder named by its content
         return {"step": last, **{name: _hash(name, store.read(key)) for name, key in found.items()}}
 
     def attempts(self, run: str) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def stopped(project: Project, run: str, by: Callable[..., str]) -> None:
 
 def resumed(project: Project, run: str, straight: Mapping[str, str], *words: str) -> None:
     """Resume with today's version and compare the result with the run that was never interrupted."""
-    said = project.new("resume", run, *words)
+    said = project.new("resume", run, "--yes", *words)
     found = project.status(run)
     assert found["state"] == "finished", (found, said)
     restored = [event for event in project.run_folder(run).events() if event["kind"] == "restored"]

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from headway.artifacts.compare import compare, read_run
-from headway.artifacts.evaluate import evaluate
+from headway.artifacts.evaluate import evaluate, predict
 from headway.artifacts.export import export_run
-from headway.artifacts.evaluate import predict
 from headway.artifacts.predictor import service_of
 from headway.artifacts.report import as_job_file
 from headway.bundle.format import Bundle, Entry

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import headway
-from headway.cli.dispatch import GROUPS, VERBS, parser_for
+from headway.cli import GROUPS, VERBS
+from headway.cli.dispatch import parser_for
 from headway.core import errors
 from headway.plugins import RECIPES, TARGETS
 

@@ -4,10 +4,60 @@ from __future__ import annotations
 
 import os
 import sys
-
-from headway.cli.dispatch import GROUPS, VERBS
+from typing import NamedTuple
 
 __all__ = ["main"]
+
+# The table of verbs: one line each, with the functions that implement it.
+
+
+class Verb(NamedTuple):
+    summary: str
+    functions: str  # "module:name", which has `name_arguments(parser)` and `name_command(args) -> int`
+
+
+VERBS = {
+    "ci": Verb("write the pipeline that trains when a commit says !train!", "headway.cli.setup:ci"),
+    "compare": Verb("compare runs: metrics with confidence intervals, settings, curves", "headway.cli.model:compare"),
+    "completion": Verb("print the shell completion script", "headway.cli.dispatch:completion"),
+    "data": Verb("prepare, inspect or verify a data set", "headway.cli.data:data"),
+    "deploy": Verb("deploy a model to Cloud Run or Vertex AI, or remove it", "headway.cli.serve:deploy"),
+    "doctor": Verb("check this machine and print the command for what is missing", "headway.cli.verify:doctor"),
+    "down": Verb("stop a run and remove all it created, except its folder", "headway.cli.stop:stop"),
+    "eval": Verb("evaluate a run's model on held-out data and write a report", "headway.cli.model:eval"),
+    "export": Verb("export a bundle: all that is needed to use the model", "headway.cli.model:export"),
+    "gc": Verb("find and remove what runs left behind, on all targets", "headway.cli.stop:gc"),
+    "image": Verb("print, build or push the container image of a job", "headway.cli.setup:image"),
+    "infra": Verb("print the Terraform that sets up a cloud project", "headway.cli.setup:infra"),
+    "init": Verb("write a commented headway.yaml to start from", "headway.cli.run:init"),
+    "logs": Verb("print a run's log", "headway.cli.follow:logs"),
+    "notebook": Verb("open Jupyter on a run's machine in your browser", "headway.cli.inspect:notebook"),
+    "plan": Verb("show what `run` would do, without doing it", "headway.cli.run:plan"),
+    "predict": Verb("run a model on your own inputs", "headway.cli.model:predict"),
+    "prices": Verb("list the hourly prices of accelerators, by region", "headway.cli.setup:prices"),
+    "ps": Verb("list runs, newest first", "headway.cli.inspect:ps"),
+    "pull": Verb("copy a run's folder, or part of it, to this machine", "headway.cli.inspect:pull"),
+    "resume": Verb("resume a run from its last checkpoint", "headway.cli.run:resume"),
+    "run": Verb("train on this machine or on a target of the job file", "headway.cli.run:run"),
+    "score": Verb("score captions, grades, classes or translations in files", "headway.cli.model:score"),
+    "serve": Verb("serve a model over HTTP, with a page to try it", "headway.cli.serve:serve"),
+    "status": Verb("show a run's status", "headway.cli.inspect:status"),
+    "stop": Verb("stop a run after a checkpoint, so that it can be resumed", "headway.cli.stop:stop"),
+    "ui": Verb("show all runs in a browser: curves, logs, comparison", "headway.cli.inspect:ui"),
+    "verify-resume": Verb("check that a killed and resumed run ends the same", "headway.cli.verify:verify_resume"),
+    "watch": Verb("watch a run in the terminal: curves, speed, time left, cost", "headway.cli.follow:watch"),
+    "why": Verb("explain why a run failed and how to fix it", "headway.cli.inspect:why"),
+}
+
+GROUPS = {
+    "Start": ["init", "prices", "plan", "image", "run"],
+    "Watch": ["ps", "status", "watch", "logs", "ui", "notebook", "why"],
+    "Stop and resume": ["stop", "resume", "down", "gc"],
+    "Use the model": ["eval", "compare", "export", "predict", "serve", "deploy", "pull"],
+    "Data and scores": ["data", "score"],
+    "Set up": ["infra", "ci"],
+    "This machine": ["doctor", "verify-resume", "completion"],
+}
 
 
 def main(argv: list[str] | None = None) -> int:

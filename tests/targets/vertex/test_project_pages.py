@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway import cli
-from headway.cli.dispatch import VERBS, parser_for
+from headway.cli import VERBS
+from headway.cli.dispatch import parser_for
 from headway.cli.options import DEFAULT
 
 ROOT = Path(__file__).parents[3]

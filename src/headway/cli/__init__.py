@@ -68,7 +68,10 @@ def main(argv: list[str] | None = None) -> int:
 
         complete()
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        try:
+            print(usage(), flush=True)
+        except BrokenPipeError:  # `headway --help | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if words[0] in ("-V", "--version"):
         from headway._version import __version__

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.planning import plan
 from headway.plugins import RECIPES
 from headway.spec import load
 
@@ -17,6 +18,19 @@ JOBS = sorted(path for path in EXAMPLES.rglob("*.yaml"))
 def test_an_example_is_a_job(path: Path) -> None:
     job = load(path)
     assert job.recipe is None or job.recipe in RECIPES
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_an_example_is_planned_on_each_of_its_targets(path: Path, tmp_path: Path) -> None:
+    """With drawn data, and without a share: neither the pictures nor the mounts that an example names are here."""
+    given = load(path)
+    changes = ["data={}"] if given.recipe else []
+    changes += [f"targets.{name}.share=null" for name, entry in given.targets.items() if entry.options.get("share")]
+    changes += [] if "://" in given.outputs else [f"outputs={tmp_path}"]
+    job = load(path, set=changes)
+    for name in [name for name in job.targets if name != "local"] or ["local"]:
+        made = plan(job, on=name)
+        assert made.job["config"] == job.config
 
 
 @pytest.mark.parametrize("name", ["translation", "leaves"])

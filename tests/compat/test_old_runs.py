@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 from tests.compat.old_headway import TRAINS, Project, resumed, stopped
+from tests.contract.counting import COUNT, count_to, write_counting
+from tests.contract.suite import eventually
 
 pytestmark = TRAINS
 
@@ -41,3 +46,19 @@ def test_a_run_whose_supervisor_was_killed_goes_on_to_the_bit(project: Project, 
     os.kill((project.run_folder("d").read_json("intent.json") or {})["details"]["pid"], signal.SIGKILL)
     assert project.status("d")["state"] == "lost"
     resumed(project, "d", straight)
+
+
+def test_a_script_of_an_older_plan_is_judged_by_its_recorded_code(
+    tmp_path: Path, old_src: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    job = {"recipe": None, "script": COUNT, "args": ["8", "0.01", "4"], "config": None, "data": None}
+    project = Project(folder=write_counting(tmp_path / "project"), old_src=old_src, job=job).write()
+    project.old("run", "--name", "e", "--detach")
+    eventually(lambda: "counted 4" in project.new("logs", "e"), "it counts")
+    project.old("stop", "e")
+    said = project.new("resume", "e")
+    words = "its files are restored, and whether it goes on from them is the script's to decide"
+    assert said.count(words) == 2, said  # by the client, and by the supervisor
+    printed = [line.partition("counted ")[2] for line in project.new("logs", "e").splitlines() if "counted " in line]
+    assert printed == [line.removeprefix("counted ") for line in count_to(8)[:-1]]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compat.old_headway import TRAINS, OldRuns
+from tests.compat.old_headway import PATIENCE_S, TRAINS, OldRuns, Project, resumed, stopped
+from tests.contract.suite import eventually
 from tests.testbed.slurm.cluster import Cluster, lacking
 
 pytestmark = [*TRAINS, pytest.mark.skipif(bool(lacking()), reason=f"no Slurm here: {lacking()}")]
@@ -26,3 +27,14 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 class TestSlurm(OldRuns):
     on = "slurm"
+
+    def test_the_recorded_wheel_goes_on_from_a_checkpoint_of_today(
+        self, project: Project, straight: dict[str, str]
+    ) -> None:
+        project.begin("e")
+        stopped(project, "e", by=project.old)
+        before = project.status("e")["checkpoint"]
+        project.new("resume", "e", "--detach")
+        eventually(lambda: project.status("e")["checkpoint"] > before, "it saves again", PATIENCE_S)
+        stopped(project, "e", by=project.new)
+        resumed(project, "e", straight, "--on", "slurm")

@@ -325,8 +325,9 @@ def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_a
 
 
 def _last_started(events: list[dict[str, Any]]) -> int:
-    """Return the newest attempt whose ranks were started, or 0."""
-    return max((event["attempt"] for event in events if event["kind"] == "started"), default=0)
+    """Return the newest attempt whose ranks were started, or 0. Older versions recorded only that ranks exited."""
+    kinds = ("started", "rank_exit")
+    return max((event["attempt"] for event in events if event["kind"] in kinds), default=0)
 
 
 def _submitted_after(folder: RunFolder) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.core.platform import TIMING
 from headway.rundir.layout import PLAN, RunFolder
 from headway.spec import Cadence, Checkpoint, Job, Secret, dump
 from headway.storage import open_store
@@ -28,11 +29,8 @@ GRACE_S = 8.0
 
 # Short pauses, so that time goes into training; nothing is switched off.
 QUICK = {
-    "HEADWAY_RENEW_S": "0.3",
-    "HEADWAY_RESTART_PAUSE_S": "0",
-    "HEADWAY_MIRROR_S": "0.5",
-    "HEADWAY_HALT_S": "2",
-    "HEADWAY_SAME_STEP_CRASHES": "1000",  # the driver kills at one step again and again, which a bug would not survive
+    # The driver kills at one step again and again, which a bug would not survive.
+    TIMING: "renew=0.3,restart_pause=0,mirror=0.5,halt=2,same_step_crashes=1000",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.case import IMPORTS, REPOSITORY, Case, Place
+from headway.core.platform import TIMING, timing_with
+from tests.chaos.case import IMPORTS, QUICK, REPOSITORY, Case, Place
 from tests.chaos.injected import WORD
 from tests.servers.loopback import Answer, Fault, LoopbackServer, Request
 
@@ -27,7 +28,8 @@ def short_case(tmp: Path, place: Place, ranks: int = 1, *, fault: dict[str, Any]
         "CHAOS_ROOT": str(REPOSITORY),
         "CHAOS_WRITES": str(tmp / "writes.log"),
         "CHAOS_FAULT": json.dumps(fault or {}),
-        "HEADWAY_RENEW_S": "10",  # beats come by the clock and are all alike: the fewer, the more the rest is tried
+        # Beats come by the clock and are all alike: the fewer, the more the rest is tried.
+        TIMING: timing_with(QUICK, renew=10),
         "PYTHONPATH": f"{HOOKS}:{IMPORTS}",
     }
     return Case(tmp=tmp, place=place, ranks=ranks, canary=f"canary-of-{tmp.name}", config=dict(SHORT), env=env)

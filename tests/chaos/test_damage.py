@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_word(tmp_path: Path
 def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
     case = supervised.make_case(tmp_path, 'mark("began")')
     mount = 'mount --bind "$1" "$1"; mount -o remount,ro,bind "$1"; exec "$2" -m headway.runtime.worker --run "$1"'
-    done = in_a_namespace(f"export HEADWAY_RENEW_S=0.2; {mount}", case.url, sys.executable)
+    done = in_a_namespace(f"export HEADWAY_TIMING=renew=0.2; {mount}", case.url, sys.executable)
     assert done.returncode == 1, done.stderr
     told = done.stdout + done.stderr
     assert "Read-only file system" in told

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.plan import Code, Limits, Plan
+from headway.core.platform import TIMING
 from headway.rundir.layout import PLAN, RunFolder
 from headway.storage import open_store
 
@@ -171,9 +172,7 @@ def make_case(tmp: Path, script: str, *, name: str = "run", **changes: Any) -> C
         "HEADWAY_CODE_DIR": str(code),
         "HEADWAY_RUN": name,
         "HEADWAY_WORK_DIR": str(tmp),
-        "HEADWAY_RENEW_S": "0.3",
-        "HEADWAY_RESTART_PAUSE_S": "0.05",
-        "HEADWAY_MIRROR_S": "0.3",
+        TIMING: "renew=0.3,restart_pause=0.05,mirror=0.3",
     }
     return Case(tmp=tmp, plan=plan, url=url, env=env)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.platform import timing_with
 from headway.rundir import lease
 from headway.rundir.layout import INTENT, PROGRESS, STOP
 from tests.supervisor.supervised import Case, alive, cases, eventually
@@ -171,7 +172,7 @@ def test_a_crash_of_a_silent_rank_is_placed_by_the_step_of_the_others(make: Make
         processes=2,
         job={"retries": 3},
     )
-    supervisor = case.start(HEADWAY_HALT_S="5")
+    supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, halt=5))
     eventually(lambda: len(case.events("attempt")) == 4, case.explain)
     assert [event["place"] for event in case.events("rank_exit") if event.get("first")] == [41, 42, 43]
     supervisor.send(signal.SIGTERM)
@@ -203,7 +204,7 @@ def test_a_rank_that_does_not_end_beside_a_failed_one_is_killed(make: Make) -> N
         processes=2,
         job={"retries": 0},
     )
-    assert case.run(HEADWAY_HALT_S="0.3") == 1
+    assert case.run(HEADWAY_TIMING=timing_with(case.env, halt=0.3)) == 1
     assert case.ended["reason"].startswith("rank 0 exited with code 5")
 
 
@@ -274,7 +275,7 @@ def test_signals_that_come_together_are_one_request(make: Make) -> None:
 
 def test_a_rank_that_was_told_to_stop_behind_our_back_stops_the_run(make: Make) -> None:
     case = make("on_term(); mark(f'up-{RANK}'); wait()", processes=2)
-    supervisor = case.start(HEADWAY_HALT_S="0.2")
+    supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, halt=0.2))
     pids = [case.marked(f"up-{rank}") for rank in (0, 1)]
     os.kill(pids[1], signal.SIGTERM)
     assert supervisor.ends() == 143
@@ -301,7 +302,7 @@ def test_a_stop_that_was_asked_before_the_start_starts_nothing(make: Make) -> No
 
 def test_a_stop_during_the_pause_before_a_restart_is_heeded(make: Make) -> None:
     case = make("mark('up'); sys.exit(1)")
-    supervisor = case.start(HEADWAY_RESTART_PAUSE_S="3600")
+    supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, restart_pause=3600))
     eventually(lambda: case.events("restart"), case.explain)
     supervisor.send(signal.SIGTERM)
     assert supervisor.ends() == 143
@@ -472,7 +473,7 @@ if "--run" in sys.orig_argv:
     mirror.Mirror.sync = sync
 """,
     )
-    assert case.run(PYTHONPATH=path, HEADWAY_FLUSH_S="1") == 1
+    assert case.run(PYTHONPATH=path, HEADWAY_TIMING=timing_with(case.env, flush=1)) == 1
     assert not alive(case.marked("up"))
     assert "the mirror thread failed" in case.ended["reason"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.platform import timing_with
 from headway.rundir.layout import segments
 from tests.supervisor.supervised import Case, alive, cases, eventually
 
@@ -208,7 +209,7 @@ def test_training_goes_on_while_the_store_is_down_and_nothing_is_lost(make: Make
 
 def test_an_end_that_the_store_does_not_take_asks_to_be_started_again(make: Make) -> None:
     case = make("mark('up'); wait('go')")
-    supervisor = case.start(HEADWAY_FLUSH_S="0.5")
+    supervisor = case.start(HEADWAY_TIMING=timing_with(case.env, flush=0.5))
     case.marked("up")
     eventually(lambda: case.events("attempt"))
     run, away = Path(case.url), case.tmp / "away"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.platform import timing_with
 from headway.supervisor import rendezvous
 from tests.supervisor.supervised import PATIENCE_S, Case, Supervisor, alive, cases, eventually
 
@@ -172,7 +173,7 @@ def test_a_node_that_never_came_is_named(make: Make) -> None:
     case = make("mark('up')", nodes=4)
     gang = Gang(case, 0)
     gang.nodes = 4
-    leader = case.start(**gang.env(0), HEADWAY_PEERS_S="2")
+    leader = case.start(**gang.env(0), HEADWAY_TIMING=timing_with(case.env, peers=2))
     third = case.start(**gang.env(3))
     assert leader.ends() == 1
     assert third.ends() == 1
@@ -184,7 +185,7 @@ def test_a_node_that_waits_for_node_0_in_vain_says_so_and_asks_to_be_started_aga
     case = make("", nodes=2)
     gang = Gang(case, 0)
     gang.nodes = 2
-    member = case.start(**gang.env(1), HEADWAY_PEERS_S="0.5")
+    member = case.start(**gang.env(1), HEADWAY_TIMING=timing_with(case.env, peers=0.5))
     assert member.ends() == 143
     assert f"node 0 did not join: waited 0.5 s for 127.0.0.1:{gang.port + 1}" in member.printed
     assert "refused" in member.printed

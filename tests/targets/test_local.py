@@ -105,7 +105,7 @@ class TestLocal(TargetContract):
     def test_a_killed_rank_is_started_again_and_the_run_goes_on(
         self, start: Callable[..., RunHandle], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("HEADWAY_RESTART_PAUSE_S", "0.1")
+        monkeypatch.setenv("HEADWAY_TIMING", "restart_pause=0.1")
         hold = self.running(start(WAITS, retries=1))
         ranks(hold)[0].send(signal.SIGKILL)
         eventually(lambda: len(self.texts(hold)) == 2, "the rank prints again")

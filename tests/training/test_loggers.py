@@ -102,7 +102,7 @@ def scene(tmp_path: Path) -> Scene:
 def _nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever runs the tests may be logged in somewhere."""
     for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE",
-                 "WANDB_PROJECT", "HEADWAY_IMAGE"):  # fmt: skip
+                 "WANDB_PROJECT"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

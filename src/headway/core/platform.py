@@ -1,9 +1,15 @@
-"""Headway's state folder. It holds only what can be made again (run index, packaged code), never a run's only copy."""
+"""Headway's state folder, identities of processes, and the variable HEADWAY_TIMING.
+
+The state folder holds only what can be made again (run index, packaged code), never a run's only copy.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+
+from headway.core.errors import BadInput
 
 
 def home() -> Path:
@@ -50,3 +56,49 @@ def environment(pid: int) -> dict[str, str] | None:
         return None
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"HEADWAY_"))
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+# HEADWAY_TIMING=renew=1,halt=0.5 sets intervals and limits of the supervisor and of the Kubernetes target, for tests
+# and for unusual environments. docs/environment.md says what each name means; its readers hold the defaults.
+
+
+TIMING = "HEADWAY_TIMING"
+_TIMING_NAMES: Mapping[str, type[float] | type[int]] = {
+    "renew": float,
+    "restart_pause": float,
+    "mirror": float,
+    "peers": float,
+    "flush": float,
+    "halt": float,
+    "same_step_crashes": int,
+    "reaper_poll": float,
+    "reaper_wait": float,
+    "fuse": int,
+}
+
+
+def timing(env: Mapping[str, str]) -> dict[str, float]:
+    """Return what HEADWAY_TIMING sets. Raises BadInput for an unknown name or a value that is not a positive number."""
+    return dict(_timing_of(item.strip()) for item in str(env.get(TIMING, "")).split(",") if item.strip())
+
+
+def timing_with(env: Mapping[str, str], **changes: float) -> str:
+    """Return the value of HEADWAY_TIMING that sets `changes` beside what `env` sets already."""
+    return ",".join(f"{name}={value:g}" for name, value in {**timing(env), **changes}.items())
+
+
+def _timing_of(item: str) -> tuple[str, float]:
+    name, _, text = item.partition("=")
+    if name not in _TIMING_NAMES:
+        raise BadInput(
+            f"{TIMING} has no {name!r}", where=TIMING, fix=f"set NAME=NUMBER,… with {', '.join(_TIMING_NAMES)}"
+        )
+    kind = _TIMING_NAMES[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < float("inf"):
+        wanted = "a whole number" if kind is int else "a number of seconds"
+        raise BadInput(f"{TIMING}: {name} is {text!r}, not {wanted}", where=TIMING, fix=f"set {TIMING}={name}=10, say")
+    return name, value

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
-from headway.core.platform import home
+from headway.core.platform import TIMING, home, timing_with
 from headway.pricing.estimate import (
     REHEARSAL,
     PastRun,
@@ -286,7 +286,8 @@ def _absolute(parts: Mapping[str, tuple[Source, ...]], root: Path) -> dict[str, 
 def _amended(made: Plan, folder: Path) -> Plan:
     from headway import targets
 
-    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER), "HEADWAY_RESTART_PAUSE_S": "0"}
+    env = {**made.job["env"], LIMIT: str(STEPS), DEATH: str(DIES_AFTER)}
+    env[TIMING] = timing_with(env, restart_pause=0)
     amended = replace(made, job={**made.job, "outputs": str(folder / "runs"), "env": env})
     return replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
 

@@ -34,7 +34,7 @@ class RunTakenOver(HeadwayError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Intervals and time limits, set by HEADWAY_* variables in tests and in unusual environments."""
+    """Intervals and time limits, set by HEADWAY_TIMING in tests and in unusual environments."""
 
     renew_s: float = 10.0
     first_pause_s: float = 1.0

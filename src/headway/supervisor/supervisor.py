@@ -20,13 +20,13 @@ from headway.core.errors import (
     FAILED,
     WORKER_AGAIN,
     WORKER_DONE,
-    BadInput,
     HeadwayError,
     NotThere,
     StoreError,
     Transient,
 )
 from headway.core.plan import UNKNOWN, WEBHOOK, Plan
+from headway.core.platform import timing
 from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
@@ -416,22 +416,16 @@ def _nap(loop: Loop, seconds: float) -> None:
 
 
 def _settings(env: Mapping[str, str]) -> Settings:
-    names = {
-        "renew_s": "HEADWAY_RENEW_S",
-        "first_pause_s": "HEADWAY_RESTART_PAUSE_S",
-        "mirror_s": "HEADWAY_MIRROR_S",
-        "peers_s": "HEADWAY_PEERS_S",
-        "flush_s": "HEADWAY_FLUSH_S",
-        "halt_s": "HEADWAY_HALT_S",
-        "same_place": "HEADWAY_SAME_STEP_CRASHES",
+    fields = {
+        "renew": "renew_s",
+        "restart_pause": "first_pause_s",
+        "mirror": "mirror_s",
+        "peers": "peers_s",
+        "flush": "flush_s",
+        "halt": "halt_s",
+        "same_step_crashes": "same_place",
     }
-    chosen: dict[str, Any] = {}
-    for field, name in names.items():
-        if name in env:
-            try:
-                chosen[field] = int(env[name]) if field == "same_place" else float(env[name])
-            except ValueError:
-                raise BadInput(f"{name}={env[name]} is not a number", where=name) from None
+    chosen: dict[str, Any] = {fields[name]: value for name, value in timing(env).items() if name in fields}
     return Settings(**chosen)
 
 

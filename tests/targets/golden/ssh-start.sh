@@ -13,8 +13,8 @@ sudo mount /data
 cd "$HEADWAY_CODE_DIR" || exit
 
 # -- an environment, made once for these very requirements: by uv, which also brings the Python, or by pip
-env="$HEADWAY_ENVS/KEY"
-mkdir -p "$HEADWAY_ENVS" && exec 9> "$env.lock" && flock 9
+env="$HEADWAY_DIR/envs/KEY"
+mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
   rm -rf "$env"
   PATH="$PATH:$HOME/.local/bin"

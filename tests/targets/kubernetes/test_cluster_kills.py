@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 NAMESPACES = {"statefulset": "kills", **dict.fromkeys(operators.CRDS, operators.NAMESPACE)}
 FIRST_OF_THE_CLUSTERS = 30  # of the requests of a start: those before are the same for every engine
 # For fuses and reapers, which are else in no hurry. The fuse is far longer than a start of one client takes.
-SOON = {"HEADWAY_LOOK_S": "1", "HEADWAY_BIRTH_S": "20", "HEADWAY_FUSE_S": "30"}
+SOON = {"HEADWAY_TIMING": "reaper_poll=1,reaper_wait=20,fuse=30"}
 
 
 @pytest.fixture

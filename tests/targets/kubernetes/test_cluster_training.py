@@ -44,7 +44,7 @@ def job_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             return Job(
                 **{
                     **shared,
-                    "env": {**shared["env"], "OMP_NUM_THREADS": "1", "HEADWAY_FUSE_S": "60"},
+                    "env": {**shared["env"], "OMP_NUM_THREADS": "1", "HEADWAY_TIMING": "fuse=60"},
                     "name": "train",
                     "script": "train.py",
                     "config": {"pause_s": pause_s},

@@ -151,8 +151,8 @@ def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_
 
 
 def test_a_fuse_of_no_number_of_seconds_is_refused() -> None:
-    with pytest.raises(BadInput, match="HEADWAY_FUSE_S is 'soon'"):
-        rendered(Options(), env={"HEADWAY_FUSE_S": "soon"})
+    with pytest.raises(BadInput, match="HEADWAY_TIMING: fuse is 'soon'"):
+        rendered(Options(), env={"HEADWAY_TIMING": "fuse=soon"})
 
 
 @EVERY

@@ -103,9 +103,7 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
             **everywhere,
             "GCE_METADATA_HOST": host,
             "GCE_METADATA_IP": host,
-            "HEADWAY_RENEW_S": "0.3",
-            "HEADWAY_RESTART_PAUSE_S": "0.1",
-            "HEADWAY_PEERS_S": "30",
+            "HEADWAY_TIMING": "renew=0.3,restart_pause=0.1,peers=30",
         }
         _hurry(monkeypatch)
         yield Cloud(gcs=gcs, auth=auth, vertex=vertex, secrets=secrets, folder=folder)

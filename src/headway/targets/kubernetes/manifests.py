@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import BadInput
 from headway.core.plan import RUN
+from headway.core.platform import timing
 from headway.core.types import Request
 from headway.targets.kubernetes import pod, pytorchjob, statefulset, trainjob
 from headway.targets.kubernetes.options import FUSE_UID, Options, Trainer, metadata, owned_by
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 FUSE, START = "fuse.json", "start.patch.json"
 NAME = f"{RUN}-fuse"
-BURNS_S = 600  # far longer than any client needs; HEADWAY_FUSE_S in the job's `env` overrides it
+BURNS_S = 600  # far longer than any client needs; `fuse` in the job's HEADWAY_TIMING overrides it
 
 
 def laid(plan: Plan, options: Options, first: Request, others: list[Request], start: Object) -> list[Request]:
@@ -77,10 +77,7 @@ def _job(plan: Plan, options: Options) -> Object:
 
 
 def _burns_s(plan: Plan) -> int:
-    asked = str(plan.job.get("env", {}).get("HEADWAY_FUSE_S", BURNS_S))
-    if not asked.isdecimal():
-        raise BadInput(f"HEADWAY_FUSE_S is {asked!r}, not a number of seconds", where="env", fix="leave it out: 600")
-    return int(asked)
+    return int(timing(plan.job.get("env", {})).get("fuse", BURNS_S))
 
 
 WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}

@@ -19,6 +19,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError, UnknownRun
+from headway.core.platform import timing
 from headway.core.types import State
 from headway.targets.kubernetes import client, kubeconfig
 from headway.targets.kubernetes.client import ApiError, Client, Forbidden, Object
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 LOOK_S = 10.0
-BIRTH_S = 600.0  # wait for a StatefulSet or a permission that is not there yet; HEADWAY_BIRTH_S overrides it
+BIRTH_S = 600.0  # wait for a StatefulSet or a permission that is not there yet; HEADWAY_TIMING may override it
 FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
@@ -51,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     watched = _arguments(arguments)
     use_secrets(os.environ)
     api = Client(access=kubeconfig.in_pod())
-    look_s = float(os.environ.get("HEADWAY_LOOK_S", LOOK_S))
-    birth_s = float(os.environ.get("HEADWAY_BIRTH_S", BIRTH_S))
-    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say, birth_s=birth_s)
+    chosen = timing(os.environ)
+    look_s = chosen.get("reaper_poll", LOOK_S)
+    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say, birth_s=chosen.get("reaper_wait"))
 
 
 def guard(

@@ -320,9 +320,6 @@ def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) 
         "HEADWAY_SPOOL": f"{place}/spool",
         "HEADWAY_PLAN_FILE": f"{place}/{PLAN_FILE}",
         "HEADWAY_PLACE": place,
-        "HEADWAY_ENVS": f"{where.dir}/envs",
-        "HEADWAY_DATA": f"{where.dir}/data",
-        "HEADWAY_FOLDERS": f"{where.dir}/runs",
         "PYTHONPATH": f"{place}/headway",  # the Headway that made the plan, whatever version the interpreter has
         "PYTHONUNBUFFERED": "1",
     }

@@ -116,9 +116,9 @@ def _limits(plan: Plan) -> str:
 
 def _volumes(plan: Plan, options: Options) -> list[str]:
     """Return the mounts for the plan's paths: the run folder, uploaded data, and data already on the host."""
-    words = ['--volume "$HEADWAY_FOLDERS:$HEADWAY_FOLDERS"'] if is_here(options, str(plan.job["outputs"])) else []
+    words = ['--volume "$HEADWAY_DIR/runs:$HEADWAY_DIR/runs"'] if is_here(options, str(plan.job["outputs"])) else []
     if any(is_here(options, source) for source in plan.data):
-        words.append('--volume "$HEADWAY_DATA:$HEADWAY_DATA:ro"')
+        words.append('--volume "$HEADWAY_DIR/data:$HEADWAY_DIR/data:ro"')
     shared = [str(plan.job["outputs"]), *plan.data]
     for source in sorted(
         {str(local_path(each)) for each in shared if not is_here(options, each) and "://" not in each}
@@ -137,8 +137,8 @@ cd "$HEADWAY_CODE_DIR" || fail "no $HEADWAY_CODE_DIR"
 
 LENT = r"""
 # -- requirements: into an environment on top of the interpreter's own packages, made once for these very ones
-env="$HEADWAY_ENVS/{key}"
-mkdir -p "$HEADWAY_ENVS" && exec 9> "$env.lock" && flock 9
+env="$HEADWAY_DIR/envs/{key}"
+mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
   rm -rf "$env"
   "$python" -m venv --system-site-packages "$env" || fail "no virtual environment could be made with $python"
@@ -155,8 +155,8 @@ python="$env/bin/python"
 
 MADE = r"""
 # -- an environment, made once for these very requirements: by uv, which also brings the Python, or by pip
-env="$HEADWAY_ENVS/{key}"
-mkdir -p "$HEADWAY_ENVS" && exec 9> "$env.lock" && flock 9
+env="$HEADWAY_DIR/envs/{key}"
+mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
 if [ ! -e "$env/ready" ]; then
   rm -rf "$env"
   PATH="$PATH:$HOME/.local/bin"

@@ -182,7 +182,7 @@ def tracked(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInf
 def facts(plan: Plan) -> dict[str, Any]:
     """Return the exact provenance of a run's numbers. Contains no secrets, because a plan has none."""
     job = plan.job
-    image = os.environ.get("HEADWAY_IMAGE") or (job.get("image") or {}).get("uri")
+    image = (job.get("image") or {}).get("uri")
     program = [f"recipe {job['recipe']}"] if job.get("recipe") else [str(job.get("script")), *map(str, job["args"])]
     return {
         "image": image,

@@ -38,7 +38,7 @@ def place(hold: RunHandle) -> Path:
 
 
 def supervisor(hold: RunHandle) -> local_processes.Process:
-    found = local_processes.recorded(place(hold))
+    found = local_processes.read_supervisor(place(hold))
     assert found is not None
     return found
 
@@ -81,7 +81,9 @@ class TestLocal(TargetContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local_processes, "_record", no_space)  # the process runs, and its pid file cannot be written
+            patch.setattr(
+                local_processes, "_write_pid_file", no_space
+            )  # the process runs, and its pid file cannot be written
             yield
 
     def lines_about_a_secret(self) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def test_the_gentle_go_at_once_and_the_stubborn_by_force(spawn: Spawn, of: Listi
 
 def test_what_goes_by_itself_is_not_asked(spawn: Spawn, of: Listing) -> None:
     leaving = spawn("import time; print('up', flush=True); time.sleep(0.3)")
-    take_down("r", of, ask_after_s=60, grace_s=0)
+    take_down("r", of, signal_after_s=60, grace_s=0)
     assert leaving.wait() == 0
 
 

@@ -86,10 +86,10 @@ def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
 def _code(args: argparse.Namespace) -> None:
     from headway.packaging.code import unpack
     from headway.storage import open_store
-    from headway.targets.local.processes import translated
+    from headway.targets.local.processes import map_os_errors
 
     body = open_store(args.source).read(f"{args.code}.tar.gz")
-    with translated(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
+    with map_os_errors(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
         copy.write(body)
         copy.flush()
         unpack(Path(copy.name), args.code, Path(args.code_dir))
@@ -97,12 +97,12 @@ def _code(args: argparse.Namespace) -> None:
 
 def _wheel(args: argparse.Namespace) -> None:
     from headway.storage import open_store
-    from headway.targets.local.processes import translated
+    from headway.targets.local.processes import map_os_errors
 
     body = open_store(args.source).read(args.wheel)
     if hashlib.sha256(body).hexdigest() != args.wheel_sha256:
         raise BadPlan(f"{args.wheel} is not the one that was planned", where=args.source, fix="headway plan")
-    with translated(Path(args.wheel_dir)), zipfile.ZipFile(io.BytesIO(body)) as content:
+    with map_os_errors(Path(args.wheel_dir)), zipfile.ZipFile(io.BytesIO(body)) as content:
         content.extractall(args.wheel_dir)
 
 

@@ -100,8 +100,8 @@ _ORDERS = ("SBATCH_", "SLURM_", "SRUN_")  # the last two: from an allocation tha
 def lay_ready(plan: Plan, place: Path) -> None:
     """Stage the code, Headway, the secrets and one folder per node in the shared folder."""
     outputs = str(plan.job["outputs"])
-    with processes.translated(place):
-        processes.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
+    with processes.map_os_errors(place):
+        processes.unpack_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
         (place / "code").mkdir(exist_ok=True)  # a recipe has none
         _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
         (place / "spool").mkdir(exist_ok=True)
@@ -117,10 +117,10 @@ def submit(plan: Plan, run: str, place: Path, text: str, options: Options, ask: 
     us = owner()
     for mark, value in ((sbatch.EXPIRES, expires), (OWNER, us.id), (OWNER_NAME, quote(us.name, safe="@"))):
         text = text.replace(mark, value, 1)  # the job's comment precedes any text of the user's
-    text = processes.named(text, run)
+    text = processes.fill_run_name(text, run)
     number = ""
     try:
-        with processes.translated(place):
+        with processes.map_os_errors(place):
             (place / sbatch.EXIT).unlink(missing_ok=True)
             (place / sbatch.SCRIPT).write_text(text, encoding="utf-8")
             env = environment(os.environ, plan, options)

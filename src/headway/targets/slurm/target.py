@@ -94,7 +94,7 @@ class SlurmTarget:
         """Stage code and secrets in the shared folder, then call sbatch once."""
         url = run_url(str(plan.job["outputs"]), run)
         place = place_of(url, KIND)
-        with processes.exclusively(place):
+        with processes.start_lock(place):
             live = [job for job in client.jobs_of(self.ask, url, lifecycle.recorded(place), place=place) if job.live]
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
@@ -106,7 +106,7 @@ class SlurmTarget:
 
     def status(self, handle: Handle) -> Status:
         # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
-        starting_now = processes.starting(place_of(handle.url, KIND))
+        starting_now = processes.is_starting(place_of(handle.url, KIND))
         try:
             listed: list[Job] | None = self._jobs(handle)
         except CommandError as error:

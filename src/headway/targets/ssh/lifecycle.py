@@ -329,7 +329,7 @@ def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) 
     own |= {name: os.environ[name] for name in INDEXES if os.environ.get(name)}
     own |= {
         name: os.environ[name]
-        for cloud in docker_secrets.used_by(plan.job).values()
+        for cloud in docker_secrets.clouds_of(plan.job).values()
         for name in cloud.plain
         if os.environ.get(name) and name != "AWS_PROFILE"
     }
@@ -345,8 +345,8 @@ def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
     values = {name: resolve(ref) for name, ref in listed.items() if parse(ref).kind in BROUGHT}
     files: dict[str, str] = {}
-    for cloud in docker_secrets.used_by(plan.job).values():
-        variables, contents = docker_secrets.held(cloud, os.environ)
+    for cloud in docker_secrets.clouds_of(plan.job).values():
+        variables, contents = docker_secrets.read_credentials(cloud, os.environ)
         values = {**variables, **values}
         files |= {cloud.files[name][0]: content.decode() for name, content in contents.items()}
     return values, files
@@ -354,7 +354,7 @@ def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 def references(job: Mapping[str, Any]) -> dict[str, str]:
     """Return where the values sent over standard input come from, never the values."""
-    clouds = docker_secrets.used_by(job).values()
+    clouds = docker_secrets.clouds_of(job).values()
     found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
     found |= {
         variable: f"file:${variable} or {default}, where there"

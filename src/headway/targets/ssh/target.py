@@ -186,7 +186,7 @@ class SshTarget:
         """
         url = run_url(str(plan.job["outputs"]), run)
         place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
-        with processes.exclusively(place):
+        with processes.start_lock(place):
             self._require_nothing_rented(url)
             self._mark_untouched(url)
             try:
@@ -390,10 +390,10 @@ class SshTarget:
 
     def _status(self, handle: Handle, link: SshConnections) -> Status:
         if not link.hosts:
-            starting_now = processes.starting(place_of(handle.url, KIND))
+            starting_now = processes.is_starting(place_of(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
             return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
-        starting_now = processes.starting(place_of(handle.url, KIND))
+        starting_now = processes.is_starting(place_of(handle.url, KIND))
         try:
             states = link.refresh()
         except RemoteError as error:

@@ -318,7 +318,7 @@ def expected_s(plan: Plan, options: Options) -> float:
 def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, Any]:
     """Return the rendered job with the run's name, owner, expiry and submission ID filled in."""
     us = owner()
-    body: dict[str, Any] = processes.named(render.custom_job(plan, options, place), run)
+    body: dict[str, Any] = processes.fill_run_name(render.custom_job(plan, options, place), run)
     own = {
         render.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
         render.OWNER_LABEL: us.id,

@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.errors import BadInput, HeadwayError, TargetError
 from headway.serving.deploy import vertex
 from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
-from headway.targets.vertex.client import OVERRIDES, ApiError, Client, NotFound
+from headway.targets.vertex.client import HOST_OVERRIDES, ApiError, Client, NotFound
 
 LOOK_S = 3.0
 READY_S = 1800.0  # a first machine with a GPU and a large image is slow
@@ -25,12 +25,12 @@ class Cloud(Client):
     """API client for Cloud Run and Vertex AI in one project."""
 
     def run_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{OVERRIDES}RUN")
+        override = os.environ.get(f"{HOST_OVERRIDES}RUN")
         host = override.rstrip("/") if override else f"https://{region}-run.googleapis.com"
         return f"{host}/{path}"
 
     def vertex_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{OVERRIDES}AIPLATFORM")
+        override = os.environ.get(f"{HOST_OVERRIDES}AIPLATFORM")
         host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
         return f"{host}/{path}"
 
@@ -51,7 +51,7 @@ class Cloud(Client):
             what = error.problem.what.replace("Vertex AI", "Cloud Run")
             fix = error.problem.fix.replace("aiplatform.googleapis.com logging", "run.googleapis.com logging")
             fix = _ROLE.format(project=self.project) if "aiplatform.user" in fix else fix
-            raise type(error)(what, status=error.status, said=error.said, fix=fix) from None
+            raise type(error)(what, status=error.status, message=error.message, fix=fix) from None
 
 
 # Cloud Run

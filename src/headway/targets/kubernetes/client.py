@@ -248,14 +248,14 @@ def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
         status = {}
     reason = str(status.get("reason", "")) if isinstance(status, dict) else ""
     if code == 404:
-        return NotFound(message or f"{request}: not there", code=code, said=message, where=where)
+        return NotFound(message or f"{request}: not there", code=code, message=message, where=where)
     if code == 409 and reason in ("AlreadyExists", ""):
-        return AlreadyExists(message, code=code, said=message, where=where)
+        return AlreadyExists(message, code=code, message=message, where=where)
     if code == 401:
         fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
         return ApiError("the cluster does not know who we are", code=code, message=message, where=where, fix=fix)
     if code == 403:
-        return Forbidden(message, code=code, said=message, where=where, fix=_permission_fix(message))
+        return Forbidden(message, code=code, message=message, where=where, fix=_permission_fix(message))
     return ApiError(f"the cluster refuses {request}: {message or code}", code=code, message=message, where=where)
 
 

@@ -137,9 +137,9 @@ class KubernetesTarget:
 
     def billable_resources(self) -> list[str]:
         """List existing GPU nodes, idle or not, with their cost and the command that removes them."""
-        from headway.targets.kubernetes import doctor as pools
+        from headway.targets.kubernetes import doctor
 
-        return pools.billable_resources(self._api(), self.options)
+        return doctor.billable_resources(self._api(), self.options)
 
     def _api(self) -> Api:
         return self.api or Client(context=self.options.context, fix=kubernetes_status.get_credentials(self.options))

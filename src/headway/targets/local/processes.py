@@ -25,14 +25,14 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.errors import DiskFull, HeadwayError, TargetError
-from headway.core.plan import RUN as PLAN_RUN
+from headway.core.plan import RUN
 from headway.core.types import Receipt
 from headway.packaging.code import unpack
 from headway.rundir.submission import owner
 from headway.storage import local_path, open_store, same_place
 
-RUN, URL, TARGET = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
-OWNER, OWNER_NAME = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
+RUN_VARIABLE, URL_VARIABLE, TARGET_VARIABLE = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
+OWNER_VARIABLE, OWNER_NAME_VARIABLE = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def labels(*, target: str) -> list[dict[str, str]]:
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
         variables = platform.environment(process.pid) or {}
-        if variables.get(TARGET) == target and variables.get(URL) and variables.get(RUN):
-            seen.setdefault((variables[URL], variables.get(OWNER, "")), variables)
+        if variables.get(TARGET_VARIABLE) == target and variables.get(URL_VARIABLE) and variables.get(RUN_VARIABLE):
+            seen.setdefault((variables[URL_VARIABLE], variables.get(OWNER_VARIABLE, "")), variables)
     return [seen[key] for key in sorted(seen)]
 
 
@@ -145,7 +145,7 @@ def has_label(pid: int, *, url: str, target: str) -> bool | None:
     variables = platform.environment(pid)
     if variables is None:
         return None
-    return variables.get(TARGET) == target and same_place(variables.get(URL, ""), url)
+    return variables.get(TARGET_VARIABLE) == target and same_place(variables.get(URL_VARIABLE, ""), url)
 
 
 def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
@@ -221,7 +221,7 @@ def _poll(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterato
 
 
 SUPERVISOR = "headway.runtime.worker"
-PID, LOG, LOCK = "supervisor.pid", "supervisor.log", "lock"
+PID_FILE, LOG_FILE, LOCK_FILE = "supervisor.pid", "supervisor.log", "lock"
 
 # The shell itself may run inside a run, torchrun or a Slurm allocation: this run must not inherit their topology.
 _NOT_INHERITED = (
@@ -240,7 +240,7 @@ _NOT_INHERITED = (
 def fill_run_name(body: Any, run: str) -> Any:
     """Replace `{RUN}` by the run's name in a request's body."""
     if isinstance(body, str):
-        return body.replace(PLAN_RUN, run)
+        return body.replace(RUN, run)
     if isinstance(body, Mapping):
         return {key: fill_run_name(value, run) for key, value in body.items()}
     if isinstance(body, list | tuple):
@@ -251,7 +251,7 @@ def fill_run_name(body: Any, run: str) -> Any:
 def add_owner(body: Mapping[str, Any]) -> dict[str, Any]:
     """Add the owner's labels to the environment in a request's body."""
     current_owner = owner()
-    return {**body, "env": {**body["env"], OWNER: current_owner.id, OWNER_NAME: current_owner.name}}
+    return {**body, "env": {**body["env"], OWNER_VARIABLE: current_owner.id, OWNER_NAME_VARIABLE: current_owner.name}}
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def start_lock(run_dir: Path) -> Iterator[None]:
     created = not run_dir.exists()
     with map_os_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -278,7 +278,7 @@ def start_lock(run_dir: Path) -> Iterator[None]:
 def is_starting(run_dir: Path) -> bool:
     """Return whether a process is starting this run now."""
     try:
-        lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -327,7 +327,7 @@ def supervisor_host(run_dir: Path) -> str:
 def last_line(run_dir: Path) -> str:
     """Return the last line that the supervisor's process printed, to show why it is gone."""
     try:
-        with open(run_dir / LOG, "rb") as file:
+        with open(run_dir / LOG_FILE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
@@ -337,7 +337,7 @@ def last_line(run_dir: Path) -> str:
 
 def remove_run_dir(run_dir: Path, *, inside_run: bool) -> None:
     """Remove what is useless after the end. A local run folder keeps its logs; a bucket has them already."""
-    (run_dir / PID).unlink(missing_ok=True)
+    (run_dir / PID_FILE).unlink(missing_ok=True)
     # The supervisor removes the script's files and their list once all are in the bucket.
     unsaved = (run_dir / "files").exists() or (run_dir / "workdir.json").exists()
     if not inside_run and not unsaved:
@@ -377,7 +377,7 @@ def unpack_code(archive: str, sha256: str, to: Path) -> None:
 
 def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     run_dir = Path(body["cwd"])
-    with open(run_dir / LOG, "ab") as log:
+    with open(run_dir / LOG_FILE, "ab") as log:
         return subprocess.Popen(
             list(body["argv"]),
             cwd=run_dir,
@@ -392,13 +392,13 @@ def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
 def _write_pid_file(run_dir: Path, pid: int) -> Process:
     since = platform.started(pid)
     record = {"pid": pid, "started": since, "boot": platform.here(), "host": socket.gethostname()}
-    open_store(str(run_dir)).write(PID, (json.dumps(record, sort_keys=True) + "\n").encode())
+    open_store(str(run_dir)).write(PID_FILE, (json.dumps(record, sort_keys=True) + "\n").encode())
     return Process(pid, since, os.getpid(), pid, "supervisor")
 
 
 def _read_pid_file(run_dir: Path) -> dict[str, Any]:
     try:
-        record = json.loads((run_dir / PID).read_bytes())
+        record = json.loads((run_dir / PID_FILE).read_bytes())
     except (OSError, ValueError):  # missing or damaged: the run is found by label instead
         return {}
     return record if isinstance(record, dict) and record.keys() >= {"pid", "started", "boot", "host"} else {}

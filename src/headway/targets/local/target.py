@@ -78,11 +78,11 @@ class LocalTarget:
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{run_dir}/code"},
             "cwd": run_dir,
             "env": {
-                processes.RUN: RUN,
-                processes.URL: url,
-                processes.TARGET: KIND,
-                processes.OWNER: OWNER,
-                processes.OWNER_NAME: OWNER_NAME,
+                processes.RUN_VARIABLE: RUN,
+                processes.URL_VARIABLE: url,
+                processes.TARGET_VARIABLE: KIND,
+                processes.OWNER_VARIABLE: OWNER,
+                processes.OWNER_NAME_VARIABLE: OWNER_NAME,
                 "HEADWAY_CODE_DIR": f"{run_dir}/code",
                 "HEADWAY_SPOOL": f"{run_dir}/spool",
             },
@@ -141,7 +141,12 @@ class LocalTarget:
 
     def found(self) -> list[Handle]:
         return [
-            Handle(target=KIND, run=label[processes.RUN], url=label[processes.URL], details=_owner_details(label))
+            Handle(
+                target=KIND,
+                run=label[processes.RUN_VARIABLE],
+                url=label[processes.URL_VARIABLE],
+                details=_owner_details(label),
+            )
             for label in processes.labels(target=KIND)
         ]
 
@@ -219,7 +224,10 @@ def _recorded_supervisor(url: str) -> processes.Process | None:
 
 
 def _owner_details(label: Mapping[str, str]) -> dict[str, str]:
-    return {"owner": label.get(processes.OWNER, ""), "owner_name": label.get(processes.OWNER_NAME, "")}
+    return {
+        "owner": label.get(processes.OWNER_VARIABLE, ""),
+        "owner_name": label.get(processes.OWNER_NAME_VARIABLE, ""),
+    }
 
 
 def _other_host(handle: Handle) -> str:

@@ -28,7 +28,7 @@ from tests.cli.conftest import Headway
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
 
 WAITS = FakeBehaviour(lines=("waits",), until_stopped=True)
-SHARED = FakeTarget(plays=play_of)
+SHARED = FakeTarget(behaviour=play_of)
 
 
 class Same(FakeTarget):

@@ -35,7 +35,7 @@ def ended(tmp_path: Path) -> Callable[..., RunHandle]:
         plan: Plan = plan_play(
             project, FakeBehaviour(lines=lines, exit_code=code), on="fake", outputs=outputs, ranks=ranks
         )
-        return lifecycle.launch(plan, target=target or FakeTarget(plays=play_of))
+        return lifecycle.launch(plan, target=target or FakeTarget(behaviour=play_of))
 
     return run
 
@@ -117,9 +117,9 @@ def test_a_killed_rank_is_explained_by_its_signal(tmp_path: Path) -> None:
     plan = plan_play(
         project, FakeBehaviour(until_stopped=True), on="fake", outputs=f"memory://{os.urandom(6).hex()}/runs"
     )
-    target = FakeTarget(plays=play_of)
+    target = FakeTarget(behaviour=play_of)
     hold = lifecycle.launch(plan, target=target, detach=True)
-    target._tell(hold.url, kind="rank_exit", rank=0, code=137, signal="SIGKILL", lines=[], first=True)
+    target._write_event(hold.url, kind="rank_exit", rank=0, code=137, signal="SIGKILL", lines=[], first=True)
     target.end(hold.url, State.FAILED, reason="rank 0 was killed (SIGKILL)", exit_code=1)
     assert why(hold, hold.target.status(hold.handle)).name == "host-out-of-memory"
 

@@ -86,7 +86,7 @@ def test_a_verb_that_fails_in_a_runs_place_says_why_and_nothing_of_it_stays(
         target.verb(plan, "r1", ["eval", hold.url], within_s=60.0)
     assert "needs Headway's extra [train]" in refused.value.said
     assert docker("ps", "--all", "--quiet") == ""
-    assert not secrets.folder_of(hold.url).exists()
+    assert not secrets.secrets_dir(hold.url).exists()
 
 
 def test_what_the_image_lacks_is_found_before_it_is_paid_for(docker_host: str, tmp_path: Path) -> None:

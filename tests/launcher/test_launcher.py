@@ -51,7 +51,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def target() -> FakeTarget:
-    return FakeTarget(plays=play_of)
+    return FakeTarget(behaviour=play_of)
 
 
 @pytest.fixture
@@ -292,11 +292,11 @@ def test_a_resume_that_cannot_be_submitted_leaves_the_run_as_it_was(
 ) -> None:
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     hold.stop()
-    target.room = 0
+    target.capacity = 0
     with pytest.raises(TargetError, match="no room"):
         lifecycle.resume(hold.url, target=target)
     assert hold.status().state is State.STOPPED
-    target.room = None
+    target.capacity = None
     assert lifecycle.resume(hold.url, target=target).status().state is State.RUNNING
 
 

@@ -106,7 +106,7 @@ def test_without_torch_it_runs_in_the_image_and_nothing_here_needs_torch(
 ) -> None:
     from headway.launcher import rehearse as module
 
-    target, planned = FakeTarget(plays=play_of), []
+    target, planned = FakeTarget(behaviour=play_of), []
     monkeypatch.setitem(TARGETS, "fake", FAKE)
     made = plan_play(
         write_project(tmp_path / "p"), FakeBehaviour(until_stopped=True), on="fake", outputs=str(tmp_path / "runs")

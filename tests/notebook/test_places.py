@@ -62,7 +62,7 @@ def test_a_container_is_entered_by_exec(at: Any, monkeypatch: pytest.MonkeyPatch
 
 def test_a_pod_is_entered_by_kubectl(at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [
-        Pod(name=f"night-{n}", phase=phase, trouble="", ended="", leaving=False, restarts=0, node="")
+        Pod(name=f"night-{n}", phase=phase, problem="", exit="", terminating=False, restarts=0, node="")
         for n, phase in enumerate(("Pending", "Running"))
     ]
     monkeypatch.setattr("headway.targets.kubernetes.status.workers", lambda api, options, run, url: pods)

@@ -115,7 +115,7 @@ def test_a_run_below_the_usual_outputs_is_found_without_an_index(known: Callable
 
 def test_a_lost_index_is_rebuilt_from_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TARGETS, "fake", FAKE)
-    project, target = write_project(tmp_path / "p"), FakeTarget(plays=play_of)
+    project, target = write_project(tmp_path / "p"), FakeTarget(behaviour=play_of)
     for name, play in {"good": FakeBehaviour(), "bad": FakeBehaviour(exit_code=3)}.items():
         made = plan_play(project, play, on="fake", outputs=str(tmp_path / "runs"))
         lifecycle.launch(made, name=name, target=target)

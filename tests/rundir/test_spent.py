@@ -38,7 +38,7 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def target() -> FakeTarget:
-    return FakeTarget(plays=play_of)
+    return FakeTarget(behaviour=play_of)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def ended_after(hold: RunHandle, target: FakeTarget, seconds: float, state: State = State.BUDGET) -> None:
-    target._tell(hold.url, kind="checkpoint", step=1, spent_s=seconds)
+    target._write_event(hold.url, kind="checkpoint", step=1, spent_s=seconds)
     target.end(hold.url, state)
     hold.settle()
 
@@ -67,7 +67,7 @@ def test_spent_time_is_the_supervisors_own_count(plan_of: Callable[..., Plan], t
 
 def test_a_killed_supervisor_has_spent_what_its_lease_shows(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
-    target._tell(hold.url, kind="attempt", number=1, held_from_s=100.0)
+    target._write_event(hold.url, kind="attempt", number=1, held_from_s=100.0)
     record = json.loads(hold.folder.store.read("lease.json"))
     hold.folder.store.write("lease.json", json.dumps({**record, "beat": 7}).encode())
     assert spent_s(hold.folder) == 170.0
@@ -95,7 +95,7 @@ def free_by_target(hold: RunHandle) -> None:
 def free_by_docker(hold: RunHandle) -> None:
     """As docker does for the process 1 of a container that it has removed."""
     aged(hold, 3000.0, boot=f"{platform.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
-    resources.free_the_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
+    resources.release_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
 
 
 def free_by_waiting(hold: RunHandle) -> None:
@@ -221,7 +221,7 @@ def test_what_a_finished_run_took_is_remembered_once(plan_of: Callable[..., Plan
     from headway.pricing.estimate import remembered
 
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
-    target._tell(hold.url, kind="checkpoint", step=1, spent_s=50.0, bytes=1000, seconds=0.5)
+    target._write_event(hold.url, kind="checkpoint", step=1, spent_s=50.0, bytes=1000, seconds=0.5)
     target.end(hold.url, State.FINISHED)
     hold.settle()
     hold.settle()

@@ -228,7 +228,7 @@ class TestDocker(TargetContract):
         file = line.removesuffix(" waits")
         assert docker("exec", container, "cat", file) == f"{CANARY}-key"
         assert docker("exec", container, "stat", "--file-system", "--format", "%T", file).strip() == "tmpfs"
-        folder = docker_secrets.folder_of(hold.url)
+        folder = docker_secrets.secrets_dir(hold.url)
         assert folder.is_relative_to("/dev/shm")
         assert [path for path in folder.rglob("*") if path.is_file()] == [], "read, then removed"
         hold.down()

@@ -79,7 +79,7 @@ def test_it_runs_with_credentials_that_docker_never_sees(
     assert outcome.status.state is State.STOPPED
     assert outcome.receipt is not None
     assert outcome.receipt.left == ()
-    assert not secrets.folder_of(hold.url).exists()
+    assert not secrets.secrets_dir(hold.url).exists()
     assert not Path(hold.handle.details["dir"]).exists(), "the bucket has everything"
     assert [line.text for line in lifecycle.logs(hold.url, rank=0)] == ["rank 0 of 1 waits"]
 

@@ -194,7 +194,7 @@ def test_after_a_push_the_digest_is_what_is_rendered(monkeypatch: pytest.MonkeyP
 
 
 def test_secrets_of_two_folders_do_not_meet() -> None:
-    one, other = secrets.folder_of("/a/runs/r"), secrets.folder_of("/b/runs/r")
+    one, other = secrets.secrets_dir("/a/runs/r"), secrets.secrets_dir("/b/runs/r")
     assert one != other
     assert one.parent == other.parent == Path("/dev/shm/headway-1000")
 
@@ -202,14 +202,14 @@ def test_secrets_of_two_folders_do_not_meet() -> None:
 def test_a_disk_is_no_place_for_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headway.core.errors import BadInput
 
-    monkeypatch.setattr(secrets, "ROOT", tmp_path)
+    monkeypatch.setattr(secrets, "MEMORY_DIR", tmp_path)
     with pytest.raises(BadInput, match="not in memory"):
-        secrets.lay_ready(plan_of(secrets={"TOKEN": Secret(ref="env:X")}), "/a/runs/r", lambda reference: "value")
+        secrets.write_secrets(plan_of(secrets={"TOKEN": Secret(ref="env:X")}), "/a/runs/r", lambda reference: "value")
 
 
 def test_a_verb_has_the_place_of_the_run_and_the_jobs_own_variables_and_goes_when_it_is_done() -> None:
     ready = plan_of(image=Image(uri="image:1"), env={"PYTHONPATH": "/mnt/site", "LEVEL": "3"})
-    run, verb = words(ready), render.verb(ready, Options(), ["eval", "{RUN}"])
+    run, verb = words(ready), render.cli_command(ready, Options(), ["eval", "{RUN}"])
     assert verb[:3] == ["docker", "run", "--rm"]
     inside = verb[3 : verb.index("image:1") + 1]
     added = ["--env", "LEVEL=3", "--env", "PYTHONPATH=/headway/wheel:/mnt/site"]

@@ -28,7 +28,7 @@ class TestFake(TargetContract):
 
     @pytest.fixture
     def target(self) -> Target:
-        return FakeTarget(plays=play_of)
+        return FakeTarget(behaviour=play_of)
 
     @pytest.fixture
     def outputs(self, request: pytest.FixtureRequest) -> str:
@@ -42,12 +42,12 @@ class TestFake(TargetContract):
     def lost_host(self, hold: RunHandle) -> Iterator[None]:
         assert isinstance(hold.target, FakeTarget)
         yield
-        hold.target.vanish(hold.url)
+        hold.target.disappear(hold.url)
 
     @contextmanager
     def failing_submit(self, monkeypatch: pytest.MonkeyPatch, target: Target) -> Iterator[None]:
         assert isinstance(target, FakeTarget)
-        target.room = 1
+        target.capacity = 1
         yield
 
     def test_a_run_moves_only_when_the_test_says_so(self, plan_of: Callable[..., Plan]) -> None:
@@ -55,7 +55,7 @@ class TestFake(TargetContract):
         hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
         assert hold.status().state is State.PENDING
         target.begin(hold.url)
-        target.say(hold.url, "a word")
+        target.print_line(hold.url, "a word")
         assert hold.status().state is State.RUNNING
         target.end(hold.url, State.BUDGET, reason="5 USD are spent")
         assert target.workers != {}
@@ -66,7 +66,7 @@ class TestFake(TargetContract):
         target = FakeTarget()
         hold = lifecycle.launch(plan_of(FakeBehaviour()), detach=True, target=target)
         target.begin(hold.url)
-        target.vanish(hold.url)
+        target.disappear(hold.url)
         assert hold.outcome().exit_code == 4
         lifecycle.resume(hold.url, target=target)
         assert target.begin(hold.url) == 2

@@ -38,7 +38,7 @@ def place(hold: RunHandle) -> Path:
 
 
 def supervisor(hold: RunHandle) -> local_processes.Process:
-    found = local_processes.recorded(place(hold))
+    found = local_processes.read_supervisor(place(hold))
     assert found is not None
     return found
 
@@ -81,7 +81,9 @@ class TestLocal(TargetContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local_processes, "_record", no_space)  # the process runs, and its pid file cannot be written
+            patch.setattr(
+                local_processes, "_write_pid_file", no_space
+            )  # the process runs, and its pid file cannot be written
             yield
 
     def lines_about_a_secret(self) -> tuple[str, ...]:
@@ -195,7 +197,7 @@ class TestLocal(TargetContract):
 
     def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
-        os.remove(place(hold) / local_processes.PID)
+        os.remove(place(hold) / local_processes.PID_FILE)
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.down().left == ()
         assert hold.target.status(hold.handle).state is State.STOPPED
@@ -206,7 +208,7 @@ class TestLocal(TargetContract):
         bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
             known = {"pid": bystander.pid, "started": "1", "boot": platform.here(), "host": os.uname().nodename}
-            (place(hold) / local_processes.PID).write_text(json.dumps(known))
+            (place(hold) / local_processes.PID_FILE).write_text(json.dumps(known))
             hold.target.down(hold.handle)
             assert bystander.poll() is None
         finally:
@@ -217,11 +219,11 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour())
         hold.wait()
         known = {"pid": 1, "started": "1", "boot": "another", "host": "far-away"}
-        (place(hold) / local_processes.PID).write_text(json.dumps(known))
+        (place(hold) / local_processes.PID_FILE).write_text(json.dumps(known))
         with pytest.raises(TargetError, match="far-away"):
             hold.target.down(hold.handle)
         assert hold.target.status(hold.handle).state is State.FINISHED
-        (place(hold) / local_processes.PID).unlink()
+        (place(hold) / local_processes.PID_FILE).unlink()
 
     def test_the_code_is_the_one_that_was_planned(self, start: Callable[..., RunHandle], tmp_path: Path) -> None:
         (tmp_path / "project" / "extra.txt").write_text("as planned")

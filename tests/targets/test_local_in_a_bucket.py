@@ -62,7 +62,7 @@ def test_it_runs_logs_and_is_cleared_from_this_machine(
 def test_what_was_printed_before_a_kill_is_not_lost(start: Callable[[FakeBehaviour], RunHandle]) -> None:
     hold = start(WAITS)
     eventually(lambda: any("waits" in line.text for line in hold.logs(rank=0)), "it prints")
-    supervisor = processes.recorded(place(hold))
+    supervisor = processes.read_supervisor(place(hold))
     assert supervisor is not None
     supervisor.send(signal.SIGKILL)
     eventually(lambda: hold.target.status(hold.handle).state is State.LOST, "it is lost")

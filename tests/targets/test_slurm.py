@@ -53,7 +53,7 @@ def supervisors(hold: RunHandle) -> list[processes.Process]:
 
 
 def job_of(hold: RunHandle) -> slurm_client.Job:
-    (job,) = slurm_client.jobs_of(run_command, hold.url, place=Path(hold.handle.details["dir"]))
+    (job,) = slurm_client.jobs_of(run_command, hold.url, run_dir=Path(hold.handle.details["dir"]))
     return job
 
 
@@ -106,7 +106,7 @@ class TestSlurm(TargetContract):
 
         with monkeypatch.context() as patch:
             patch.setattr(
-                slurm_lifecycle, "_record", no_space
+                slurm_lifecycle, "_write_job_id", no_space
             )  # Slurm has taken the job, and its number cannot be kept
             yield
 
@@ -390,8 +390,10 @@ class TestSlurm(TargetContract):
         hold = start(FakeBehaviour(exit_code=7))
         hold.wait()
         number = hold.handle.details["job"]
-        eventually(lambda: slurm_client._by_completions(run_command, number) is not None, "Slurm has written it down")
-        for source in (slurm_client._by_controller, slurm_client._by_completions):
+        eventually(
+            lambda: slurm_client._end_from_completions(run_command, number) is not None, "Slurm has written it down"
+        )
+        for source in (slurm_client._end_from_controller, slurm_client._end_from_completions):
             ended = source(run_command, number)
             assert ended is not None
             assert ended.state == "FAILED"

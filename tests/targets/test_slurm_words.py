@@ -17,7 +17,7 @@ from headway.planning import plan
 from headway.spec import Image, Job, Mount, Resources, Secret
 from headway.storage import open_store, subfolders
 from headway.targets.slurm import checks, client
-from headway.targets.slurm.client import CommandError, Unknown, Unreachable, refusal
+from headway.targets.slurm.client import CommandError, Unknown, Unreachable, command_error
 from headway.targets.slurm.options import Options
 from headway.targets.slurm.target import SlurmTarget
 from tests.targets.test_slurm_script import LARGE, SMALL
@@ -50,9 +50,9 @@ LISTING = """\
 15|CANCELLED|n4|None|headway.run=r3,headway.url=/shared/runs/r3
 16|FUTURE_STATE|n4|None|headway.run=r4,headway.url=/shared/runs/r4
 """
-NO_JOB = refusal(["scontrol"], "slurm_load_jobs error: Invalid job id specified")
-NO_ACCOUNTS = refusal(["sacct"], "Slurm accounting storage is disabled")
-NO_ANSWER = refusal(["sinfo"], "slurm_load_partitions: Unable to contact slurm controller (connect failure)")
+NO_JOB = command_error(["scontrol"], "slurm_load_jobs error: Invalid job id specified")
+NO_ACCOUNTS = command_error(["sacct"], "Slurm accounting storage is disabled")
+NO_ANSWER = command_error(["sinfo"], "slurm_load_partitions: Unable to contact slurm controller (connect failure)")
 ANY = Options()
 JOB_12 = "JobId=12 JobName=r1 UserId=a(1) JobState={} Reason=None Requeue=1 ExitCode={} Comment=JobState=FAKE"
 
@@ -66,7 +66,7 @@ def test_our_jobs_are_known_by_their_label() -> None:
         ("16", "r4", "/shared/runs/r4", True),  # what nobody knows yet is not taken for dead
     ]
     assert found[0].expires == "1800000000"
-    assert found[1].why == "Resources"
+    assert found[1].reason == "Resources"
 
 
 def test_a_label_is_read_as_it_was_written() -> None:
@@ -87,12 +87,12 @@ def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
         }
     )
     place = Path("/shared/runs/r9/slurm")
-    assert [job.id for job in client.jobs_of(ask, "/shared/runs/r9", "14", place=place)] == ["14"]
-    assert client.jobs_of(ask, "/shared/runs/r9", "13", place=place) == [], "it is another run's"
-    assert client.jobs_of(ask, "/shared/runs/r9", "99", place=place) == []
-    first = client.jobs_of(ask, "/shared/my läufe/r1", "14", place=Path("/shared/my läufe/r1/slurm"))
+    assert [job.id for job in client.jobs_of(ask, "/shared/runs/r9", "14", run_dir=place)] == ["14"]
+    assert client.jobs_of(ask, "/shared/runs/r9", "13", run_dir=place) == [], "it is another run's"
+    assert client.jobs_of(ask, "/shared/runs/r9", "99", run_dir=place) == []
+    first = client.jobs_of(ask, "/shared/my läufe/r1", "14", run_dir=Path("/shared/my läufe/r1/slurm"))
     assert [job.id for job in first] == ["12"], "a label comes first"
-    copy = client.jobs_of(ask, "/shared/runs/copy", "14", place=Path("/shared/runs/copy/slurm"))
+    copy = client.jobs_of(ask, "/shared/runs/copy", "14", run_dir=Path("/shared/runs/copy/slurm"))
     assert copy == [], "a copied folder names the number of its original's job"
 
 
@@ -114,16 +114,16 @@ def test_a_job_whose_comment_was_rewritten_is_known_by_its_number() -> None:
 def test_an_ending_is_asked_of_whoever_still_knows(
     answers: Mapping[str, str | CommandError], state: str, code: int | None
 ) -> None:
-    found = client.ending(Recorded(answers), "12")
+    found = client.job_end(Recorded(answers), "12")
     assert found == client.JobEnd(state=state, exit_code=code)
     assert str(found)
 
 
 def test_an_ending_that_nobody_knows_is_none_and_a_silent_controller_is_said() -> None:
     nobody = Recorded({"scontrol": NO_JOB, "sacct --noheader": NO_ACCOUNTS, "sacct --completion": ""})
-    assert client.ending(nobody, "12") is None
+    assert client.job_end(nobody, "12") is None
     with pytest.raises(Unreachable):
-        client.ending(Recorded({"scontrol": NO_ANSWER}), "12")
+        client.job_end(Recorded({"scontrol": NO_ANSWER}), "12")
 
 
 FAILED = "sbatch: error: Batch job submission failed"
@@ -147,15 +147,15 @@ FAILED = "sbatch: error: Batch job submission failed"
     ],
 )
 def test_a_refusal_says_what_to_type(said: str, kind: type[CommandError], typed: str) -> None:
-    error = refusal(["sbatch"], said)
+    error = command_error(["sbatch"], said)
     assert type(error) is kind
     assert typed in error.problem.fix
-    assert error.said == said
+    assert error.output == said
 
 
 def test_a_refusal_that_nobody_foresaw_is_repeated() -> None:
-    assert "the moon is full" in str(refusal(["sbatch"], "sbatch: error: the moon is full"))
-    assert "no reason" in str(refusal(["sbatch"], ""))
+    assert "the moon is full" in str(command_error(["sbatch"], "sbatch: error: the moon is full"))
+    assert "no reason" in str(command_error(["sbatch"], ""))
 
 
 def test_a_machine_without_slurm_says_where_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
         ask = Recorded({"sbatch --parsable": "77;cluster\n", "squeue": "", **CLUSTER, **answers})
         (tmp_path / "x.py").write_text("")
         job = Job(name="j", script="x.py", outputs=str(tmp_path / "runs"), root=str(tmp_path))
-        target = SlurmTarget(ask=ask)
+        target = SlurmTarget(run_command=ask)
         return lifecycle.launch(plan(job, on="slurm"), detach=True, target=target)
 
     return submit
@@ -223,7 +223,7 @@ def test_a_job_that_everybody_has_forgotten_is_told_by_what_its_script_left(
 def test_a_refused_submission_leaves_nothing(
     submitted: Callable[[dict[str, str | CommandError]], RunHandle], tmp_path: Path
 ) -> None:
-    refused = refusal(["sbatch"], f"{FAILED}: Invalid account or account/partition combination specified")
+    refused = command_error(["sbatch"], f"{FAILED}: Invalid account or account/partition combination specified")
     with pytest.raises(TargetError, match="one of them as `account`"):
         submitted({"sbatch --parsable": refused})
     assert subfolders(open_store(str(tmp_path / "runs"))) == ["code"]
@@ -270,10 +270,10 @@ def test_an_unknown_partition_is_answered_with_the_nearest() -> None:
 
 
 def test_what_slurm_itself_would_refuse_is_found_before_launch() -> None:
-    refused = refusal(["sbatch"], "allocation failure: Requested node configuration is not available")
+    refused = command_error(["sbatch"], "allocation failure: Requested node configuration is not available")
     (problem,) = said(LARGE, **{"sbatch --test-only": refused})
     assert "no node of that partition" in problem
-    later = refusal(["sbatch"], "allocation failure: Required node not available (down, drained or reserved)")
+    later = command_error(["sbatch"], "allocation failure: Required node not available (down, drained or reserved)")
     assert said(LARGE, **{"sbatch --test-only": later}) == []
 
 
@@ -301,7 +301,7 @@ def noted(job: Job, options: Options = ANY, ranks: int = 1, **answers: str) -> s
 
 
 def test_planning_asks_no_cluster() -> None:
-    target = SlurmTarget(ask=Recorded({}))
+    target = SlurmTarget(run_command=Recorded({}))
     assert target.check(SMALL) == []
     assert target.notes(SMALL, 1)
     assert plan(SMALL, on="slurm").requests[0].name == "job.sbatch"

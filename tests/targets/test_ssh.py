@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=f"no 
 
 def there(hold: RunHandle) -> list[local_processes.Process]:
     """The run's processes on the machine behind the connection, which is this one."""
-    label = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
-    return local_processes.processes_of(label[0][local_processes.URL], target="ssh") if label else []
+    label = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN_VARIABLE] == hold.run]
+    return local_processes.processes_of(label[0][local_processes.URL_VARIABLE], target="ssh") if label else []
 
 
 class SshContract(TargetContract):
@@ -49,7 +49,7 @@ class SshContract(TargetContract):
 
     @pytest.fixture
     def target(self, options: dict[str, Any], tmp_path: Path) -> Iterator[Target]:
-        target = SshTarget(Options(**options), say=lambda text: None)
+        target = SshTarget(Options(**options), log=lambda text: None)
         yield target
         eventually(lambda: running_below(tmp_path) == [], "nothing of ours runs there")
 
@@ -81,8 +81,10 @@ class SshContract(TargetContract):
         eventually(lambda: there(hold) == [], "they die")
 
     def lease_store(self, hold: RunHandle) -> Store:
-        (label,) = [found for found in local_processes.labels(target="ssh") if found[local_processes.RUN] == hold.run]
-        return open_store(label[local_processes.URL])
+        (label,) = [
+            found for found in local_processes.labels(target="ssh") if found[local_processes.RUN_VARIABLE] == hold.run
+        ]
+        return open_store(label[local_processes.URL_VARIABLE])
 
     def own_limit_s(self, hold: RunHandle) -> float | None:
         (found,) = [each for each in hold.target.found() if each.url == hold.url]

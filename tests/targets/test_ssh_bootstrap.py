@@ -30,7 +30,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "etc" / "fstab").write_text("")
     (root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")  # no service is started in it
     (root / "usr/sbin/policy-rc.d").chmod(0o755)
-    shutil.copyfile(lifecycle.SCRIPT, root / "bootstrap.sh")
+    shutil.copyfile(lifecycle.BOOTSTRAP_SCRIPT, root / "bootstrap.sh")
     return root
 
 

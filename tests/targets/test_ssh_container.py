@@ -57,7 +57,7 @@ def plan_of(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def target_of(plan: Plan) -> SshTarget:
-    return SshTarget(Options(**plan.options), say=lambda text: None)
+    return SshTarget(Options(**plan.options), log=lambda text: None)
 
 
 def containers(hold: RunHandle) -> str:

@@ -47,7 +47,11 @@ def running(plan: Plan) -> Callable[[], set[str]]:
     below = Path(outputs).parent
 
     def names() -> set[str]:
-        there = {label[processes.RUN] for label in processes.labels(target="ssh")} if running_below(below) else set()
+        there = (
+            {label[processes.RUN_VARIABLE] for label in processes.labels(target="ssh")}
+            if running_below(below)
+            else set()
+        )
         return there | {path.name for path in Path(outputs).iterdir() if guardians(join(outputs, path.name))}
 
     return names
@@ -59,7 +63,7 @@ def states(plan: Plan, name: str) -> list[str]:
 
 
 def target_of(plan: Plan) -> SshTarget:
-    return SshTarget(Options(**plan.options), say=lambda text: None)
+    return SshTarget(Options(**plan.options), log=lambda text: None)
 
 
 def test_a_client_killed_at_any_request_leaves_what_its_budget_ends_there(

@@ -61,7 +61,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def target_of(plan: Plan, said: list[str] | None = None) -> SshTarget:
-    return SshTarget(Options(**plan.options), say=(said if said is not None else []).append)
+    return SshTarget(Options(**plan.options), log=(said if said is not None else []).append)
 
 
 def texts(hold: RunHandle) -> list[str]:
@@ -199,7 +199,7 @@ def test_data_of_this_machine_is_sent_once_under_its_fingerprint_and_the_rate_is
     assert any("is on box already" in text for text in again)
     assert not any("sent" in text for text in again)
     (data / "class-0" / "0 ü.bin").write_bytes(b"changed")
-    assert sync.fingerprint(sync.parcel(str(data))) != there.name
+    assert sync.fingerprint(sync.scan_source(str(data))) != there.name
 
 
 def test_a_transfer_that_was_cut_goes_on_with_what_is_missing(entry: dict[str, Any], tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_transfer_that_was_cut_goes_on_with_what_is_missing(entry: dict[str, A
     for name in ("a", "b", "c"):
         (data / name).write_text(name * 1000)
     with Host(connection.parse("box"), Options(**entry)) as host:
-        folder = f"{host.facts['dir']}/data/{sync.fingerprint(sync.parcel(str(data)))}"
+        folder = f"{host.facts['dir']}/data/{sync.fingerprint(sync.scan_source(str(data)))}"
         host.send(f"{folder}/a", b"a" * 1000)
         said: list[str] = []
-        assert sync.bring(host, str(data), said.append) == folder
+        assert sync.upload_source(host, str(data), said.append) == folder
     assert any("2.0 KB sent" in text for text in said)
     assert Path(folder, "c").read_text() == "c" * 1000
 
@@ -329,7 +329,7 @@ def test_a_second_machine_of_the_same_user_sees_only_its_own_runs(
 ) -> None:
     made = plan_of(WAITS, entry)
     hold = lifecycle.launch(made, name="mine", detach=True, target=target_of(made))
-    other = SshTarget(Options(**{**entry, "dir": str(tmp_path / "another")}), say=lambda text: None)
+    other = SshTarget(Options(**{**entry, "dir": str(tmp_path / "another")}), log=lambda text: None)
     assert other.found() == []
     hold.down()
 
@@ -381,7 +381,7 @@ def test_a_machine_is_named_as_ssh_names_it() -> None:
     assert str(connection.parse("me@box:2222")) == "me@box:2222"
     assert connection.parse("[fe80::1]:22").host == "fe80::1"
     assert connection.parse("fe80::1").port is None
-    words = connection.words(connection.parse("me@box:2222"), Options(args=("-J", "jump")), "true")
+    words = connection.ssh_command(connection.parse("me@box:2222"), Options(args=("-J", "jump")), "true")
     assert words[-7:] == ["2222", "-J", "jump", "--", "box", "true"] or words[-5:] == [
         "-J",
         "jump",
@@ -428,7 +428,7 @@ def shellcheck(text: str, folder: Path) -> None:
 
 
 def test_the_bootstrap_script_is_one_that_bash_understands(tmp_path: Path) -> None:
-    shellcheck(ssh_lifecycle.SCRIPT.read_text(), tmp_path)
+    shellcheck(ssh_lifecycle.BOOTSTRAP_SCRIPT.read_text(), tmp_path)
 
 
 def test_the_agent_needs_nothing_that_an_old_python_lacks() -> None:
@@ -469,7 +469,7 @@ def test_the_doctor_looks_at_room_python_and_driver(entry: dict[str, Any]) -> No
 def test_a_driver_is_held_against_the_torch_that_will_use_it(
     version: str, built: dict[str, Any], mark: str, word: str
 ) -> None:
-    (finding,) = checks.driver("box", version, built, wanted=True)
+    (finding,) = checks.driver_finding("box", version, built, wanted=True)
     assert finding.mark == mark
     assert word in finding.what
 
@@ -483,7 +483,7 @@ def test_a_scratch_disk_is_formatted_once_and_never_if_it_carries_anything(tmp_p
     device = subprocess.run(["losetup", "--find", "--show", str(disk)], capture_output=True, text=True).stdout.strip()
     if not device:
         pytest.skip("no loop device is to be had")
-    script = ["bash", str(ssh_lifecycle.SCRIPT), "--scratch", device, "--at", str(at)]
+    script = ["bash", str(ssh_lifecycle.BOOTSTRAP_SCRIPT), "--scratch", device, "--at", str(at)]
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(script, capture_output=True, text=True)

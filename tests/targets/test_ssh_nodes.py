@@ -70,7 +70,7 @@ def plan_of(tmp_path: Path, entry: dict[str, Any]) -> Callable[..., Plan]:
 
 
 def target_of(plan: Plan) -> SshTarget:
-    return SshTarget(Options(**plan.options), say=lambda text: None)
+    return SshTarget(Options(**plan.options), log=lambda text: None)
 
 
 def test_two_machines_of_two_ranks_know_each_other_by_address(plan_of: Callable[..., Plan], hosts: Hosts) -> None:

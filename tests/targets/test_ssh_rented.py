@@ -28,7 +28,7 @@ from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh import rental
 from headway.targets.ssh.lifecycle import locked
 from headway.targets.ssh.options import Options
-from headway.targets.ssh.rental import Records, fill, printed
+from headway.targets.ssh.rental import Records, fill_placeholders, parse_machines
 from headway.targets.ssh.target import SshTarget
 from tests.contract.counting import COUNT, count_to, counted, write_counting
 from tests.contract.plays import plan_play, write_project
@@ -116,7 +116,7 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def target_of(plan: Plan, said: list[str]) -> SshTarget:
-    return SshTarget(Options(**plan.options), say=said.append)
+    return SshTarget(Options(**plan.options), log=said.append)
 
 
 def guardians(url: str) -> list[int]:
@@ -216,7 +216,7 @@ def test_a_client_killed_while_up_is_at_work_leaves_no_machine(
     process = client(plan, tmp_path, "killed")
     eventually(lambda: Path(f"{gate}.waits").exists(), "up is at work")
     (record,) = Records().all()
-    assert record.state == rental.ASKED, "recorded before it is asked for"
+    assert record.state == rental.REQUESTED, "recorded before it is asked for"
     process.kill()
     process.wait()
     gate.touch()
@@ -276,7 +276,7 @@ def test_a_machine_that_stays_is_in_the_receipt_and_found_by_gc(cloud: Cloud, pl
         os.kill(pid, signal.SIGKILL)
     (found,) = target.found()
     assert (found.run, found.url) == ("sticky", hold.url)
-    willing = SshTarget(Options(**entry), say=lambda text: None)
+    willing = SshTarget(Options(**entry), log=lambda text: None)
     assert willing.down(found).left == ()
     assert cloud.machines == []
     assert target.found() == []
@@ -363,7 +363,7 @@ def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(
         os.kill(pid, signal.SIGKILL)
     target.down(hold.handle)  # ends what runs, so that the test leaves nothing
     (cloud.folder / "machines" / "vm-orphan").touch()
-    Records().forget(hold.url)
+    Records().delete(hold.url)
     assert target.down(type(hold.handle)(target="vm", run="orphan", url=hold.url)).left == ()
     assert cloud.machines == []
 
@@ -371,14 +371,14 @@ def test_down_by_name_alone_finds_a_machine_of_which_no_record_is_left(
 def test_what_up_prints_is_understood_line_by_line(tmp_path: Path) -> None:
     text = "creating…\nhost=10.0.0.1 hostkey=ssh-ed25519 AAAA+/b== id=i-1\n"
     text += "id=i-2 host=fe80::1 user=ubuntu port=2222\ndone\n"
-    one, two = printed(text, tmp_path / "keys")
+    one, two = parse_machines(text, tmp_path / "keys")
     assert (one.host, one.id, one.first_seen) == ("10.0.0.1", "i-1", False)
     assert (two.host, two.id, two.user, two.port, two.first_seen) == ("fe80::1", "i-2", "ubuntu", 2222, True)
     assert (tmp_path / "keys").read_text() == "headway-i-1 ssh-ed25519 AAAA+/b==\n"
 
 
 def test_what_is_filled_in_is_one_word_of_the_shell() -> None:
-    assert fill("rm {id} --run={run}", run="a-1", id="x; rm -rf /") == "rm 'x; rm -rf /' --run=a-1"
+    assert fill_placeholders("rm {id} --run={run}", run="a-1", id="x; rm -rf /") == "rm 'x; rm -rf /' --run=a-1"
 
 
 @pytest.mark.parametrize(

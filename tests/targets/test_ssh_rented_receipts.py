@@ -28,7 +28,7 @@ from headway.rundir import teardown
 from headway.spec import TargetEntry
 from headway.targets.fake import FakeBehaviour
 from headway.targets.ssh.options import Options
-from headway.targets.ssh.rental import ASKED, Records, fill
+from headway.targets.ssh.rental import REQUESTED, Records, fill_placeholders
 from headway.targets.ssh.target import SshTarget
 from tests.contract.plays import plan_play, write_project
 from tests.contract.suite import eventually
@@ -42,7 +42,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture
 def cloud(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("headway.targets.ssh.provider.SHOWN_S", 0.5)
+    monkeypatch.setattr("headway.targets.ssh.provider.LISTED_WITHIN_S", 0.5)
     monkeypatch.setattr("headway.targets.ssh.provider.RETRY_S", 0.5)
     monkeypatch.chdir(tmp_path)
     yield Cloud(tmp_path / "cloud", server)
@@ -241,7 +241,7 @@ def test_a_down_that_succeeded_and_left_the_machine_there_does_not_excuse_a_late
     hold, said = rented({**entry, "list": hidden, "down": "echo {id} is busy"})
     assert_kept(hold, hold.down())
     cloud.turns("logged-out")
-    real = SshTarget(Options(**{**entry, "list": hidden}), say=said.append)
+    real = SshTarget(Options(**{**entry, "list": hidden}), log=said.append)
     assert real.down(hold.handle).left == ("machine vm-mine",)
     (cloud.folder / "logged-out").unlink()
     assert real.down(hold.handle).left == ()
@@ -281,7 +281,7 @@ def test_a_false_receipt_of_an_older_version_is_corrected(
     hold, _ = rented(cloud.entry())
     false = Receipt(run="mine", created=("machine vm-mine",), removed=("machine vm-mine",))
     teardown.write(hold.folder, false)
-    Records().forget(hold.url)
+    Records().delete(hold.url)
     cloud.turns("logged-out")
     assert_kept(hold, hold.down())
     (cloud.folder / "logged-out").unlink()
@@ -334,7 +334,7 @@ def killed_in_up(cloud: Cloud, plan: Plan, tmp_path: Path) -> str:
     unguarded(record.url)
     process.kill()
     process.wait()
-    assert record.state == ASKED
+    assert record.state == REQUESTED
     return record.url
 
 
@@ -464,7 +464,7 @@ def test_a_grep_that_finds_nothing_is_no_answer_and_the_fix_says_so(
     assert hold.down().left == ("machine vm-mine",)
     assert cloud.machines == []
     assert any("a grep that finds nothing ends with 1: awk" in text for text in said)
-    mended = SshTarget(Options(**cloud.entry()), say=said.append)
+    mended = SshTarget(Options(**cloud.entry()), log=said.append)
     assert mended.down(hold.handle).left == ()
 
 
@@ -500,7 +500,7 @@ def test_the_documented_list_shows_the_machine_alone_and_fails_when_logged_out(
     assert not provider.hides_failures(command)
 
     def asked() -> tuple[int, str]:
-        words = [*provider.words(), fill(command, run="mine")]
+        words = [*provider.shell_command(), fill_placeholders(command, run="mine")]
         done = subprocess.run(words, capture_output=True, text=True)
         return done.returncode, done.stdout.strip()
 

@@ -38,9 +38,9 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     def start(code: str, run: str = "r", **more: str) -> subprocess.Popen[str]:
         env = {
             **os.environ,
-            local_processes.RUN: run,
-            local_processes.URL: f"{tmp_path}/{run}",
-            local_processes.TARGET: "local",
+            local_processes.RUN_VARIABLE: run,
+            local_processes.URL_VARIABLE: f"{tmp_path}/{run}",
+            local_processes.TARGET_VARIABLE: "local",
             **more,
         }
         process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ def pids(found: list[Process]) -> list[int]:
 def test_only_the_processes_of_this_run_on_this_target_are_found(spawn: Spawn, of: Listing) -> None:
     mine = spawn(MEEK)
     spawn(MEEK, run="another")
-    spawn(MEEK, **{local_processes.TARGET: "ssh"})
+    spawn(MEEK, **{local_processes.TARGET_VARIABLE: "ssh"})
     assert pids(of()) == [mine.pid]
 
 
@@ -100,9 +100,9 @@ def test_what_asks_is_not_part_of_what_is_asked_about(tmp_path: Path) -> None:
     code = "import sys; from headway.targets.local.processes import *; print(processes_of(sys.argv[1], target='local'))"
     env = {
         **os.environ,
-        local_processes.URL: f"{tmp_path}/r",
-        local_processes.TARGET: "local",
-        local_processes.RUN: "r",
+        local_processes.URL_VARIABLE: f"{tmp_path}/r",
+        local_processes.TARGET_VARIABLE: "local",
+        local_processes.RUN_VARIABLE: "r",
     }
     command = [sys.executable, "-c", code, f"{tmp_path}/r"]
     assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -126,7 +126,7 @@ def test_the_gentle_go_at_once_and_the_stubborn_by_force(spawn: Spawn, of: Listi
 
 def test_what_goes_by_itself_is_not_asked(spawn: Spawn, of: Listing) -> None:
     leaving = spawn("import time; print('up', flush=True); time.sleep(0.3)")
-    take_down("r", of, ask_after_s=60, grace_s=0)
+    take_down("r", of, signal_after_s=60, grace_s=0)
     assert leaving.wait() == 0
 
 

@@ -50,7 +50,7 @@ def lacking() -> str:
 def running_below(folder: Path) -> list[str]:
     """Runs that live on this machine, as seen from behind an ssh connection, with their files below that folder."""
     found = processes.labels(target="ssh")
-    return [label[processes.URL] for label in found if label[processes.URL].startswith(str(folder))]
+    return [label[processes.URL_VARIABLE] for label in found if label[processes.URL_VARIABLE].startswith(str(folder))]
 
 
 @dataclass

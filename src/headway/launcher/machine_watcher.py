@@ -28,7 +28,7 @@ TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # back-off after a failure: the mach
 
 def guard(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
-    while processes.starting(place_of(url, KIND)):
+    while processes.is_starting(place_of(url, KIND)):
         time.sleep(HANDING_OVER_S)
     pause, trouble = FIRST_S, TROUBLE_S
     rented = Records().read(url) is not None

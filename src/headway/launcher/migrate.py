@@ -173,9 +173,9 @@ def _upload(folder: RunFolder, job: Job, copy_to: str) -> Upload:
     entries = [entry for entry in folder.store.list() if not entry.key.startswith(ONE_MACHINE)]
     sources = {source.source for part in (job.data.train, job.data.val, job.data.test) for source in part}
     local = sorted(source for source in sources if "://" not in source and not source.startswith("builtin:"))
-    from headway.targets.ssh.sync import fingerprint, parcel
+    from headway.targets.ssh.sync import fingerprint, scan_source
 
-    parcels = {source: parcel(source) for source in local}
+    parcels = {source: scan_source(source) for source in local}
     data = {
         source: join(copy_to, "data", fingerprint(each), *([Path(source).name] if each.files[0][0] == "" else []))
         for source, each in parcels.items()
@@ -229,9 +229,9 @@ def _copy(source: Store, to: Store, key: str) -> None:
 
 def _send_data(source: str, url: str, say: Callable[[str], None]) -> None:
     """Upload data under its fingerprint. Files that are there already have the same content and are skipped."""
-    from headway.targets.ssh.sync import parcel
+    from headway.targets.ssh.sync import scan_source
 
-    what = parcel(source)
+    what = scan_source(source)
     single = what.files[0][0] == ""
     base = url.rpartition("/")[0] if single else url
     store = open_store(base)

@@ -36,13 +36,13 @@ def entry(job: Job, name: str) -> TargetEntry:
         >>> targets.entry(headway.Job.load("headway.yaml"), "docker").kind
         'docker'
     """
-    own = job.targets.get(name)
-    if own is not None:
-        return own
+    own_entry = job.targets.get(name)
+    if own_entry is not None:
+        return own_entry
     if name in TARGETS:
         return TargetEntry(kind=name)
     known = sorted({*job.targets, *TARGETS})
-    raise _unknown(f"no target is called {name!r}", name, known)
+    raise _unknown_name(f"no target is called {name!r}", name, known)
 
 
 def make(job: Job, name: str) -> Target:
@@ -66,8 +66,8 @@ def make(job: Job, name: str) -> Target:
         >>> targets.make(job, "local").check(job)
         []
     """
-    found = entry(job, name)
-    return build(found.kind, found.options)
+    target_entry = entry(job, name)
+    return build(target_entry.kind, target_entry.options)
 
 
 def of_plan(plan: Plan) -> Target:
@@ -113,12 +113,12 @@ def build(kind: str, options: Mapping[str, Any]) -> Target:
         1.5
     """
     if kind not in TARGETS:
-        raise _unknown(f"no kind of target is called {kind!r}", kind, sorted(TARGETS))
-    home = TARGETS[kind]
-    chosen = from_plain(options, home.load_options(), where=f"options of {kind}")
-    return cast("Target", home.load_target()(chosen))
+        raise _unknown_name(f"no kind of target is called {kind!r}", kind, sorted(TARGETS))
+    plugin = TARGETS[kind]
+    typed_options = from_plain(options, plugin.load_options(), where=f"options of {kind}")
+    return cast("Target", plugin.load_target()(typed_options))
 
 
-def _unknown(what: str, name: str, known: list[str]) -> BadInput:
+def _unknown_name(what: str, name: str, known: list[str]) -> BadInput:
     close = get_close_matches(name, known, n=1)
     return BadInput(what, fix=f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(known)}")

@@ -52,14 +52,14 @@ class _Attempt:
 
 @dataclass
 class FakeTarget:
-    """An in-memory target. `plays` returns the behaviour of a plan's ranks.
+    """An in-memory target. `behaviour` returns the behaviour of a plan's ranks.
 
-    Without `plays` a run stays pending until the test calls `begin`, `say` and `end`.
+    Without `behaviour` a run stays pending until the test calls `begin`, `print_line` and `end`.
     """
 
     options: Options = Options()
-    plays: Callable[[Plan], FakeBehaviour] | None = None
-    room: int | None = None  # worker capacity: exceeding it fails a submit half-way
+    behaviour: Callable[[Plan], FakeBehaviour] | None = None
+    capacity: int | None = None  # worker capacity: exceeding it fails a submit half-way
     problems: list[Problem] = field(default_factory=list)
     workers: dict[str, list[str]] = field(default_factory=dict)  # url -> existing workers
     owners: dict[str, Owner] = field(default_factory=dict)  # url -> who submitted it last
@@ -92,23 +92,23 @@ class FakeTarget:
             self.down(handle)  # all or nothing: a partial process group cannot train, but is billed
             raise
         self.owners[url] = owner()
-        if self.plays is not None:
+        if self.behaviour is not None:
             self.begin(url)
-            self._play(url, self.plays(plan))
+            self._simulate(url, self.behaviour(plan))
         return handle
 
     def status(self, handle: Handle) -> Status:
-        here = bool(self.workers.get(handle.url))
-        seen = evidence(_folder(handle))
-        if seen.end is not None:
-            return seen.end
-        if here:
-            return Status(state=State.RUNNING if seen.started else State.PENDING)
+        exists = bool(self.workers.get(handle.url))
+        inputs = evidence(_folder(handle))
+        if inputs.end is not None:
+            return inputs.end
+        if exists:
+            return Status(state=State.RUNNING if inputs.started else State.PENDING)
         return Status(state=State.LOST, reason="its workers are gone without a last word")
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        over = (lambda: self.status(handle).state.ended) if follow else None
-        return tail(_folder(handle), spool=None, over=over, rank=rank, sleep=lambda _: time.sleep(POLL_S))
+        ended = (lambda: self.status(handle).state.ended) if follow else None
+        return tail(_folder(handle), spool=None, over=ended, rank=rank, sleep=lambda _: time.sleep(POLL_S))
 
     def down(self, handle: Handle) -> Receipt:
         if handle.url in self._attempts:
@@ -123,8 +123,8 @@ class FakeTarget:
         ]
 
     def _owner(self, url: str) -> dict[str, str]:
-        known = self.owners.get(url)
-        return {"owner": known.id, "owner_name": known.name} if known else {}
+        recorded = self.owners.get(url)
+        return {"owner": recorded.id, "owner_name": recorded.name} if recorded else {}
 
     def begin(self, url: str) -> int:
         """Simulate a supervisor that takes the lease; return the attempt's number."""
@@ -136,10 +136,10 @@ class FakeTarget:
             events=SegmentWriter(store, "events", lease.attempt),
             logs=[SegmentWriter(store, "logs", lease.attempt, f"r{rank}", "log") for rank in ranks],
         )
-        self._tell(url, kind="attempt", number=lease.attempt, world=len(ranks))
+        self._write_event(url, kind="attempt", number=lease.attempt, world=len(ranks))
         return lease.attempt
 
-    def say(self, url: str, text: str, rank: int = 0) -> None:
+    def print_line(self, url: str, text: str, rank: int = 0) -> None:
         """Simulate a rank that prints a line."""
         writer = self._attempts[url].logs[rank]
         writer.add(f"{now()} {text}")
@@ -147,39 +147,41 @@ class FakeTarget:
 
     def end(self, url: str, state: State, *, reason: str = "", exit_code: int = 0) -> None:
         """Simulate the supervisor's `ended` event and release the lease. The workers exist until `down`."""
-        self._tell(url, kind="ended", state=state.value, reason=reason, exit_code=exit_code)
+        self._write_event(url, kind="ended", state=state.value, reason=reason, exit_code=exit_code)
         self._attempts.pop(url).lease.release()
 
-    def vanish(self, url: str) -> None:
+    def disappear(self, url: str) -> None:
         """Simulate a machine that disappears without an `ended` event, leaving a stale lease."""
         self._attempts.pop(url)
         self.workers.pop(url)
         store = open_store(url)
         record, version = read(store)
         assert record is not None  # an attempt holds it
-        known = json.loads(store.read(KEY))
-        store.write(KEY, json.dumps({**known, "started": "long ago"}).encode(), when=version)
+        lease_record = json.loads(store.read(KEY))
+        store.write(KEY, json.dumps({**lease_record, "started": "long ago"}).encode(), when=version)
 
     def _create(self, url: str, name: str) -> None:
-        if self.room is not None and sum(map(len, self.workers.values())) >= self.room:
+        if self.capacity is not None and sum(map(len, self.workers.values())) >= self.capacity:
             raise TargetError("there is no room for another worker", fix="take one down")
         self.workers.setdefault(url, []).append(name)
 
-    def _play(self, url: str, play: FakeBehaviour) -> None:
+    def _simulate(self, url: str, behaviour: FakeBehaviour) -> None:
         world = len(self._attempts[url].logs)
         for rank in range(world):
-            for line in play.lines:
-                self.say(url, line.format(rank=rank, world=world), rank)
-        if play.until_stopped:
+            for line in behaviour.lines:
+                self.print_line(url, line.format(rank=rank, world=world), rank)
+        if behaviour.until_stopped:
             return
-        if play.exit_code:
-            self._tell(url, kind="rank_exit", rank=0, code=play.exit_code, signal="", lines=list(play.lines[-20:]))
-            reason = f"rank 0 exited with {play.exit_code}"
-            self.end(url, State.FAILED, reason=reason, exit_code=play.exit_code)
+        if behaviour.exit_code:
+            self._write_event(
+                url, kind="rank_exit", rank=0, code=behaviour.exit_code, signal="", lines=list(behaviour.lines[-20:])
+            )
+            reason = f"rank 0 exited with {behaviour.exit_code}"
+            self.end(url, State.FAILED, reason=reason, exit_code=behaviour.exit_code)
         else:
             self.end(url, State.FINISHED)
 
-    def _tell(self, url: str, **event: Any) -> None:
+    def _write_event(self, url: str, **event: Any) -> None:
         events = self._attempts[url].events
         events.add(json.dumps({"time": now(), **event}))
         events.flush()

@@ -64,10 +64,10 @@ def test_folders_below_a_mount_can_be_seen_from_pods(tmp_path: Any) -> None:
 
 def test_the_plan_says_what_a_release_of_trainjob_has_no_words_for() -> None:
     options = Options(engine="trainjob", trainer="2.0", pull_secrets=("r",), priority="p")
-    assert len(trainjob.unsaid(options, "2.0")) == 4
+    assert len(trainjob.unsupported_fields(options, "2.0")) == 4
     notes = list(checks.notes(job_of(), 1, options))
     assert any("non-root" in note for note in notes)
-    assert not trainjob.unsaid(Options(engine="trainjob"), "2.3")
+    assert not trainjob.unsupported_fields(Options(engine="trainjob"), "2.3")
 
 
 def test_the_plan_says_that_waiting_counts() -> None:
@@ -213,7 +213,7 @@ def test_links_lead_to_the_logs_of_this_run() -> None:
     ],
 )
 def test_what_keeps_a_pod_waiting_is_said_with_what_to_do(trouble: str, advice: str) -> None:
-    assert advice in kubernetes_status.explained(trouble)
+    assert advice in kubernetes_status.with_advice(trouble)
 
 
 def test_why_is_told_what_the_cluster_remembers_also_of_pods_that_are_gone() -> None:

@@ -28,7 +28,7 @@ def test_an_example_renders_without_credentials(
     words = ["plan", "-f", str(EXAMPLES / f"{example}.yaml"), "--on", target, "--render", str(tmp_path / "manifests")]
     assert main(words) == 0
     bodies = [
-        json.loads(path.read_text()) for path in (tmp_path / "manifests").iterdir() if path.name != manifests.START
+        json.loads(path.read_text()) for path in (tmp_path / "manifests").iterdir() if path.name != manifests.START_FILE
     ]
     assert {body["kind"] for body in bodies} == kinds
     for body in bodies:

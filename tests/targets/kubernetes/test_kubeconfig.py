@@ -14,7 +14,7 @@ import pytest
 
 from headway.core.errors import BadInput, TargetError
 from headway.targets.kubernetes import kubeconfig
-from headway.targets.kubernetes.client import AlreadyExists, Client, Forbidden, NotFound, Unreachable, refusal
+from headway.targets.kubernetes.client import AlreadyExists, Client, Forbidden, NotFound, Unreachable, api_error
 from headway.targets.kubernetes.options import Options
 from headway.targets.kubernetes.target import KubernetesTarget
 
@@ -106,13 +106,13 @@ def test_a_plugins_token_is_used_until_it_expires(tmp_path: Path, monkeypatch: p
 
 def test_a_plugin_that_is_missing_or_fails_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="gcloud components install gke-gcloud-auth-plugin"):
-        kubeconfig.ask_plugin({"command": "/nowhere/gke-gcloud-auth-plugin"}, "https://x")
+        kubeconfig.run_exec_plugin({"command": "/nowhere/gke-gcloud-auth-plugin"}, "https://x")
     with pytest.raises(TargetError, match="gave no credential: no login"):
-        kubeconfig.ask_plugin(
+        kubeconfig.run_exec_plugin(
             {"command": sys.executable, "args": ["-c", "import sys; sys.exit('no login')"]}, "https://x"
         )
     with pytest.raises(TargetError, match="is no credential") as caught:
-        kubeconfig.ask_plugin({"command": sys.executable, "args": ["-c", "print('half a sec')"]}, "https://x")
+        kubeconfig.run_exec_plugin({"command": sys.executable, "args": ["-c", "print('half a sec')"]}, "https://x")
     assert "half a sec" not in str(caught.value), "it may be half a token"
 
 
@@ -132,7 +132,7 @@ def test_a_cluster_that_does_not_answer_is_unreachable(tmp_path: Path, monkeypat
 
 def test_what_a_cluster_refuses_is_told_apart() -> None:
     def answered(code: int, **status: str) -> Exception:
-        return refusal(code, json.dumps({"kind": "Status", **status}).encode(), "POST /x", "here")
+        return api_error(code, json.dumps({"kind": "Status", **status}).encode(), "POST /x", "here")
 
     assert isinstance(answered(404, reason="NotFound", message="jobs x not found"), NotFound)
     assert isinstance(answered(409, reason="AlreadyExists", message="there"), AlreadyExists)
@@ -142,4 +142,4 @@ def test_what_a_cluster_refuses_is_told_apart() -> None:
     assert "resourcequota" in str(quota)
     assert "headway doctor" in str(answered(403, reason="Forbidden", message="cannot create pods"))
     assert "gcloud auth login" in str(answered(401))
-    assert "proxy" in str(refusal(502, b"<html>a proxy", "GET /x", "here"))
+    assert "proxy" in str(api_error(502, b"<html>a proxy", "GET /x", "here"))

@@ -15,7 +15,7 @@ from headway.rundir.layout import RunFolder
 from headway.storage import open_store
 from headway.targets.fake import FakeTarget
 from headway.targets.kubernetes import reaper
-from headway.targets.kubernetes.reaper import ReaperConfig, guard
+from headway.targets.kubernetes.reaper import ReaperConfig, watch_run
 from tests.contract.plays import FAKE, plan_play, write_project
 from tests.contract.suite import WAITS
 from tests.targets.kubernetes.answering import Answering
@@ -60,7 +60,7 @@ def watch(
         return False
 
     watched = ReaperConfig(url=url, namespace="ml", name="r1", workers=3, lifetime_s=lifetime_s, max_wait_s=max_wait_s)
-    return guard(watched, api, wait=wait, say=said.append), said, api
+    return watch_run(watched, api, wait=wait, log=said.append), said, api
 
 
 def nothing(api: Answering) -> None:
@@ -169,6 +169,6 @@ def test_a_reaper_whose_set_is_gone_goes_too_and_one_whose_client_died_waits_a_w
     assert (code, said[-1]) == (0, "statefulset/r1 is gone")
     watched = ReaperConfig(url=url, namespace="ml", name="r1", workers=3, lifetime_s=None, max_wait_s=None)
     looks = iter([False, True])
-    assert guard(watched, Answering(), wait=lambda: next(looks), say=lambda text: None) == 143, "it may still come"
-    monkeypatch.setattr(reaper, "BIRTH_S", -1.0)
-    assert guard(watched, Answering(), wait=lambda: False, say=lambda text: None) == 0
+    assert watch_run(watched, Answering(), wait=lambda: next(looks), log=lambda text: None) == 143, "it may still come"
+    monkeypatch.setattr(reaper, "START_WAIT_S", -1.0)
+    assert watch_run(watched, Answering(), wait=lambda: False, log=lambda text: None) == 0

@@ -56,7 +56,7 @@ def test_the_objects_are_the_ones_that_were_reviewed(case: tuple[str, Options, d
 
 def made(options: Options, **changes: Any) -> list[dict[str, Any]]:
     """All objects, without the stroke that starts them."""
-    return [body for name, body in rendered(options, **changes).items() if name != manifests.START]
+    return [body for name, body in rendered(options, **changes).items() if name != manifests.START_FILE]
 
 
 @EVERY
@@ -120,7 +120,11 @@ def test_everything_is_labelled_and_owned_by_what_starts_the_run_which_the_fuse_
         assert body["metadata"]["labels"]["headway.run"] == RUN
         assert body["metadata"]["annotations"]["headway.url"] == "gs://bucket/runs/{RUN}"
     (owner,) = first["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", lit["metadata"]["name"], kubernetes_options.FUSE_UID)
+    assert (owner["kind"], owner["name"], owner["uid"]) == (
+        "Job",
+        lit["metadata"]["name"],
+        kubernetes_options.GUARD_UID,
+    )
     assert "ownerReferences" not in lit["metadata"]
     for body in others:
         (owner,) = body["metadata"]["ownerReferences"]
@@ -134,10 +138,10 @@ def test_nothing_runs_before_the_last_request_which_starts_it_and_takes_it_from_
 ) -> None:
     *_, (name, stroke) = rendered(options, **changes).items()
     lit, first, *others = made(options, **changes)
-    assert name == manifests.START
+    assert name == manifests.START_FILE
     assert (stroke["kind"], stroke["metadata"]["name"]) == (first["kind"], first["metadata"]["name"])
     assert stroke["metadata"]["ownerReferences"] is None
-    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, manifests.BURNS_S)
+    assert (lit["spec"]["completions"], lit["spec"]["ttlSecondsAfterFinished"]) == (0, manifests.GUARD_TTL_S)
     if first["kind"] == "PyTorchJob":
         assert first["spec"]["runPolicy"]["suspend"] is True
         assert stroke["spec"] == {"runPolicy": {"suspend": False}}
@@ -313,9 +317,11 @@ def test_what_the_operators_webhook_refuses_is_refused_here(spoil: Any, complain
 
 
 def test_names_that_an_engine_cannot_carry_are_refused() -> None:
-    stateful = kubernetes_options.filled(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
+    stateful = kubernetes_options.fill_placeholders(rendered(Options())["statefulset.json"], {RUN: "n" * 53})
     assert any("52" in problem for problem in checks.admission_problems(stateful))
-    job = kubernetes_options.filled(rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49})
+    job = kubernetes_options.fill_placeholders(
+        rendered(Options(engine="trainjob"), **FULL)["trainjob.json"], {RUN: "n" * 49}
+    )
     assert any("characters" in problem for problem in checks.admission_problems(job))
 
 

@@ -111,9 +111,9 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Google must not be asked as often as a test's own server may be."""
-    monkeypatch.setattr(target, "LOOK_S", 0.2)
-    monkeypatch.setattr(target, "ASK_S", 0.5)
-    monkeypatch.setattr(client, "ASK_S", 0.4)
-    monkeypatch.setattr(client, "LOOK_S", 0.2)
-    monkeypatch.setattr(lifecycle, "LONGEST_LOOK_S", 0.3)
-    monkeypatch.setattr(lifecycle, "LOOK_S", 0.1)
+    monkeypatch.setattr(target, "POLL_S", 0.2)
+    monkeypatch.setattr(target, "QUERY_S", 0.5)
+    monkeypatch.setattr(client, "QUERY_S", 0.4)
+    monkeypatch.setattr(client, "POLL_S", 0.2)
+    monkeypatch.setattr(lifecycle, "LONGEST_POLL_S", 0.3)
+    monkeypatch.setattr(lifecycle, "QUEUE_POLL_S", 0.1)

@@ -169,7 +169,7 @@ def test_what_cloud_logging_does_not_let_us_read_is_said_and_stops_nothing(lab: 
     assert hold.outcome().status.state is State.FINISHED
 
 
-@pytest.mark.parametrize("state", vertex_lifecycle.WORDS)
+@pytest.mark.parametrize("state", vertex_lifecycle.STATE_TEXT)
 def test_every_state_of_vertex_ai_is_understood(lab: Lab, state: str) -> None:
     lab.server.full.add("us-east1")
     hold = lab.start(WAITS)
@@ -180,7 +180,7 @@ def test_every_state_of_vertex_ai_is_understood(lab: Lab, state: str) -> None:
     failed = {"JOB_STATE_FAILED", "JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED"}
     expected = State.STOPPED if state in stopped else State.FAILED if state in failed else State.PENDING
     assert found.state is expected, found
-    assert vertex_lifecycle.WORDS[state] in found.reason
+    assert vertex_lifecycle.STATE_TEXT[state] in found.reason
     job["state"] = "JOB_STATE_QUEUED"
 
 
@@ -188,7 +188,7 @@ def test_the_words_cover_googles_own_list_of_states() -> None:
     from tests.servers import vertex_messages
 
     states: Any = vertex_messages._types("job_state").JobState
-    assert {state.name for state in states} == set(vertex_lifecycle.WORDS)
+    assert {state.name for state in states} == set(vertex_lifecycle.STATE_TEXT)
 
 
 def test_a_state_that_a_later_vertex_invents_is_of_a_job_that_lives(lab: Lab) -> None:

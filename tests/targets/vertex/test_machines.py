@@ -9,7 +9,7 @@ from headway.pricing.table import MACHINE, load
 from headway.spec import Accelerator, Job, Resources
 from headway.spec.fields import ACCELERATORS as NAMES
 from headway.targets.vertex import machines
-from headway.targets.vertex.machines import ACCELERATORS, MACHINES, attachable, chosen, problems
+from headway.targets.vertex.machines import ACCELERATORS, MACHINES, attachable, machine_name, problems
 from tests.servers import vertex_rules
 
 
@@ -54,7 +54,7 @@ def test_a_pair_that_vertex_has_is_taken(pair: tuple[str, str]) -> None:
 
 
 def test_a_family_younger_than_the_table_is_left_to_vertex() -> None:
-    assert machines.unknown("z9-highgpu-8g")
+    assert machines.is_unknown_family("z9-highgpu-8g")
     assert not list(problems("z9-highgpu-8g", wanted("B200:8"), where="resources"))
     assert machines.cpus_of("z9-standard-44") == 44
 
@@ -88,7 +88,7 @@ def test_every_accelerator_is_one_that_a_job_file_may_name() -> None:
     ],
 )
 def test_a_machine_is_chosen_where_the_job_names_none(resources: Resources, machine: str) -> None:
-    assert chosen(resources) == machine
+    assert machine_name(resources) == machine
     assert not list(problems(machine, resources.accelerator, where="resources"))
 
 
@@ -104,7 +104,7 @@ def test_the_machine_is_the_one_that_the_price_is_reckoned_with(
 ) -> None:
     resources = Resources(accelerator=wanted(accelerator), cpus=cpus, memory=memory)
     machine = shape(Job(name="j", recipe="captioning", resources=resources))[0]
-    assert chosen(resources) == machine
+    assert machine_name(resources) == machine
     assert machine in MACHINES, "one that Vertex AI trains on"
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from headway.planning import Plan
 from headway.targets.vertex import boot, package
-from headway.targets.vertex.package import boot_source, file_name, needs, planned_code, sdist
+from headway.targets.vertex.package import boot_source, file_name, planned_code, requirements, sdist
 from tests.servers.vertex_machines import Image
 from tests.targets.vertex.jobs import planned
 
@@ -73,7 +73,7 @@ def test_it_requires_nothing_that_pip_would_bring(tmp_path: Path) -> None:
 
 
 def test_what_headway_needs_is_what_its_own_metadata_says() -> None:
-    base, trains = needs(()), needs(("gcp", "train"))
+    base, trains = requirements(()), requirements(("gcp", "train"))
     assert any(line.startswith("obstore") for line in base)
     assert not any(line.startswith(("torch", "google-auth")) for line in base)
     assert {re.split("[<>=;]", line)[0] for line in trains} >= {"torch", "numpy", "google-auth", "obstore"}

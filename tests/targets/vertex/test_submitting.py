@@ -15,7 +15,7 @@ from headway.launcher import lifecycle
 from headway.spec import Accelerator, Image, Resources
 from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.client import ApiError, Client, OutOfCapacity, Unreachable
-from headway.targets.vertex.lifecycle import live
+from headway.targets.vertex.lifecycle import live_jobs
 from tests.contract.suite import WAITS
 from tests.servers.loopback import Fault
 from tests.servers.vertex_machines import Image as There
@@ -144,7 +144,7 @@ def test_a_silent_vertex_leaves_what_the_folder_says(lab: Lab) -> None:
     silent = Fault(kind="refuse", status=503, times=10**6)
     lab.server.faults.append(silent)
     client: Client = target._client()  # type: ignore[attr-defined]
-    client.patience = type(client.patience)(tries=1)
+    client.retry = type(client.retry)(tries=1)
     status = target.status(hold.handle)
     assert status.state is State.RUNNING
     assert "Google answers 503" in status.reason
@@ -162,7 +162,7 @@ def test_long_lists_are_read_to_their_end(lab: Lab) -> None:
     for number in range(5):
         target.submit(plan, f"r{number}")
     assert [handle.run for handle in target.found()] == [f"r{number}" for number in range(5)]
-    assert len(live(Client("my-project"), ["us-east1", "us-central1"])) == 5
+    assert len(live_jobs(Client("my-project"), ["us-east1", "us-central1"])) == 5
 
 
 @pytest.mark.parametrize("moment", ["before", "created", "recorded"])

@@ -31,7 +31,7 @@ def operator(cluster: Cluster, crd: str) -> Iterator[None]:
     install(cluster, crd)
     over = threading.Event()
     api = Client()
-    api._known()  # while KUBECONFIG is what the test has set
+    api._access()  # while KUBECONFIG is what the test has set
     act = _pytorch_jobs if crd.startswith("pytorchjobs") else _train_jobs
     worker = threading.Thread(target=_run, args=(api, act, over), daemon=True)
     worker.start()

@@ -79,7 +79,7 @@ def _ssh(launched: RunHandle) -> ExecTarget:
     call = f"exec {engine}{shlex.quote(python)}"
     return ExecTarget(
         where=str(machines[0]),
-        words=tuple(connection.words(machines[0], options, call)),
+        words=tuple(connection.ssh_command(machines[0], options, call)),
         url=there.folder,
         python=python,
         quoted=True,

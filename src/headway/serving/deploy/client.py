@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.errors import BadInput, HeadwayError, TargetError
 from headway.serving.deploy import vertex
 from headway.serving.deploy.model import LABEL, Deployment, Request, take_down
-from headway.targets.vertex.client import OVERRIDES, ApiError, Client, NotFound
+from headway.targets.vertex.client import HOST_OVERRIDES, ApiError, Client, NotFound
 
 LOOK_S = 3.0
 READY_S = 1800.0  # a first machine with a GPU and a large image is slow
@@ -25,21 +25,21 @@ class Cloud(Client):
     """API client for Cloud Run and Vertex AI in one project."""
 
     def run_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{OVERRIDES}RUN")
+        override = os.environ.get(f"{HOST_OVERRIDES}RUN")
         host = override.rstrip("/") if override else f"https://{region}-run.googleapis.com"
         return f"{host}/{path}"
 
     def vertex_url(self, region: str, path: str) -> str:
-        override = os.environ.get(f"{OVERRIDES}AIPLATFORM")
+        override = os.environ.get(f"{HOST_OVERRIDES}AIPLATFORM")
         host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
         return f"{host}/{path}"
 
     def ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request once, without retries: if the answer is lost, the resource may have been created."""
-        return self._told(url, lambda: self._asked(method, url, body, None))
+        return self._told(url, lambda: self._request(method, url, body, None))
 
     def look(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return self._told(url, lambda: self._patiently("GET", url, None, query))
+        return self._told(url, lambda: self._with_retry("GET", url, None, query))
 
     def _told(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Reword errors of Cloud Run, since the shared messages name Vertex AI."""
@@ -51,7 +51,7 @@ class Cloud(Client):
             what = error.problem.what.replace("Vertex AI", "Cloud Run")
             fix = error.problem.fix.replace("aiplatform.googleapis.com logging", "run.googleapis.com logging")
             fix = _ROLE.format(project=self.project) if "aiplatform.user" in fix else fix
-            raise type(error)(what, status=error.status, said=error.said, fix=fix) from None
+            raise type(error)(what, status=error.status, message=error.message, fix=fix) from None
 
 
 # Cloud Run

@@ -20,20 +20,20 @@ from headway.targets.docker.render import NVIDIA
 if TYPE_CHECKING:
     from headway.spec import Job
 
-_CARRIES_GPUS = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
+_GPU_RUNTIMES = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
 
 
 def problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
     yield from reference.problems(dump(job)["image"], job.name)
     if job.requirements and not job.image.uri:
         yield from requirements.problems(Path(job.root), job.requirements)
-    yield from _mounts(job)
-    yield from _secrets(job)
-    yield from _nodes(job, options)
-    yield from _daemon(job, options, engine)
+    yield from _mount_problems(job)
+    yield from _secret_problems(job)
+    yield from _node_problems(job, options)
+    yield from _daemon_problems(job, options, engine)
 
 
-def _mounts(job: Job) -> Iterator[Problem]:
+def _mount_problems(job: Job) -> Iterator[Problem]:
     for mount in job.mounts:
         if mount.pvc:
             what = f"{mount.pvc} is a volume of a Kubernetes cluster"
@@ -44,14 +44,14 @@ def _mounts(job: Job) -> Iterator[Problem]:
             )
 
 
-def _secrets(job: Job) -> Iterator[Problem]:
+def _secret_problems(job: Job) -> Iterator[Problem]:
     for name, secret in job.secrets.items():
         if parse(secret.ref).kind == "k8s":
             what = f"{secret.ref} lies in a Kubernetes cluster, and containers here are outside of it"
             yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
-def _nodes(job: Job, options: Options) -> Iterator[Problem]:
+def _node_problems(job: Job, options: Options) -> Iterator[Problem]:
     if job.resources.nodes > 1 and options.network:
         what = (
             f"{job.resources.nodes} nodes need a private network to find each other, and {options.network} is not one"
@@ -59,7 +59,7 @@ def _nodes(job: Job, options: Options) -> Iterator[Problem]:
         yield Problem(what=what, where="targets", fix="remove `network`, or nodes: 1 with more processes")
 
 
-def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
+def _daemon_problems(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
     """Check that the daemon exists, is reachable, permits access, is on this machine and can do what the job needs."""
     remote = os.environ.get("DOCKER_HOST", "")
     if remote and not remote.startswith("unix:"):
@@ -67,26 +67,26 @@ def _daemon(job: Job, options: Options, engine: Engine) -> Iterator[Problem]:
         yield Problem(what=what, where="DOCKER_HOST", fix="unset DOCKER_HOST; or use an ssh target for that machine")
         return
     try:
-        known = _info(options, engine)
+        info = _daemon_info(options, engine)
     except EngineError as error:
         yield error.problem
         return
-    if options.user == "me" and os.getuid() and "name=rootless" in (known.get("SecurityOptions") or ()):
+    if options.user == "me" and os.getuid() and "name=rootless" in (info.get("SecurityOptions") or ()):
         what = "this Docker is rootless: what a container writes as you would belong to somebody else outside"
         yield Problem(what=what, where="targets", fix="write `user: root` in the target's entry: inside, that is you")
-    if job.resources.accelerator and NVIDIA.exists() and not _can_use_gpus(known):
+    if job.resources.accelerator and NVIDIA.exists() and not _can_use_gpus(info):
         what = "a GPU is here, and containers cannot use it: the NVIDIA container toolkit is missing"
         fix = "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure"
         yield Problem(what=what, where="resources.accelerator", fix=f"{fix} && sudo systemctl restart docker")
 
 
-def _info(options: Options, engine: Engine) -> dict[str, Any]:
+def _daemon_info(options: Options, engine: Engine) -> dict[str, Any]:
     argv = [options.command, "info", "--format", "{{json .}}"]
-    known: dict[str, Any] = json.loads(engine(argv))
-    if known.get("ServerErrors"):  # older clients report errors here and still exit with 0
-        raise refusal(argv, "\n".join(map(str, known["ServerErrors"])))
-    return known
+    info: dict[str, Any] = json.loads(engine(argv))
+    if info.get("ServerErrors"):  # older clients report errors here and still exit with 0
+        raise refusal(argv, "\n".join(map(str, info["ServerErrors"])))
+    return info
 
 
-def _can_use_gpus(known: dict[str, Any]) -> bool:
-    return "nvidia" in (known.get("Runtimes") or {}) or any(which(name) for name in _CARRIES_GPUS)
+def _can_use_gpus(info: dict[str, Any]) -> bool:
+    return "nvidia" in (info.get("Runtimes") or {}) or any(which(name) for name in _GPU_RUNTIMES)

@@ -42,20 +42,26 @@ class Volume:
     at: str
     read_only: bool = False
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         fields = ["type=bind", f"source={self.source}", f"target={self.at}", *(["readonly"] if self.read_only else [])]
         return ["--mount", _csv(fields)]
 
 
 def mounts(plan: Plan, node: int) -> list[str]:
     """Return all `--mount` arguments of one node's container."""
-    chosen: dict[str, Volume] = {}
-    for volume in (*_data(plan), *_written(plan), *_node(plan, node), *_secrets(plan, node), *_code(plan)):
-        known = chosen.get(volume.at)
-        if known is None or known.read_only:  # a writable mount replaces a read-only one
-            chosen[volume.at] = volume
-    words = [word for at in sorted(chosen) for word in chosen[at].words()]
-    return [*words, *(word for mount in plan.job.get("mounts", ()) for word in _asked(mount))]
+    volumes: dict[str, Volume] = {}
+    for volume in (
+        *_data_volumes(plan),
+        *_writable_volumes(plan),
+        *_node_volumes(plan, node),
+        *_secret_volumes(plan, node),
+        *_code_volumes(plan),
+    ):
+        existing = volumes.get(volume.at)
+        if existing is None or existing.read_only:  # a writable mount replaces a read-only one
+            volumes[volume.at] = volume
+    arguments = [argument for at in sorted(volumes) for argument in volumes[at].arguments()]
+    return [*arguments, *(argument for mount in plan.job.get("mounts", ()) for argument in _job_mount(mount))]
 
 
 def folders(plan: Plan) -> list[str]:
@@ -63,23 +69,23 @@ def folders(plan: Plan) -> list[str]:
 
     Docker refuses to mount a missing folder, and creates missing mount points as root.
     """
-    place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
-    own = [f"{place}/spool", *(f"{place}/node-{node}/spool" for node in range(plan.nodes))]
+    run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    created = [f"{run_dir}/spool", *(f"{run_dir}/node-{node}/spool" for node in range(plan.nodes))]
     if plan.job.get("image", {}).get("uri"):
-        own += [f"{place}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
-    return [*own, *(volume.source for volume in _written(plan))]
+        created += [f"{run_dir}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
+    return [*created, *(volume.source for volume in _writable_volumes(plan))]
 
 
-def _data(plan: Plan) -> Iterator[Volume]:
+def _data_volumes(plan: Plan) -> Iterator[Volume]:
     for source in [*sorted(plan.data), plan.job.get("init_from")]:
-        folder = _local(source)
+        folder = _local_path(source)
         if folder is not None:
             yield Volume(source=str(folder), at=str(folder), read_only=True)
 
 
-def _written(plan: Plan) -> Iterator[Volume]:
+def _writable_volumes(plan: Plan) -> Iterator[Volume]:
     run = local_path(run_url(str(plan.job["outputs"]), RUN))
-    export = _local(plan.job.get("export", {}).get("to"))
+    export = _local_path(plan.job.get("export", {}).get("to"))
     cache = plan.job.get("cache", {}).get("dir")
     if run is not None:
         yield Volume(source=str(run), at=str(run))
@@ -91,42 +97,42 @@ def _written(plan: Plan) -> Iterator[Volume]:
         yield Volume(source=str(Path("~/.cache/headway").expanduser()), at=f"{HOME}/.cache/headway")
 
 
-def _node(plan: Plan, node: int) -> Iterator[Volume]:
-    place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
-    yield Volume(source=f"{place}/node-{node}", at=NODE)
-    yield Volume(source=f"{place}/spool", at=f"{NODE}/spool")
+def _node_volumes(plan: Plan, node: int) -> Iterator[Volume]:
+    run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    yield Volume(source=f"{run_dir}/node-{node}", at=NODE)
+    yield Volume(source=f"{run_dir}/spool", at=f"{NODE}/spool")
 
 
-def _secrets(plan: Plan, node: int) -> Iterator[Volume]:
-    clouds = secrets.used_by(plan.job)
-    folder = secrets.folder_of(run_url(str(plan.job["outputs"]), RUN))
-    if secrets.brought(plan) or clouds:
+def _secret_volumes(plan: Plan, node: int) -> Iterator[Volume]:
+    clouds = secrets.clouds_of(plan.job)
+    folder = secrets.secrets_dir(run_url(str(plan.job["outputs"]), RUN))
+    if secrets.client_secrets(plan) or clouds:
         yield Volume(source=f"{folder}/node-{node}", at=SECRETS)
     for name, cloud in clouds.items():
         if cloud.at:
             yield Volume(source=f"{folder}/{name}", at=cloud.at, read_only=True)
 
 
-def _code(plan: Plan) -> Iterator[Volume]:
+def _code_volumes(plan: Plan) -> Iterator[Volume]:
     """Mount the code and Headway into a ready image, which may contain neither."""
     if plan.job.get("image", {}).get("uri"):
-        place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
-        yield Volume(source=f"{place}/code", at=CODE)
-        yield Volume(source=f"{place}/headway", at=WHEEL, read_only=True)
-        yield Volume(source=f"{place}/home", at=HOME)
+        run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+        yield Volume(source=f"{run_dir}/code", at=CODE)
+        yield Volume(source=f"{run_dir}/headway", at=WHEEL, read_only=True)
+        yield Volume(source=f"{run_dir}/home", at=HOME)
 
 
-def _asked(mount: dict[str, Any]) -> list[str]:
+def _job_mount(mount: dict[str, Any]) -> list[str]:
     """Return the arguments for one entry of the job's `mounts`."""
     if mount.get("path"):
-        return Volume(source=mount["path"], at=mount["at"], read_only=bool(mount.get("read_only"))).words()
+        return Volume(source=mount["path"], at=mount["at"], read_only=bool(mount.get("read_only"))).arguments()
     server, _, export = str(mount["nfs"]).partition(":")
     options = f"volume-opt=o=addr={server},{'ro' if mount.get('read_only') else 'rw'}"
     fields = ["type=volume", f"target={mount['at']}", "volume-driver=local", "volume-opt=type=nfs", options]
     return ["--mount", _csv([*fields, f"volume-opt=device=:{export}"])]
 
 
-def _local(url: object) -> Path | None:
+def _local_path(url: object) -> Path | None:
     if not url or str(url).startswith(("builtin:", "http:", "https:")):
         return None
     return local_path(str(url))
@@ -143,7 +149,7 @@ URL_LABEL, NODE_LABEL = "headway.url", "headway.node"
 EXPIRES = "{EXPIRES}"  # placeholder for the time of expiry (Unix seconds), filled in at launch
 NVIDIA = Path("/dev/nvidiactl")
 # Reads the injected secrets from memory as the supervisor would.
-_VERB = (
+_CLI_ENTRY = (
     "import os, sys; from headway.supervisor.rank_env import take_over; take_over(os.environ); "
     "from headway.cli import main; sys.exit(main(sys.argv[1:]))"
 )
@@ -152,39 +158,43 @@ WORK_BYTES = 64 << 20  # the plan, and secrets given as files
 
 def requests(plan: Plan, options: Options) -> list[Request]:
     """Return the commands that create image, network and one container per node, and start them, in this order."""
-    return [*_image(plan, options), *gang(plan, options)]
+    return [*_image(plan, options), *run_requests(plan, options)]
 
 
-def gang(plan: Plan, options: Options) -> list[Request]:
+def run_requests(plan: Plan, options: Options) -> list[Request]:
     """Return the commands for resources that belong to one run and are removed with it."""
-    starts = {"argv": [options.command, "start", *(container_name(plan, node) for node in range(plan.nodes))]}
+    start = {"argv": [options.command, "start", *(container_name(plan, node) for node in range(plan.nodes))]}
     return [
         *_network(plan, options),
         *(Request(name=f"node-{n}.json", body=_container(plan, options, n)) for n in range(plan.nodes)),
-        Request(name="start.json", body=starts),
+        Request(name="start.json", body=start),
     ]
 
 
-def filled(argv: Sequence[str], run: str, owner: Owner, expires: str = "") -> list[str]:
+def fill_placeholders(argv: Sequence[str], run: str, owner: Owner, expires: str = "") -> list[str]:
     """Fill in what is known only at launch: the run's name, its owner and its time of expiry."""
-    own = {
+    label_values = {
         f"{OWNER_LABEL}={OWNER}": f"{OWNER_LABEL}={owner.id}",
         f"{OWNER_NAME_LABEL}={OWNER_NAME}": f"{OWNER_NAME_LABEL}={owner.name}",
         f"{EXPIRES_LABEL}={EXPIRES}": f"{EXPIRES_LABEL}={expires}",
     }
-    return [own.get(word) or word.replace(RUN, run) for word in argv]
+    return [label_values.get(argument) or argument.replace(RUN, run) for argument in argv]
 
 
 def container_name(plan: Plan, node: int) -> str:
-    return f"{_stem(plan)}-{node}"
+    return f"{_name_prefix(plan)}-{node}"
 
 
-def verb(plan: Plan, options: Options, words: Sequence[str]) -> list[str]:
+def cli_command(plan: Plan, options: Options, arguments: Sequence[str]) -> list[str]:
     """Return the command that runs one Headway verb in a temporary container like that of the run's first node."""
-    asked = {str(name): str(value) for name, value in plan.job.get("env", {}).items()}
-    path = ":".join(filter(None, (WHEEL, asked.pop("PYTHONPATH", ""))))
-    env = [word for name, value in {**asked, "PYTHONPATH": path}.items() for word in ("--env", f"{name}={value}")]
-    return [*(options.command, "run", "--rm"), *_sandbox(plan, options, 0, env), "-c", _VERB, *words]
+    image_arguments = {str(name): str(value) for name, value in plan.job.get("env", {}).items()}
+    path = ":".join(filter(None, (WHEEL, image_arguments.pop("PYTHONPATH", ""))))
+    env = [
+        argument
+        for name, value in {**image_arguments, "PYTHONPATH": path}.items()
+        for argument in ("--env", f"{name}={value}")
+    ]
+    return [*(options.command, "run", "--rm"), *_sandbox(plan, options, 0, env), "-c", _CLI_ENTRY, *arguments]
 
 
 def lifetime_s(plan: Plan) -> float | None:
@@ -195,7 +205,7 @@ def lifetime_s(plan: Plan) -> float | None:
     return limits.budget_s + (limits.max_wait_s or 0.0) + limits.grace_s + 3600.0
 
 
-def _stem(plan: Plan) -> str:
+def _name_prefix(plan: Plan) -> str:
     """Return the name prefix, with a hash of the outputs: two folders may each hold a run of the same name."""
     outputs = hashlib.sha256(str(plan.job["outputs"]).encode()).hexdigest()[:8]
     return f"headway-{RUN}-{outputs}"
@@ -221,7 +231,10 @@ def _network(plan: Plan, options: Options) -> list[Request]:
     if plan.nodes == 1 or options.network:
         return []
     return [
-        Request(name="network.json", body={"argv": [options.command, "network", "create", *_labels(plan), _stem(plan)]})
+        Request(
+            name="network.json",
+            body={"argv": [options.command, "network", "create", *_labels(plan), _name_prefix(plan)]},
+        )
     ]
 
 
@@ -232,7 +245,7 @@ def _container(plan: Plan, options: Options, node: int) -> dict[str, Any]:
         *_sandbox(plan, options, node),
         *("-m", SUPERVISOR, "--run", url),
     ]
-    return {"argv": argv, "secrets": _references(plan)}
+    return {"argv": argv, "secrets": _secret_references(plan)}
 
 
 def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -> list[str]:
@@ -241,12 +254,12 @@ def _sandbox(plan: Plan, options: Options, node: int, env: Sequence[str] = ()) -
     return [
         *_labels(plan),
         *("--label", f"{NODE_LABEL}={node}"),
-        *_who(options),
-        *_limits(plan, options, node),
-        *_net(plan, options, node),
+        *_user_arguments(options),
+        *_resource_limits(plan, options, node),
+        *_network_arguments(plan, options, node),
         *("--tmpfs", f"{WORK}:rw,nosuid,nodev,mode=1777,size={WORK_BYTES}"),
         *mounts(plan, node),
-        *_environment(plan, url, node),
+        *_environment_arguments(plan, url, node),
         *env,
         *("--workdir", CODE, "--entrypoint", options.python),
         *options.args,
@@ -259,49 +272,51 @@ def _labels(plan: Plan) -> list[str]:
     labels = {RUN_LABEL: RUN, URL_LABEL: url, OWNER_LABEL: OWNER, OWNER_NAME_LABEL: OWNER_NAME}
     if lifetime_s(plan) is not None:
         labels[EXPIRES_LABEL] = EXPIRES
-    return [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
+    return [argument for name, value in labels.items() for argument in ("--label", f"{name}={value}")]
 
 
-def _who(options: Options) -> list[str]:
+def _user_arguments(options: Options) -> list[str]:
     """Run as the host's user, so that this user owns all files written, and without any further privileges."""
     uid, gid = (0, 0) if options.user == "root" else (os.getuid(), os.getgid())
     # Root keeps one capability that it relies on: to access files of other users.
-    powers = ["--cap-drop", "ALL", *(["--cap-add", "DAC_OVERRIDE"] if uid == 0 else [])]
+    capabilities = ["--cap-drop", "ALL", *(["--cap-add", "DAC_OVERRIDE"] if uid == 0 else [])]
     # Disable SELinux labels; otherwise the user's folders would have to be relabelled before mounting.
-    safety = ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
-    keep = ["--userns", "keep-id"] if uid and Path(options.command).name == "podman" else []
-    return [*keep, "--user", f"{uid}:{gid}", *powers, *safety]
+    security = ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+    user_namespace = ["--userns", "keep-id"] if uid and Path(options.command).name == "podman" else []
+    return [*user_namespace, "--user", f"{uid}:{gid}", *capabilities, *security]
 
 
-def _limits(plan: Plan, options: Options, node: int) -> list[str]:
+def _resource_limits(plan: Plan, options: Options, node: int) -> list[str]:
     resources = plan.job.get("resources", {})
     # Any `docker stop`, including the user's own, then waits for a checkpoint.
-    words = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
+    arguments = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
     if resources.get("memory"):  # no swap: a run that does not fit is killed instead of slowed down for days
-        words += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
+        arguments += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
     if resources.get("cpus"):
-        words += ["--cpus", str(resources["cpus"])]
+        arguments += ["--cpus", str(resources["cpus"])]
     accelerator = resources.get("accelerator")
     if accelerator and NVIDIA.exists():
-        words += _gpus(options, [str(node * accelerator["count"] + i) for i in range(accelerator["count"])])
-    return words
+        arguments += _gpu_arguments(
+            options, [str(node * accelerator["count"] + i) for i in range(accelerator["count"])]
+        )
+    return arguments
 
 
-def _gpus(options: Options, devices: list[str]) -> list[str]:
+def _gpu_arguments(options: Options, devices: list[str]) -> list[str]:
     """Give each node its own devices."""
     if Path(options.command).name == "podman":
-        return [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
+        return [argument for device in devices for argument in ("--device", f"nvidia.com/gpu={device}")]
     return ["--gpus", f'"device={",".join(devices)}"']
 
 
-def _net(plan: Plan, options: Options, node: int) -> list[str]:
+def _network_arguments(plan: Plan, options: Options, node: int) -> list[str]:
     if options.network:
         return ["--network", options.network]
-    return ["--network", _stem(plan), "--network-alias", f"node-{node}"] if plan.nodes > 1 else []
+    return ["--network", _name_prefix(plan), "--network-alias", f"node-{node}"] if plan.nodes > 1 else []
 
 
-def _environment(plan: Plan, url: str, node: int) -> list[str]:
-    own = {
+def _environment_arguments(plan: Plan, url: str, node: int) -> list[str]:
+    fixed = {
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": url,
         "HEADWAY_TARGET": KIND,
@@ -309,26 +324,26 @@ def _environment(plan: Plan, url: str, node: int) -> list[str]:
         "HEADWAY_SPOOL": f"{NODE}/spool",
         "HEADWAY_WORK_DIR": WORK,
     }
-    clouds = secrets.used_by(plan.job)
-    if secrets.brought(plan) or clouds:
-        own["HEADWAY_SECRETS_DIR"] = SECRETS
+    clouds = secrets.clouds_of(plan.job)
+    if secrets.client_secrets(plan) or clouds:
+        fixed["HEADWAY_SECRETS_DIR"] = SECRETS
     if plan.nodes > 1:
-        own |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
+        fixed |= {"HEADWAY_HOSTS": ",".join(f"node-{n}" for n in range(plan.nodes)), "HEADWAY_NODE": str(node)}
     if plan.job.get("image", {}).get("uri"):
-        own |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # images built by Headway set these themselves
+        fixed |= {"HOME": HOME, "PYTHONPATH": WHEEL, "USER": "headway"}  # images built by Headway set these themselves
     # Name only: docker takes the value from this shell, if set. None of these is secret.
     plain = sorted({name for cloud in clouds.values() for name in cloud.plain})
-    words = [*(f"{name}={value}" for name, value in own.items()), *plain]
-    return [word for pair in words for word in ("--env", pair)]
+    arguments = [*(f"{name}={value}" for name, value in fixed.items()), *plain]
+    return [argument for pair in arguments for argument in ("--env", pair)]
 
 
-def _references(plan: Plan) -> dict[str, str]:
+def _secret_references(plan: Plan) -> dict[str, str]:
     """Return where the values injected through memory come from, never the values."""
-    clouds = secrets.used_by(plan.job).values()
-    found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
-    found |= {
-        inside: f"file:${variable} or {default}, where there"
+    clouds = secrets.clouds_of(plan.job).values()
+    references = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
+    references |= {
+        container_path: f"file:${variable} or {default}, where there"
         for cloud in clouds
-        for inside, (variable, default) in cloud.files.items()
+        for container_path, (variable, default) in cloud.files.items()
     }
-    return {**found, **secrets.brought(plan)}
+    return {**references, **secrets.client_secrets(plan)}

@@ -23,7 +23,7 @@ from headway.targets.docker.render import NODE_LABEL, URL_LABEL
 # Listing
 
 
-_LOOKS = 5  # a resource may vanish between listing and inspecting it
+_LIST_TRIES = 5  # a resource may vanish between listing and inspecting it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class DockerResource:
     node: int = 0
     state: str = ""  # created, running, paused, restarting, removing, exited or dead; empty for a network
     exit_code: int = 0
-    trouble: str = ""  # the daemon's explanation of its exit
+    error: str = ""  # the daemon's explanation of its exit
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} ({self.id[:12]})"
@@ -53,27 +53,29 @@ class DockerResource:
 
 def containers(engine: Engine, command: str, url: str | None = None) -> list[DockerResource]:
     """List the containers of one run, or of all runs, sorted by node."""
-    found = [_container(item) for item in _listed(engine, [command, "container"], ["ls", "--all", "--no-trunc"])]
-    return sorted(_of(found, url), key=lambda thing: (thing.url, thing.node))
+    listed = [
+        _container(item) for item in _inspect_labelled(engine, [command, "container"], ["ls", "--all", "--no-trunc"])
+    ]
+    return sorted(_filter_by_run(listed, url), key=lambda resource: (resource.url, resource.node))
 
 
 def networks(engine: Engine, command: str, url: str | None = None) -> list[DockerResource]:
-    found = [_network(item) for item in _listed(engine, [command, "network"], ["ls", "--no-trunc"])]
-    return _of(found, url)
+    listed = [_network(item) for item in _inspect_labelled(engine, [command, "network"], ["ls", "--no-trunc"])]
+    return _filter_by_run(listed, url)
 
 
-def _of(things: list[DockerResource], url: str | None) -> list[DockerResource]:
-    return [thing for thing in things if thing.run and (url is None or same_place(thing.url, url))]
+def _filter_by_run(resources: list[DockerResource], url: str | None) -> list[DockerResource]:
+    return [resource for resource in resources if resource.run and (url is None or same_place(resource.url, url))]
 
 
-def _listed(engine: Engine, noun: list[str], ls: list[str]) -> list[dict[str, Any]]:
-    for _ in range(_LOOKS):
+def _inspect_labelled(engine: Engine, noun: list[str], ls: list[str]) -> list[dict[str, Any]]:
+    for _ in range(_LIST_TRIES):
         ids = engine([*noun, *ls, "--quiet", "--filter", f"label={RUN_LABEL}"]).split()
         if not ids:
             return []
         try:
-            found: list[dict[str, Any]] = json.loads(engine([*noun, "inspect", *ids]))
-            return found
+            inspected: list[dict[str, Any]] = json.loads(engine([*noun, "inspect", *ids]))
+            return inspected
         except NotFound:
             continue
     return []
@@ -81,25 +83,27 @@ def _listed(engine: Engine, noun: list[str], ls: list[str]) -> list[dict[str, An
 
 def _container(item: Mapping[str, Any]) -> DockerResource:
     state, labels = item["State"], item["Config"].get("Labels") or {}
-    trouble = "out of memory" if state.get("OOMKilled") else str(state.get("Error") or "")
+    error = "out of memory" if state.get("OOMKilled") else str(state.get("Error") or "")
     return DockerResource(
         kind="container",
         id=item["Id"],
         name=str(item["Name"]).lstrip("/"),
         state=str(state["Status"]).replace("stopped", "exited").replace("configured", "created"),  # podman's names
         exit_code=int(state.get("ExitCode") or 0),
-        trouble=trouble,
+        error=error,
         node=int(labels.get(NODE_LABEL) or 0),
-        **_labels(labels),
+        **_label_fields(labels),
     )
 
 
 def _network(item: Mapping[str, Any]) -> DockerResource:
-    plain = {key.lower(): value for key, value in item.items()}  # podman writes its keys in lower case
-    return DockerResource(kind="network", id=plain["id"], name=plain["name"], **_labels(plain.get("labels") or {}))
+    fields = {key.lower(): value for key, value in item.items()}  # podman writes its keys in lower case
+    return DockerResource(
+        kind="network", id=fields["id"], name=fields["name"], **_label_fields(fields.get("labels") or {})
+    )
 
 
-def _labels(labels: Mapping[str, str]) -> dict[str, Any]:
+def _label_fields(labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "run": labels.get(RUN_LABEL, ""),
         "url": labels.get(URL_LABEL, ""),
@@ -109,22 +113,25 @@ def _labels(labels: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-LOOK_S = 0.1
+POLL_S = 0.1
 DETACH_S = 10.0  # docker detaches a removed container from its network a moment later
 
 
 def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     """Stop the containers, remove everything and list again for the receipt."""
-    before = _things(engine, command, handle.url)
+    before = _list_resources(engine, command, handle.url)
     ended = status.ended_or_never_started(handle)
     if ended:  # it is exiting by itself: there is no checkpoint to wait for
-        _await_the_end(engine, command, handle.url, LEAVING_S)
+        _wait_for_exit(engine, command, handle.url, LEAVING_S)
     _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
     remove(engine, command, handle.url)
-    left = [str(thing) for thing in _things(engine, command, handle.url)]
-    ours = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
-    known = [f"container {each[:12]}" for each in ours]
-    created = [*map(str, before), *(name for name in known if not any(thing.id[:12] in name for thing in before))]
+    left = [str(resource) for resource in _list_resources(engine, command, handle.url)]
+    recorded_ids = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
+    recorded = [f"container {container_id[:12]}" for container_id in recorded_ids]
+    created = [
+        *map(str, before),
+        *(name for name in recorded if not any(resource.id[:12] in name for resource in before)),
+    ]
     return Receipt(
         run=handle.run,
         created=tuple(created),
@@ -135,57 +142,57 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
 
 def remove(engine: Engine, command: str, url: str) -> None:
     """Force-remove containers, then networks. A resource already gone counts as removed."""
-    for thing in containers(engine, command, url):
-        _unless_gone(engine, [command, "rm", "--force", "--volumes", thing.id])
+    for resource in containers(engine, command, url):
+        _ignore_not_found(engine, [command, "rm", "--force", "--volumes", resource.id])
     limit = time.monotonic() + DETACH_S
-    for thing in networks(engine, command, url):
+    for resource in networks(engine, command, url):
         while True:
             try:
-                _unless_gone(engine, [command, "network", "rm", thing.id])
+                _ignore_not_found(engine, [command, "network", "rm", resource.id])
                 break
             except EngineError:
                 if time.monotonic() > limit:
                     break  # the second listing shows it, and the receipt reports it
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
 
 
-def free_the_lease(handle: Handle) -> None:
+def release_lease(handle: Handle) -> None:
     """Release the lease if its holder was process 1 of a removed container, so that nobody waits for it to go stale."""
-    status.free_the_lease(handle, gone=lambda record: _was_ours(record, handle))
+    status.free_the_lease(handle, gone=lambda record: _held_by_container(record, handle))
 
 
-def _was_ours(record: lease.Record, handle: Handle) -> bool:
+def _held_by_container(record: lease.Record, handle: Handle) -> bool:
     """Return whether a container of this run held the lease: a container's host name is its shortened id."""
     this_kernel, _, namespace = platform.here().partition("/")
-    kernel, _, other = record.boot.partition("/")
-    ids = [str(each)[:12] for each in handle.details.get("containers", ())]
-    return kernel == this_kernel and namespace != other and record.pid == 1 and record.host in ids
+    kernel, _, holder_namespace = record.boot.partition("/")
+    container_ids = [str(container_id)[:12] for container_id in handle.details.get("containers", ())]
+    return kernel == this_kernel and namespace != holder_namespace and record.pid == 1 and record.host in container_ids
 
 
 def _stop(engine: Engine, command: str, url: str, within_s: float) -> None:
-    live = [thing for thing in containers(engine, command, url) if thing.live]
-    for thing in live:
-        if thing.state == "paused":  # a paused container cannot handle a signal
-            _unless_gone(engine, [command, "unpause", thing.id])
+    live = [container for container in containers(engine, command, url) if container.live]
+    for container in live:
+        if container.state == "paused":  # a paused container cannot handle a signal
+            _ignore_not_found(engine, [command, "unpause", container.id])
     if not live:
         return
     seconds = math.ceil(within_s)
-    argv = [command, "stop", "--time", str(seconds), *(thing.id for thing in live)]
-    _unless_gone(engine, argv, within_s=seconds + ANSWER_S)
+    argv = [command, "stop", "--time", str(seconds), *(container.id for container in live)]
+    _ignore_not_found(engine, argv, within_s=seconds + ANSWER_S)
 
 
-def _await_the_end(engine: Engine, command: str, url: str, within_s: float) -> None:
+def _wait_for_exit(engine: Engine, command: str, url: str, within_s: float) -> None:
     limit = time.monotonic() + within_s
-    while time.monotonic() < limit and any(thing.live for thing in containers(engine, command, url)):
-        time.sleep(LOOK_S)
+    while time.monotonic() < limit and any(container.live for container in containers(engine, command, url)):
+        time.sleep(POLL_S)
 
 
-def _unless_gone(engine: Engine, argv: list[str], within_s: float = ANSWER_S) -> None:
+def _ignore_not_found(engine: Engine, argv: list[str], within_s: float = ANSWER_S) -> None:
     try:
         engine(argv, within_s=within_s)
     except NotFound:
         pass
 
 
-def _things(engine: Engine, command: str, url: str) -> list[DockerResource]:
+def _list_resources(engine: Engine, command: str, url: str) -> list[DockerResource]:
     return [*containers(engine, command, url), *networks(engine, command, url)]

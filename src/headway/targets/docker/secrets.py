@@ -81,7 +81,7 @@ CLOUDS = {
 }
 
 
-def used_by(job: Mapping[str, Any]) -> dict[str, Cloud]:
+def clouds_of(job: Mapping[str, Any]) -> dict[str, Cloud]:
     """Return the clouds that hold the job's folders, data and secrets."""
     data = job.get("data", {})
     urls = [str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())]
@@ -91,7 +91,7 @@ def used_by(job: Mapping[str, Any]) -> dict[str, Cloud]:
     return {name: cloud for name, cloud in CLOUDS.items() if schemes & {*cloud.schemes}}
 
 
-def held(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
+def read_credentials(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, bytes]]:
     """Read the user's credentials for one cloud: secret variables, and files by their name in the container."""
     variables = {name: env[name] for name in cloud.secret if env.get(name)}
     files = {}
@@ -105,63 +105,63 @@ def held(cloud: Cloud, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str
 # Injecting secrets: files in a private folder in this machine's memory, removed with the run
 
 
-ROOT = Path("/dev/shm")
-BROUGHT = ("env", "file")  # kinds of reference that only this machine can resolve
+MEMORY_DIR = Path("/dev/shm")
+CLIENT_SIDE_KINDS = ("env", "file")  # kinds of reference that only this machine can resolve
 
 
-def folder_of(url: str) -> Path:
+def secrets_dir(url: str) -> Path:
     """Return the folder of a run's secrets. It depends on the run's URL only, so that it is found without a record."""
     outputs, _, run = url.rpartition("/")
-    return ROOT / f"headway-{os.getuid()}" / f"{hashlib.sha256(outputs.encode()).hexdigest()[:8]}-{run}"
+    return MEMORY_DIR / f"headway-{os.getuid()}" / f"{hashlib.sha256(outputs.encode()).hexdigest()[:8]}-{run}"
 
 
-def brought(plan: Plan) -> dict[str, str]:
+def client_secrets(plan: Plan) -> dict[str, str]:
     """Return the job's secrets that the client must inject, as variable and reference.
 
     Secrets in a cloud are fetched in the container.
     """
-    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
-    return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
+    references = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    return {name: reference for name, reference in references.items() if parse(reference).kind in CLIENT_SIDE_KINDS}
 
 
-def lay_ready(plan: Plan, url: str, resolve: Callable[[str], str]) -> None:
+def write_secrets(plan: Plan, url: str, resolve: Callable[[str], str]) -> None:
     """Write the secrets: one folder per node, which its supervisor empties, and one per cloud with credential files."""
-    values = {name: resolve(reference) for name, reference in brought(plan).items()}
+    values = {name: resolve(reference) for name, reference in client_secrets(plan).items()}
     files: dict[str, Mapping[str, bytes]] = {}
-    for name, cloud in used_by(plan.job).items():
-        variables, files[name] = held(cloud, os.environ)
+    for name, cloud in clouds_of(plan.job).items():
+        variables, files[name] = read_credentials(cloud, os.environ)
         values = {**variables, **values}
-    clear(url)
-    folder = _make(folder_of(url))
+    remove_secrets(url)
+    folder = _create_private_dir(secrets_dir(url))
     for node in range(plan.nodes):
-        _fill(folder / f"node-{node}", {variable: value.encode() for variable, value in values.items()})
+        _write_files(folder / f"node-{node}", {variable: value.encode() for variable, value in values.items()})
     for name, content in files.items():
-        _fill(folder / name, content)
+        _write_files(folder / name, content)
 
 
-def clear(url: str) -> None:
-    shutil.rmtree(folder_of(url), ignore_errors=True)
+def remove_secrets(url: str) -> None:
+    shutil.rmtree(secrets_dir(url), ignore_errors=True)
 
 
-def _make(folder: Path) -> Path:
-    _require_memory(ROOT)
+def _create_private_dir(folder: Path) -> Path:
+    _require_tmpfs(MEMORY_DIR)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
-    found = folder.parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    parent = folder.parent.lstat()
+    if not stat.S_ISDIR(parent.st_mode) or parent.st_uid != os.getuid() or parent.st_mode & 0o077:
         # /dev/shm is writable by all users: another one may have created the folder first, to read the secrets.
         raise TargetError(f"{folder.parent} is not ours alone", fix=f"ls -ld {folder.parent}, and remove it")
     folder.mkdir(mode=0o700)
     return folder
 
 
-def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(mode=0o700)
     for name, content in files.items():
         with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
 
 
-def _require_memory(root: Path) -> None:
+def _require_tmpfs(root: Path) -> None:
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

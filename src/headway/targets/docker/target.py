@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between polls of the daemon while a log is followed
+POLL_S = 1.0  # between polls of the daemon while a log is followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +74,22 @@ class DockerTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         """Build or pull the image, then create and start all containers. A failure leaves only the image behind."""
         outputs = str(plan.job["outputs"])
-        url, place = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
-        with processes.exclusively(place):
-            if any(thing.live for thing in self._containers(url)):
+        url, run_dir = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
+        with processes.start_lock(run_dir):
+            if any(container.live for container in self._containers(url)):
                 raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
-            self._bring_image(plan, outputs)
+            self._provide_image(plan, outputs)
             try:
-                self._lay_ready(plan, run, place)
+                self._prepare(plan, run, run_dir)
                 docker_resources.remove(self.engine, self.options.command, url)  # left by a killed client
-                made = self._start(plan, run, url)
+                containers = self._start(plan, run, url)
             except BaseException:  # Ctrl-C too: an incomplete set of nodes cannot train
                 docker_resources.remove(self.engine, self.options.command, url)
-                secrets.clear(url)
+                secrets.remove_secrets(url)
                 raise
         details = {
-            "containers": [thing.id for thing in made],
-            "dir": str(place),
+            "containers": [container.id for container in containers],
+            "dir": str(run_dir),
             "host": socket.gethostname(),
             "image": build.reference(plan, of_plan(plan, platform=self.options.platform)),
         }
@@ -99,123 +99,131 @@ class DockerTarget:
         return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
+        ended = self._end_check(handle) if follow else None
+        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Run `docker stop` with the plan's grace period, remove everything and list again.
 
         Resources already gone count as removed.
         """
-        elsewhere = _elsewhere(handle)
-        if elsewhere:
+        other_host = _other_host(handle)
+        if other_host:
             raise TargetError(
-                f"{handle.run} runs on {elsewhere}, and its containers cannot be seen from here",
-                fix=f"on {elsewhere}: headway down {handle.url}",
+                f"{handle.run} runs on {other_host}, and its containers cannot be seen from here",
+                fix=f"on {other_host}: headway down {handle.url}",
             )
         receipt = docker_resources.take_down(self.engine, self.options.command, handle)
         if not receipt.left:
-            secrets.clear(handle.url)
-            docker_resources.free_the_lease(handle)
+            secrets.remove_secrets(handle.url)
+            docker_resources.release_lease(handle)
             if has_ended(handle):
-                processes.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
+                processes.remove_run_dir(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
         command = self.options.command
-        things = [*docker_resources.containers(self.engine, command), *docker_resources.networks(self.engine, command)]
-        runs = {(thing.url, thing.owner): thing for thing in reversed(things)}
-        return [Handle(target=KIND, run=runs[key].run, url=key[0], details=_label(runs[key])) for key in sorted(runs)]
+        resources = [
+            *docker_resources.containers(self.engine, command),
+            *docker_resources.networks(self.engine, command),
+        ]
+        runs = {(resource.url, resource.owner): resource for resource in reversed(resources)}
+        return [
+            Handle(target=KIND, run=runs[key].run, url=key[0], details=_owner_details(runs[key]))
+            for key in sorted(runs)
+        ]
 
-    def verb(self, plan: Plan, run: str, words: Sequence[str], *, within_s: float) -> str:
+    def verb(self, plan: Plan, run: str, arguments: Sequence[str], *, within_s: float) -> str:
         """Run one of Headway's verbs with the run's image, mounts and secrets, and return its output."""
         url = run_url(str(plan.job["outputs"]), run)
         try:
-            self._lay_ready(plan, run, place_of(url, KIND))
-            argv = render.filled(render.verb(plan, self.options, words), run, owner())
+            self._prepare(plan, run, place_of(url, KIND))
+            argv = render.fill_placeholders(render.cli_command(plan, self.options, arguments), run, owner())
             return self.engine(argv, within_s=within_s)
         finally:  # also after a timeout
             docker_resources.remove(self.engine, self.options.command, url)
-            secrets.clear(url)
+            secrets.remove_secrets(url)
 
     def _containers(self, url: str) -> list[DockerResource]:
         return docker_resources.containers(self.engine, self.options.command, url)
 
-    def _bring_image(self, plan: Plan, outputs: str) -> None:
+    def _provide_image(self, plan: Plan, outputs: str) -> None:
         image = of_plan(plan, platform=self.options.platform)
-        wanted = build.reference(plan, image)
-        if wanted == image.name:
+        reference = build.reference(plan, image)
+        if reference == image.name:
             build.build(self.engine, self.options.command, image, outputs)
         else:
-            build.pull(self.engine, self.options.command, wanted, image.platform)
+            build.pull(self.engine, self.options.command, reference, image.platform)
 
-    def _lay_ready(self, plan: Plan, run: str, place: Path) -> None:
+    def _prepare(self, plan: Plan, run: str, run_dir: Path) -> None:
         """Create everything that is mounted and missing, as this user."""
-        with processes.translated(place):
+        with processes.map_os_errors(run_dir):
             for folder in render.folders(plan):
-                Path(processes.named(folder, run)).mkdir(parents=True, exist_ok=True)
+                Path(processes.fill_run_name(folder, run)).mkdir(parents=True, exist_ok=True)
             if plan.job.get("image", {}).get("uri"):
                 outputs = str(plan.job["outputs"])
-                processes.bring_code(join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, place / "code")
-                _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), place / "headway")
-            secrets.lay_ready(plan, run_url(str(plan.job["outputs"]), run), resolve)
+                processes.unpack_code(
+                    join(outputs, f"code/{plan.code.sha256}.tar.gz"), plan.code.sha256, run_dir / "code"
+                )
+                _unzip(open_store(join(outputs, "code")).read(plan.code.wheel), run_dir / "headway")
+            secrets.write_secrets(plan, run_url(str(plan.job["outputs"]), run), resolve)
 
     def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
         # The label counts from each start, so it gets the remaining budget.
         limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
-        us = owner()
+        current_owner = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
-        for request in render.gang(plan, self.options):
+        for request in render.run_requests(plan, self.options):
             try:
-                self.engine(render.filled(request.body["argv"], run, us, expires))
+                self.engine(render.fill_placeholders(request.body["argv"], run, current_owner, expires))
             except AlreadyExists:
                 raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
 
-    def _status(self, handle: Handle, watch: StatusPoller) -> Status:
-        if _elsewhere(handle):
-            return watch.status()
-        found = evidence(folder_of(handle))
-        if found.end is not None:  # needs no daemon
-            return found.end
-        starting, things = processes.starting(place_of(handle.url, KIND)), self._containers(handle.url)
-        if starting or any(thing.live for thing in things):
-            state = State.RUNNING if found.started else State.PENDING
-            return Status(state=state, reason=_reason(things) or "is being started")
+    def _status(self, handle: Handle, poller: StatusPoller) -> Status:
+        if _other_host(handle):
+            return poller.status()
+        inputs = evidence(folder_of(handle))
+        if inputs.end is not None:  # needs no daemon
+            return inputs.end
+        starting, containers = processes.is_starting(place_of(handle.url, KIND)), self._containers(handle.url)
+        if starting or any(container.live for container in containers):
+            state = State.RUNNING if inputs.started else State.PENDING
+            return Status(state=state, reason=_running_reason(containers) or "is being started")
         # Read again: a supervisor that is gone has written everything by now.
-        found = evidence(folder_of(handle))
-        return found.end or Status(state=State.LOST, reason=self._why_lost(found, things))
+        inputs = evidence(folder_of(handle))
+        return inputs.end or Status(state=State.LOST, reason=self._why_lost(inputs, containers))
 
-    def _why_lost(self, found: StatusInputs, things: list[DockerResource]) -> str:
-        if not things:
-            return "its containers are gone without a last word" if found.started else "was never started"
-        gone = "; ".join(_end(thing) for thing in things)
-        said = "" if found.started else self._last_line(things[0])
-        return gone + (f"; it last said: {said}" if said else "")
+    def _why_lost(self, inputs: StatusInputs, containers: list[DockerResource]) -> str:
+        if not containers:
+            return "its containers are gone without a last word" if inputs.started else "was never started"
+        exits = "; ".join(_exit_reason(container) for container in containers)
+        last_line = "" if inputs.started else self._last_line(containers[0])
+        return exits + (f"; it last said: {last_line}" if last_line else "")
 
-    def _last_line(self, thing: DockerResource) -> str:
+    def _last_line(self, container: DockerResource) -> str:
         try:
-            said = self.engine([self.options.command, "logs", "--tail", "5", thing.id])
+            output = self.engine([self.options.command, "logs", "--tail", "5", container.id])
         except EngineError:  # an unreadable log driver costs only this detail
             return ""
-        return next((line.strip()[:300] for line in reversed(said.splitlines()) if line.strip()), "")
+        return next((line.strip()[:300] for line in reversed(output.splitlines()) if line.strip()), "")
 
-    def _over(self, handle: Handle) -> Callable[[], bool]:
+    def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
 
         It polls the daemon and the folder at most every LOOK_S seconds.
         """
-        watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
+        poller, polled_at = StatusPoller(folder_of(handle)), -POLL_S
 
-        def over() -> bool:
-            nonlocal looked
-            if time.monotonic() - looked < LOOK_S:
+        def has_ended_now() -> bool:
+            nonlocal polled_at
+            if time.monotonic() - polled_at < POLL_S:
                 return False
-            ended = self._status(handle, watch).state.ended
-            looked = time.monotonic()
+            ended = self._status(handle, poller).state.ended
+            polled_at = time.monotonic()
             return ended
 
-        return over
+        return has_ended_now
 
 
 def _notes(job: Job, ranks: int) -> Iterator[str]:
@@ -234,28 +242,31 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
         yield f"not in the image, because it looks like data or weights: {shown} (`!NAME` in .dockerignore keeps it)"
 
 
-def _elsewhere(handle: Handle) -> str:
+def _other_host(handle: Handle) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
     host = str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 
-def _label(thing: DockerResource) -> dict[str, str]:
-    return {"expires": thing.expires, "owner": thing.owner, "owner_name": thing.owner_name}
+def _owner_details(resource: DockerResource) -> dict[str, str]:
+    return {"expires": resource.expires, "owner": resource.owner, "owner_name": resource.owner_name}
 
 
-def _reason(things: list[DockerResource]) -> str:
-    live, gone = [thing for thing in things if thing.live], [thing for thing in things if not thing.live]
-    ended = [_end(thing) for thing in gone if thing.state != "created"]
-    return "; ".join([", ".join(map(str, live)), *ended]) if live else ""
+def _running_reason(containers: list[DockerResource]) -> str:
+    live, stopped = (
+        [container for container in containers if container.live],
+        [container for container in containers if not container.live],
+    )
+    exits = [_exit_reason(container) for container in stopped if container.state != "created"]
+    return "; ".join([", ".join(map(str, live)), *exits]) if live else ""
 
 
-def _end(thing: DockerResource) -> str:
-    if thing.state == "created":
-        return f"node {thing.node} was never started"
-    why = f", {thing.trouble}" if thing.trouble else ""
-    killed = ", killed" if thing.exit_code == 137 and not why else ""
-    return f"node {thing.node} ended with {thing.exit_code}{why}{killed}"
+def _exit_reason(container: DockerResource) -> str:
+    if container.state == "created":
+        return f"node {container.node} was never started"
+    why = f", {container.error}" if container.error else ""
+    killed = ", killed" if container.exit_code == 137 and not why else ""
+    return f"node {container.node} ended with {container.exit_code}{why}{killed}"
 
 
 def _unzip(wheel: bytes, to: Path) -> None:

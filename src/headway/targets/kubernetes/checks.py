@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 Object = Mapping[str, Any]
-LONGEST_SET = 52  # its pods carry a label of its name, a dash and a ten-character hash
-LONGEST_LABEL = 63
+MAX_STATEFULSET_NAME = 52  # its pods carry a label of its name, a dash and a ten-character hash
+MAX_LABEL = 63
 _DNS_1035 = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
-_OPERATORS_OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+_TRAINER_VARIABLES = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 def admission_problems(body: Object) -> list[str]:
     """Describe why a cluster would reject one object; empty if it would accept it."""
-    found = [*_metadata(body["metadata"])]
+    found = [*_metadata_problems(body["metadata"])]
     kind = body["kind"]
     if kind == "PyTorchJob":
-        found += _pytorch_job(body)
+        found += _pytorch_job_problems(body)
     elif kind == "TrainJob":
-        found += _train_job(body)
+        found += _train_job_problems(body)
     elif kind == "StatefulSet":
-        found += _stateful_set(body)
+        found += _stateful_set_problems(body)
     for where, template in pods(body):
-        found += [f"{where}: {what}" for what in _pod(template)]
+        found += [f"{where}: {what}" for what in _pod_problems(template)]
     return found
 
 
@@ -63,9 +63,9 @@ def label_problem(key: str, value: str) -> str | None:
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix)):
         return f"{prefix!r} cannot be the prefix of a label"
-    if len(name) > LONGEST_LABEL or not _LABEL_NAME.fullmatch(name):
+    if len(name) > MAX_LABEL or not _LABEL_NAME.fullmatch(name):
         return f"{key!r} cannot be a label"
-    if len(value) > LONGEST_LABEL or not _LABEL_VALUE.fullmatch(value):
+    if len(value) > MAX_LABEL or not _LABEL_VALUE.fullmatch(value):
         return f"{value!r} cannot be the value of the label {key}"
     return None
 
@@ -80,17 +80,17 @@ def is_subdomain(text: str) -> bool:
     return len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text) is not None
 
 
-def _metadata(metadata: Object) -> Iterator[str]:
+def _metadata_problems(metadata: Object) -> Iterator[str]:
     name = str(metadata["name"]).replace(RUN, "run")
     if len(name) > 63 or not _DNS_1035.fullmatch(name):
         yield f"{name!r} cannot be a name: lower case letters, digits and dashes, at most 63, starting with a letter"
     for key, value in metadata.get("labels", {}).items():
-        wrong = label_problem(key, re.sub(r"\{[A-Z_]+\}", "x", str(value)))
-        if wrong:
-            yield wrong
+        problem = label_problem(key, re.sub(r"\{[A-Z_]+\}", "x", str(value)))
+        if problem:
+            yield problem
 
 
-def _pytorch_job(body: Object) -> Iterator[str]:
+def _pytorch_job_problems(body: Object) -> Iterator[str]:
     """Check the webhook's rules: at most one Master, and in each role a container named pytorch with an image."""
     replicas = body["spec"].get("pytorchReplicaSpecs") or {}
     if not replicas:
@@ -110,15 +110,15 @@ def _pytorch_job(body: Object) -> Iterator[str]:
         yield "an elastic PyTorchJob needs a Worker"
 
 
-def _train_job(body: Object) -> Iterator[str]:
+def _train_job_problems(body: Object) -> Iterator[str]:
     spec, name = body["spec"], str(body["metadata"]["name"])
     if not spec.get("runtimeRef", {}).get("name"):
         yield "a TrainJob needs a runtimeRef with a name"
     trainer = spec.get("trainer", {})
     for variable in trainer.get("env", ()):
-        if variable["name"] in _OPERATORS_OWN:
+        if variable["name"] in _TRAINER_VARIABLES:
             yield f"{variable['name']} is set by Kubeflow Trainer"
-    longest = trainjob.LONGEST - len(str(trainer.get("numNodes", 1) - 1))
+    longest = trainjob.MAX_NAME - len(str(trainer.get("numNodes", 1) - 1))
     if name != RUN and len(name) > longest:
         yield f"a TrainJob's name has at most {longest} characters here: its pods' names are made of it"
     if trainer.get("numNodes", 1) < 1 or trainer.get("numProcPerNode", 1) < 1:
@@ -136,11 +136,11 @@ def _train_job(body: Object) -> Iterator[str]:
         yield "each runtime patch has a manager of its own"
 
 
-def _stateful_set(body: Object) -> Iterator[str]:
+def _stateful_set_problems(body: Object) -> Iterator[str]:
     spec, name = body["spec"], str(body["metadata"]["name"])
     template = spec["template"]
-    if name != RUN and len(name) > LONGEST_SET:
-        yield f"a StatefulSet's name has at most {LONGEST_SET} characters: its pods carry it in a label"
+    if name != RUN and len(name) > MAX_STATEFULSET_NAME:
+        yield f"a StatefulSet's name has at most {MAX_STATEFULSET_NAME} characters: its pods carry it in a label"
     labels = template["metadata"]["labels"]
     if not spec["selector"]["matchLabels"].items() <= labels.items():
         yield "the selector does not match the template's labels"
@@ -150,7 +150,7 @@ def _stateful_set(body: Object) -> Iterator[str]:
         yield "a StatefulSet's pods may have no activeDeadlineSeconds"
 
 
-def _pod(pod: Object) -> Iterator[str]:
+def _pod_problems(pod: Object) -> Iterator[str]:
     volumes = [volume["name"] for volume in pod.get("volumes", ())]
     if len(set(volumes)) < len(volumes):
         yield "two volumes have the same name"
@@ -174,17 +174,17 @@ def _pod(pod: Object) -> Iterator[str]:
 
 
 ENTRY = "targets"
-_OURS = ("headway.", "app.kubernetes.io/managed-by")
-_TAKEN = (*pod.OPEN.values(), WORK, SECRETS, "/dev/shm")
+_RESERVED_LABELS = ("headway.", "app.kubernetes.io/managed-by")
+_RESERVED_PATHS = (*pod.WRITABLE_DIRS.values(), WORK, SECRETS, "/dev/shm")
 
 
 def problems(job: Job, options: Options) -> Iterator[Problem]:
-    yield from _image(job)
-    yield from _places(job)
-    yield from _mounts(job)
-    yield from _secrets(job)
-    yield from _accelerator(job, options)
-    yield from _entry(options)
+    yield from _image_problems(job)
+    yield from _url_problems(job)
+    yield from _mount_problems(job)
+    yield from _secret_problems(job)
+    yield from _accelerator_problems(job, options)
+    yield from _option_problems(options)
 
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
@@ -196,22 +196,22 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield "max_wait is not given: the cluster's own limit leaves a day for waiting"
     if options.engine == "trainjob":
         release = options.trainer or pod.NEWEST
-        unsaid = trainjob.unsaid(options, release)
-        if unsaid:
-            yield f"TrainJob {release} has no words for: {'; '.join(unsaid)}"
+        unsupported = trainjob.unsupported_fields(options, release)
+        if unsupported:
+            yield f"TrainJob {release} has no words for: {'; '.join(unsupported)}"
         if options.trainer is None:
             yield f"rendered for Kubeflow Trainer {release}; the run is rendered for the release it finds installed"
         yield "a pod that is taken away counts against the backoffLimit of its runtime: headway resume starts it again"
     if options.engine == "trainjob" and options.service_account and not options.token:
         patch = f"kubectl -n {options.namespace} patch serviceaccount {options.service_account} -p"
         yield f"a TrainJob cannot withhold its account's token: {patch} '{{\"automountServiceAccountToken\": false}}'"
-    yield from _about_nodes(job, options)
+    yield from _node_notes(job, options)
     for name, secret in job.secrets.items():
         if secret.as_ == "file" and "CREDENTIALS" in name:
             yield f"secrets.{name}: a key file works; a service_account with Workload Identity needs none"
 
 
-def _about_nodes(job: Job, options: Options) -> Iterator[str]:
+def _node_notes(job: Job, options: Options) -> Iterator[str]:
     resources = job.resources
     if options.platform == "plain" and (resources.spot or resources.accelerator):
         yield "platform: plain chooses no nodes for accelerator or spot: say which with node_selector"
@@ -225,7 +225,7 @@ def _about_nodes(job: Job, options: Options) -> Iterator[str]:
         yield "mounts: a path is the node's own folder, on whichever node a pod lands"
 
 
-def _image(job: Job) -> Iterator[Problem]:
+def _image_problems(job: Job) -> Iterator[Problem]:
     yield from reference.problems(dump(job)["image"], job.name)
     if job.image.uri is None and job.image.repository is None:
         what = "a cluster pulls its image from a registry, and the job names none"
@@ -235,18 +235,18 @@ def _image(job: Job) -> Iterator[Problem]:
         yield from requirements.problems(Path(job.root), job.requirements)
 
 
-def _places(job: Job) -> Iterator[Problem]:
+def _url_problems(job: Job) -> Iterator[Problem]:
     """Check that pods can reach every place that the job reads or writes."""
-    wanted = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
+    urls = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
     plain = dump(job)
-    for key, place in wanted.items():
-        if place and _on_this_machine(plain, place):
-            what = f"pods cannot see {place}, a folder of this machine"
+    for key, url in urls.items():
+        if url and _is_local_path(plain, url):
+            what = f"pods cannot see {url}, a folder of this machine"
             fix = f"{key}: gs://BUCKET/…, or a folder below one of `mounts`"
             yield Problem(what=what, where=key, fix=fix)
     for part in ("train", "val", "test"):
         for source in getattr(job.data, part):
-            if not source.source.startswith("builtin:") and _on_this_machine(plain, source.source):
+            if not source.source.startswith("builtin:") and _is_local_path(plain, source.source):
                 what = f"pods cannot see {source.source}, a folder of this machine"
                 fix = "put it into a bucket (headway data prepare --to gs://BUCKET/…), or below one of `mounts`"
                 yield Problem(what=what, where=f"data.{part}", fix=fix)
@@ -254,15 +254,15 @@ def _places(job: Job) -> Iterator[Problem]:
         yield from unwritable(job.outputs)
 
 
-def _on_this_machine(plain: dict[str, Any], place: str) -> bool:
+def _is_local_path(plain: dict[str, Any], place: str) -> bool:
     if re.match(r"(?!file:|memory:)[a-z0-9]+://", place):
         return False
     return local_path(place) is None or pod.covering_mount(plain, place) is None
 
 
-def _mounts(job: Job) -> Iterator[Problem]:
+def _mount_problems(job: Job) -> Iterator[Problem]:
     for mount in job.mounts:
-        if mount.at.rstrip("/") in _TAKEN or mount.at == "/":
+        if mount.at.rstrip("/") in _RESERVED_PATHS or mount.at == "/":
             what = f"{mount.at} is used by Headway inside a pod"
             yield Problem(what=what, where="mounts", fix="mount it at another path, such as /data")
         elif ":" in mount.at:
@@ -271,14 +271,14 @@ def _mounts(job: Job) -> Iterator[Problem]:
             yield Problem(what=f"{mount.pvc!r} cannot name a claim", where="mounts", fix="kubectl get pvc")
 
 
-def _secrets(job: Job) -> Iterator[Problem]:
+def _secret_problems(job: Job) -> Iterator[Problem]:
     for name, secret in job.secrets.items():
         where = parse(secret.ref)
         if where.kind == "k8s" and not is_subdomain(where.name.partition("/")[0]):
             yield Problem(what=f"{where} cannot name a Secret", where=f"secrets.{name}", fix="kubectl get secrets")
 
 
-def _accelerator(job: Job, options: Options) -> Iterator[Problem]:
+def _accelerator_problems(job: Job, options: Options) -> Iterator[Problem]:
     wanted = job.resources.accelerator
     if wanted is None or options.platform != "gke" or wanted.kind == "GPU" or pod.accelerator(wanted.kind):
         return
@@ -288,7 +288,7 @@ def _accelerator(job: Job, options: Options) -> Iterator[Problem]:
     yield Problem(what=f"GKE has no {wanted.kind}", where="resources.accelerator", fix=fix)
 
 
-def _entry(options: Options) -> Iterator[Problem]:
+def _option_problems(options: Options) -> Iterator[Problem]:
     if not is_name(options.namespace):
         what = f"{options.namespace!r} cannot be a namespace"
         yield Problem(what=what, where=ENTRY, fix="namespace: lower case letters, digits and dashes, at most 63")
@@ -299,7 +299,7 @@ def _entry(options: Options) -> Iterator[Problem]:
     for key, mapping in (("labels", options.labels), ("node_selector", options.node_selector)):
         for name, value in mapping.items():
             wrong = label_problem(str(name), str(value))
-            if key == "labels" and str(name).startswith(_OURS):
+            if key == "labels" and str(name).startswith(_RESERVED_LABELS):
                 wrong = f"{name} is set by Headway"
             if wrong:
                 yield Problem(what=f"{key}: {wrong}", where=ENTRY, fix=f"mend `{key}`")

@@ -23,18 +23,18 @@ from headway.targets.kubernetes import kubeconfig
 from headway.targets.kubernetes.kubeconfig import Access, Credential
 
 Object = dict[str, Any]
-ANSWER_S = 30.0
+REQUEST_TIMEOUT_S = 30.0
 TRIES = 4  # of idempotent requests; others are sent once
-MERGE = "application/merge-patch+json"
-_BUSY = (429, 500, 502, 503, 504)
+MERGE_PATCH = "application/merge-patch+json"
+_RETRYABLE = (429, 500, 502, 503, 504)
 
 
 class ApiError(TargetError):
     """A request that the cluster refused. `code` is the HTTP status, `said` the cluster's message."""
 
-    def __init__(self, what: str, *, code: int = 0, said: str = "", where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, code: int = 0, message: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
-        self.code, self.said = code, said
+        self.code, self.message = code, message
 
 
 class NotFound(ApiError):
@@ -80,9 +80,9 @@ class Client:
         tries = TRIES if method in ("GET", "PATCH", "DELETE") else 1
         for attempt in range(1, tries + 1):
             try:
-                return self._once(method, path, query, body)
+                return self._request_once(method, path, query, body)
             except ApiError as error:
-                passing = error.code in _BUSY or (isinstance(error, Unreachable) and error.code == 0)
+                passing = error.code in _RETRYABLE or (isinstance(error, Unreachable) and error.code == 0)
                 if not passing or attempt == tries:
                     raise
                 time.sleep(0.3 * 2**attempt)
@@ -91,9 +91,9 @@ class Client:
     def lines(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[str]:
         connection = self._connect()  # its own, because it stays open during other requests
         try:
-            response = self._send(connection, "GET", _with(path, query), None)
+            response = self._send(connection, "GET", _with_query(path, query), None)
             if response.status >= 300:
-                raise refusal(response.status, response.read(), f"GET {path}", self._where())
+                raise api_error(response.status, response.read(), f"GET {path}", self._where())
             while raw := response.readline():
                 yield raw.decode("utf-8", "replace").rstrip("\n")
         except (OSError, http.client.HTTPException) as error:
@@ -101,29 +101,29 @@ class Client:
         finally:
             connection.close()
 
-    def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None) -> Object:
+    def _request_once(self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None) -> Object:
         reused = self._connection is not None
         try:
-            status, content = self._exchange(method, _with(path, query), body)
+            status, content = self._exchange(method, _with_query(path, query), body)
         except (http.client.HTTPException, ConnectionError, ssl.SSLEOFError) as error:
             # The server may have closed an idle connection. That shows only now, before it has processed anything.
             self.close()
             if not reused:
                 raise self._unreachable(error) from None
             try:
-                status, content = self._exchange(method, _with(path, query), body)
-            except (OSError, http.client.HTTPException) as again:
+                status, content = self._exchange(method, _with_query(path, query), body)
+            except (OSError, http.client.HTTPException) as retry:
                 self.close()
-                raise self._unreachable(again) from None
+                raise self._unreachable(retry) from None
         except OSError as error:
             self.close()
             raise self._unreachable(error) from None
         if status == 401 and self._credential is not None:  # the token expired early: retry with a new one
             self._credential = None
             self.close()
-            status, content = self._exchange(method, _with(path, query), body)
+            status, content = self._exchange(method, _with_query(path, query), body)
         if status >= 300:
-            raise refusal(status, content, f"{method} {path}", self._where())
+            raise api_error(status, content, f"{method} {path}", self._where())
         answer: Object = json.loads(content) if content.strip() else {}
         return answer
 
@@ -145,8 +145,8 @@ class Client:
         data = None
         if body is not None:
             data = json.dumps(body).encode()
-            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
-        prefix = urlsplit(self._known().server).path.rstrip("/")
+            headers["Content-Type"] = MERGE_PATCH if method == "PATCH" else "application/json"
+        prefix = urlsplit(self._access().server).path.rstrip("/")
         connection.request(method, prefix + path, body=data, headers=headers)
         return connection.getresponse()
 
@@ -157,16 +157,16 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _known(self) -> Access:
+    def _access(self) -> Access:
         if self.access is None:
             self.access = kubeconfig.load(self.context, fix=self.fix)
         return self.access
 
     def _where(self) -> str:
-        return self._known().context
+        return self._access().context
 
     def _token(self) -> str | None:
-        access = self._known()
+        access = self._access()
         if access.token_file is not None:
             try:
                 return access.token_file.read_text().strip()  # the cluster renews it in place
@@ -177,24 +177,24 @@ class Client:
         return access.token
 
     def _from_plugin(self, access: Access) -> Credential:
-        known = self._credential
-        if known is None or (known.expires is not None and known.expires < time.time() + 60):
+        credential = self._credential
+        if credential is None or (credential.expires is not None and credential.expires < time.time() + 60):
             assert access.plugin is not None
-            known = self._credential = kubeconfig.ask_plugin(access.plugin, access.server)
-        return known
+            credential = self._credential = kubeconfig.run_exec_plugin(access.plugin, access.server)
+        return credential
 
     def _connect(self) -> http.client.HTTPConnection:
-        access = self._known()
+        access = self._access()
         url = urlsplit(access.server)
         port = url.port or (443 if url.scheme == "https" else 80)
         proxy = urlsplit(access.proxy or _proxy(url.scheme, url.hostname or ""))
         host, at = (proxy.hostname, proxy.port or 3128) if proxy.hostname else (url.hostname, port)
         if url.scheme == "https":
-            connection: http.client.HTTPConnection = _Named(
-                host or "", at, timeout=ANSWER_S, context=self._tls(access), name=access.server_name
+            connection: http.client.HTTPConnection = _ServerNameConnection(
+                host or "", at, timeout=REQUEST_TIMEOUT_S, context=self._tls(access), name=access.server_name
             )
         else:
-            connection = http.client.HTTPConnection(host or "", at, timeout=ANSWER_S)
+            connection = http.client.HTTPConnection(host or "", at, timeout=REQUEST_TIMEOUT_S)
         if proxy.hostname:
             connection.set_tunnel(url.hostname or "", port, headers=_proxy_login(proxy.username, proxy.password))
         return connection
@@ -213,17 +213,17 @@ class Client:
         return context
 
     def _unreachable(self, error: Exception) -> ApiError:
-        access = self._known()
-        said = str(error) or type(error).__name__
+        access = self._access()
+        message = str(error) or type(error).__name__
         if isinstance(error, ssl.SSLCertVerificationError):
-            what = f"{access.server} shows a certificate that the kubeconfig does not vouch for: {said}"
+            what = f"{access.server} shows a certificate that the kubeconfig does not vouch for: {message}"
             return Unreachable(what, code=-1, where=access.context, fix=self.fix)
         return Unreachable(
-            f"no cluster answers at {access.server}: {said}", where=access.context, fix="kubectl cluster-info"
+            f"no cluster answers at {access.server}: {message}", where=access.context, fix="kubectl cluster-info"
         )
 
 
-class _Named(http.client.HTTPSConnection):
+class _ServerNameConnection(http.client.HTTPSConnection):
     """An HTTPS connection that verifies the certificate against the kubeconfig's `tls-server-name` if it has one."""
 
     def __init__(self, *args: Any, name: str | None, context: ssl.SSLContext, **more: Any) -> None:
@@ -238,34 +238,34 @@ class _Named(http.client.HTTPSConnection):
         self.sock = self._tls_context.wrap_socket(self.sock, server_hostname=self._name)
 
 
-def refusal(code: int, content: bytes, asked: str, where: str) -> ApiError:
+def api_error(code: int, content: bytes, request: str, where: str) -> ApiError:
     """Turn an HTTP error response into the ApiError for it."""
     try:
         status = json.loads(content)
-        said = str(status.get("message") or status.get("reason") or "")
+        message = str(status.get("message") or status.get("reason") or "")
     except (ValueError, AttributeError):
-        said = content.decode("utf-8", "replace").strip().splitlines()[0][:300] if content.strip() else ""
+        message = content.decode("utf-8", "replace").strip().splitlines()[0][:300] if content.strip() else ""
         status = {}
     reason = str(status.get("reason", "")) if isinstance(status, dict) else ""
     if code == 404:
-        return NotFound(said or f"{asked}: not there", code=code, said=said, where=where)
+        return NotFound(message or f"{request}: not there", code=code, message=message, where=where)
     if code == 409 and reason in ("AlreadyExists", ""):
-        return AlreadyExists(said, code=code, said=said, where=where)
+        return AlreadyExists(message, code=code, message=message, where=where)
     if code == 401:
         fix = "gcloud auth login; or mend the user of this context in the kubeconfig"
-        return ApiError("the cluster does not know who we are", code=code, said=said, where=where, fix=fix)
+        return ApiError("the cluster does not know who we are", code=code, message=message, where=where, fix=fix)
     if code == 403:
-        return Forbidden(said, code=code, said=said, where=where, fix=_permission(said))
-    return ApiError(f"the cluster refuses {asked}: {said or code}", code=code, said=said, where=where)
+        return Forbidden(message, code=code, message=message, where=where, fix=_permission_fix(message))
+    return ApiError(f"the cluster refuses {request}: {message or code}", code=code, message=message, where=where)
 
 
-def _permission(said: str) -> str:
-    if "exceeded quota" in said:
+def _permission_fix(message: str) -> str:
+    if "exceeded quota" in message:
         return "kubectl describe resourcequota, then smaller `resources`, or ask for more"
     return "headway doctor --on TARGET says which permissions are missing, and the command that gives them"
 
 
-def _with(path: str, query: Mapping[str, str] | None) -> str:
+def _with_query(path: str, query: Mapping[str, str] | None) -> str:
     return quote(path) + (f"?{urlencode(query)}" if query else "")
 
 
@@ -295,7 +295,7 @@ def _proxy_login(user: str | None, password: str | None) -> dict[str, str]:
 
 PAGE = 500
 # In teardown order: workloads first, the objects that others depend on last.
-PLACES: dict[str, tuple[str, str]] = {
+REST_PATHS: dict[str, tuple[str, str]] = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
     "TrainJob": ("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
@@ -307,7 +307,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Pod": ("/api/v1", "pods"),
 }
-KINDS_OF = {
+KINDS_BY_ENGINE = {
     "statefulset": ("StatefulSet", "Job", "Service", "Secret", "RoleBinding", "Role", "ServiceAccount", "Pod"),
     "pytorchjob": ("PyTorchJob", "Job", "Secret", "Pod"),
     "trainjob": ("TrainJob", "Job", "Secret", "ServiceAccount", "Pod"),
@@ -315,7 +315,7 @@ KINDS_OF = {
 
 
 def path(kind: str, namespace: str, name: str = "") -> str:
-    group, plural = PLACES[kind]
+    group, plural = REST_PATHS[kind]
     return f"{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
@@ -323,7 +323,7 @@ def create(api: Api, body: Object) -> Object:
     return api("POST", path(body["kind"], body["metadata"]["namespace"]), body=body)
 
 
-def change(api: Api, body: Object) -> Object:
+def patch(api: Api, body: Object) -> Object:
     """Send a merge patch to the object that the patch names."""
     metadata = body["metadata"]
     return api("PATCH", path(body["kind"], metadata["namespace"], metadata["name"]), body=body)
@@ -354,32 +354,32 @@ def delete(
         pass
 
 
-def listed(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> list[Object]:
+def list_objects(api: Api, kind: str, namespace: str, selector: str = RUN_LABEL) -> list[Object]:
     """List all objects of a kind with these labels; none if the cluster does not know the kind."""
-    found: list[Object] = []
+    items: list[Object] = []
     query = {"labelSelector": selector, "limit": str(PAGE)}
     while True:
         try:
             answer = api("GET", path(kind, namespace), query=query)
         except NotFound:
-            return found
-        found += [{**item, "kind": kind} for item in answer.get("items") or ()]
-        more = answer.get("metadata", {}).get("continue")
-        if not more:
-            return found
-        query["continue"] = str(more)
+            return items
+        items += [{**item, "kind": kind} for item in answer.get("items") or ()]
+        token = answer.get("metadata", {}).get("continue")
+        if not token:
+            return items
+        query["continue"] = str(token)
 
 
-def everything(api: Api, namespace: str, selector: str, *, needed: Iterable[str]) -> list[Object]:
+def list_all(api: Api, namespace: str, selector: str, *, needed: Iterable[str]) -> list[Object]:
     """List objects of every kind that Headway creates, skipping forbidden kinds unless they are `needed`."""
-    found: list[Object] = []
-    for kind in PLACES:
+    items: list[Object] = []
+    for kind in REST_PATHS:
         try:
-            found += listed(api, kind, namespace, selector)
+            items += list_objects(api, kind, namespace, selector)
         except Forbidden:
             if kind in needed:
                 raise
-    return found
+    return items
 
 
 def label(item: Object, name: str) -> str:
@@ -390,6 +390,6 @@ def annotation(item: Object, name: str) -> str:
     return str((item["metadata"].get("annotations") or {}).get(name, ""))
 
 
-def shown(item: Object) -> str:
+def display_name(item: Object) -> str:
     """Return the object's name as typed after `kubectl get`, which is also how a receipt names it."""
     return f"{item['kind'].lower()}/{item['metadata']['name']}"

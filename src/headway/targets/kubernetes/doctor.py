@@ -28,8 +28,8 @@ DRIVER = (
 )
 _OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1"
 INSTALL_PYTORCHJOB = f'kubectl apply --server-side -k "{_OPERATOR}"'
-_MADE = ("create", "get", "list", "delete")
-_STARTED = {"statefulset": "Job", "pytorchjob": "PyTorchJob", "trainjob": "TrainJob"}  # patched to start a run
+_POOL_COMMAND = ("create", "get", "list", "delete")
+_SETUP_HINT = {"statefulset": "Job", "pytorchjob": "PyTorchJob", "trainjob": "TrainJob"}  # patched to start a run
 
 
 def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Finding]:
@@ -41,18 +41,18 @@ def findings(api: Api, options: Options, job: Job, context: str) -> Iterator[Fin
         return
     named = f"context {context}" if context else "the cluster"
     yield Finding("ok", f"{named} answers: Kubernetes {version.get('gitVersion', '?')}")
-    if not _namespace(api, options):
+    if not _namespace_finding(api, options):
         fix = f"kubectl create namespace {options.namespace}"
         yield Finding("bad", f"there is no namespace {options.namespace}", fix)
         return
-    yield from _permissions(api, options)
-    yield from _operator(api, options)
-    yield from _nodes(api, options, job)
-    yield from _account(api, options, context)
-    yield from _named(api, options, job)
+    yield from _permission_findings(api, options)
+    yield from _operator_finding(api, options)
+    yield from _node_findings(api, options, job)
+    yield from _account_findings(api, options, context)
+    yield from _reference_findings(api, options, job)
 
 
-def _namespace(api: Api, options: Options) -> bool:
+def _namespace_finding(api: Api, options: Options) -> bool:
     try:
         api("GET", f"/api/v1/namespaces/{options.namespace}")
     except NotFound:
@@ -62,28 +62,34 @@ def _namespace(api: Api, options: Options) -> bool:
     return True
 
 
-def _permissions(api: Api, options: Options) -> Iterator[Finding]:
+def _permission_findings(api: Api, options: Options) -> Iterator[Finding]:
     """Check every permission that `run`, `status`, `logs` and `down` need."""
-    wanted = [(kind, verb) for kind in client.KINDS_OF[options.engine] if kind != "Pod" for verb in _MADE]
-    wanted += [("Pod", verb) for verb in ("get", "list", "delete")]
-    wanted.append((_STARTED[options.engine], "patch"))
-    lacking = [f"{verb} {client.PLACES[kind][1]}" for kind, verb in wanted if not _may(api, options, kind, verb)]
-    lacking += [f"get {what}" for what in ("pods/log",) if not _may(api, options, "Pod", "get", subresource="log")]
+    required = [
+        (kind, verb) for kind in client.KINDS_BY_ENGINE[options.engine] if kind != "Pod" for verb in _POOL_COMMAND
+    ]
+    required += [("Pod", verb) for verb in ("get", "list", "delete")]
+    required.append((_SETUP_HINT[options.engine], "patch"))
+    missing = [
+        f"{verb} {client.REST_PATHS[kind][1]}" for kind, verb in required if not _is_allowed(api, options, kind, verb)
+    ]
+    missing += [
+        f"get {what}" for what in ("pods/log",) if not _is_allowed(api, options, "Pod", "get", subresource="log")
+    ]
     # RBAC lets users grant the reaper only permissions that they have themselves.
-    if options.engine == "statefulset" and not _may(api, options, "StatefulSet", "patch", subresource="scale"):
-        lacking.append("patch statefulsets/scale")
-    if not lacking:
+    if options.engine == "statefulset" and not _is_allowed(api, options, "StatefulSet", "patch", subresource="scale"):
+        missing.append("patch statefulsets/scale")
+    if not missing:
         yield Finding("ok", f"all permissions are there in namespace {options.namespace}")
         return
     # Creating the reaper's Role needs the cluster role `admin`; `edit` does not allow it.
     role = "admin" if options.engine == "statefulset" else "edit"
     binding = f"kubectl -n {options.namespace} create rolebinding headway-users --clusterrole={role}"
     fix = f'{binding} --user="$(gcloud config get account)"'
-    yield Finding("bad", f"may not {', '.join(lacking[:6])}{' …' if len(lacking) > 6 else ''}", fix)
+    yield Finding("bad", f"may not {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}", fix)
 
 
-def _may(api: Api, options: Options, kind: str, verb: str, subresource: str = "") -> bool:
-    place, plural = client.PLACES[kind]
+def _is_allowed(api: Api, options: Options, kind: str, verb: str, subresource: str = "") -> bool:
+    place, plural = client.REST_PATHS[kind]
     group = place.split("/")[2] if place.startswith("/apis/") else ""
     asked: dict[str, Any] = {
         "namespace": options.namespace,
@@ -101,7 +107,7 @@ def _may(api: Api, options: Options, kind: str, verb: str, subresource: str = ""
     return bool(answer.get("status", {}).get("allowed"))
 
 
-def _operator(api: Api, options: Options) -> Iterator[Finding]:
+def _operator_finding(api: Api, options: Options) -> Iterator[Finding]:
     """Check the engine's CRD and its operator."""
     if options.engine == "statefulset":
         yield Finding("ok", "engine statefulset needs no operator")
@@ -109,18 +115,20 @@ def _operator(api: Api, options: Options) -> Iterator[Finding]:
         if _crd(api, "pytorchjobs.kubeflow.org") is None:
             yield Finding("bad", "this cluster has no PyTorchJob", INSTALL_PYTORCHJOB)
         else:
-            yield _running(api, "training-operator", "PyTorchJob is installed", INSTALL_PYTORCHJOB)
+            yield _deployment_finding(api, "training-operator", "PyTorchJob is installed", INSTALL_PYTORCHJOB)
     else:
-        yield from _trainer(api, options)
+        yield from _trainer_finding(api, options)
 
 
-def _trainer(api: Api, options: Options) -> Iterator[Finding]:
+def _trainer_finding(api: Api, options: Options) -> Iterator[Finding]:
     try:
         release = lifecycle.installed_trainer(api, options)
     except BadInput as error:
         yield Finding("bad", error.problem.what, error.problem.fix)
         return
-    yield _running(api, "kubeflow-trainer", f"TrainJob of release {release} is installed", lifecycle.INSTALL_TRAINER)
+    yield _deployment_finding(
+        api, "kubeflow-trainer", f"TrainJob of release {release} is installed", lifecycle.INSTALL_TRAINER
+    )
     try:
         api("GET", f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{options.runtime}")
         yield Finding("ok", f"runtime {options.runtime}")
@@ -131,7 +139,7 @@ def _trainer(api: Api, options: Options) -> Iterator[Finding]:
         yield Finding("note", f"may not look whether the runtime {options.runtime} is there")
 
 
-def _running(api: Api, name: str, what: str, fix: str) -> Finding:
+def _deployment_finding(api: Api, name: str, what: str, fix: str) -> Finding:
     """Check that the operator runs; its version is its image's tag."""
     try:
         answer = api("GET", "/apis/apps/v1/deployments")
@@ -158,7 +166,7 @@ def _crd(api: Api, name: str) -> Object | None:
         return {}  # may not read CRDs: a launch will tell
 
 
-def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
+def _node_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
     """Check whether any node could run the job."""
     try:
         items = api("GET", "/api/v1/nodes").get("items") or []
@@ -166,25 +174,27 @@ def _nodes(api: Api, options: Options, job: Job) -> Iterator[Finding]:
         yield Finding("note", "may not look at the cluster's nodes")
         return
     yield Finding("ok", f"{len(items)} node{'s' if len(items) != 1 else ''}")
-    wanted = job.resources.accelerator
-    if wanted is None:
+    wanted_gpus = job.resources.accelerator
+    if wanted_gpus is None:
         return
-    label = pod.accelerator(wanted.kind) if options.platform == "gke" else None
-    fitting = [item for item in items if label is None or _label(item, pod.ACCELERATOR) == label]
+    label = pod.accelerator(wanted_gpus.kind) if options.platform == "gke" else None
+    matching = [item for item in items if label is None or _label(item, pod.ACCELERATOR) == label]
     shown = label or pod.GPU
-    if label is not None and not fitting:
+    if label is not None and not matching:
         yield Finding("bad", f"no node has {shown}", _node_pool(options, job, label))
         return
-    have = {item["metadata"]["name"]: int(_allocatable(item, pod.GPU)) for item in fitting}
-    bare = [name for name, count in have.items() if count == 0]
-    if label is not None and bare:
-        yield Finding("bad", f"{', '.join(bare)} has {shown} and 0 allocatable GPUs: the driver is missing", DRIVER)
-    enough = [name for name, count in have.items() if count >= wanted.count]
+    gpus_by_node = {item["metadata"]["name"]: int(_allocatable(item, pod.GPU)) for item in matching}
+    without_driver = [name for name, count in gpus_by_node.items() if count == 0]
+    if label is not None and without_driver:
+        yield Finding(
+            "bad", f"{', '.join(without_driver)} has {shown} and 0 allocatable GPUs: the driver is missing", DRIVER
+        )
+    enough = [name for name, count in gpus_by_node.items() if count >= wanted_gpus.count]
     if len(enough) < job.resources.nodes:
-        what = f"{job.resources.nodes} nodes with {wanted.count} × {shown} are wanted, and {len(enough)} are there"
+        what = f"{job.resources.nodes} nodes with {wanted_gpus.count} × {shown} are wanted, and {len(enough)} are there"
         yield Finding("note", f"{what}: the rest must come from an autoscaler", _resize(options, job))
     else:
-        yield Finding("ok", f"{len(enough)} node{'s' if len(enough) != 1 else ''} with {wanted.count} × {shown}")
+        yield Finding("ok", f"{len(enough)} node{'s' if len(enough) != 1 else ''} with {wanted_gpus.count} × {shown}")
 
 
 def _label(item: Object, name: str) -> str:
@@ -217,7 +227,7 @@ def _resize(options: Options, job: Job) -> str:
     )
 
 
-def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
+def _account_findings(api: Api, options: Options, context: str) -> Iterator[Finding]:
     """Check the pods' service account and its binding to a Google service account."""
     name = options.service_account
     if name is None:
@@ -230,7 +240,7 @@ def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
     yield Finding("ok", f"service account {name}")
     if options.platform != "gke":
         return
-    project = status.of_gke(options, context)[0] or "PROJECT"
+    project = status.gke_cluster(options, context)[0] or "PROJECT"
     google = client.annotation(found, "iam.gke.io/gcp-service-account")
     if google:
         member = f"serviceAccount:{project}.svc.id.goog[{options.namespace}/{name}]"
@@ -246,12 +256,12 @@ def _account(api: Api, options: Options, context: str) -> Iterator[Finding]:
     yield Finding("note", f"{name} reaches a bucket if this binding is there (NUMBER: the project's number)", fix)
 
 
-def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
+def _reference_findings(api: Api, options: Options, job: Job) -> Iterator[Finding]:
     """Check the secrets, claims and priority class that the job and the target's options refer to."""
     for name, secret in job.secrets.items():
         reference = parse(secret.ref)
         if reference.kind == "k8s":
-            yield from _secret(api, options, name, *reference.name.split("/", 1))
+            yield from _secret_findings(api, options, name, *reference.name.split("/", 1))
     for name in options.pull_secrets:
         if client.read(api, "Secret", options.namespace, name) is None:
             fix = f"kubectl -n {options.namespace} create secret docker-registry {name} --docker-server=…"
@@ -271,7 +281,7 @@ def _named(api: Api, options: Options, job: Job) -> Iterator[Finding]:
             pass  # a launch will tell
 
 
-def _secret(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:
+def _secret_findings(api: Api, options: Options, variable: str, name: str, key: str) -> Iterator[Finding]:
     try:
         found = client.read(api, "Secret", options.namespace, name)
     except Forbidden:
@@ -306,10 +316,10 @@ def billable_resources(api: Api, options: Options) -> list[str]:
         labels = item["metadata"].get("labels") or {}
         if labels.get(pod.ACCELERATOR) and labels.get(POOL):
             pools.setdefault(str(labels[POOL]), []).append(item)
-    return [_line(name, nodes, options) for name, nodes in sorted(pools.items())]
+    return [_pool_line(name, nodes, options) for name, nodes in sorted(pools.items())]
 
 
-def _line(pool: str, nodes: list[dict[str, Any]], options: Options) -> str:
+def _pool_line(pool: str, nodes: list[dict[str, Any]], options: Options) -> str:
     prices = [_price(node) for node in nodes]
     known = [price for price in prices if price is not None]
     cost = f", ${sum(known):.2f}/h" if len(known) == len(prices) else ""

@@ -20,19 +20,19 @@ from pathlib import Path
 
 from headway.core.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
 
-PATIENCE_S = 300.0  # retry limit for an unreachable store when a pod starts
+FETCH_TIMEOUT_S = 300.0  # retry limit for an unreachable store when a pod starts
 CODE, WHEEL, SECRETS = "/headway/code", "/headway/wheel", "HEADWAY_SECRETS_DIR"
-MARK = ".headway-sha256"  # written last: a folder that has it is complete
+COMPLETE_MARKER = ".headway-sha256"  # written last: a folder that has it is complete
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    signal.signal(signal.SIGTERM, _leave)  # without a handler, process 1 ignores it
-    args = _arguments(arguments)
+    signal.signal(signal.SIGTERM, _on_sigterm)  # without a handler, process 1 ignores it
+    args = _parse_arguments(arguments)
     inherited = dict(os.environ)
     use_secrets(os.environ)  # may include a bucket's keys; the exec'd module reads them again by itself
     try:
-        _bring(Path(args.code_dir), args.code, lambda: _code(args))
-        _bring(Path(args.wheel_dir), args.wheel_sha256, lambda: _wheel(args))
+        _fetch_code(Path(args.code_dir), args.code, lambda: _read_code(args))
+        _fetch_code(Path(args.wheel_dir), args.wheel_sha256, lambda: _read_wheel(args))
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr, flush=True)  # noqa: T201  there is no log to write it to yet
         return WORKER_AGAIN if isinstance(error, Transient) else BAD_INPUT
@@ -48,7 +48,7 @@ def use_secrets(env: MutableMapping[str, str]) -> None:
             env[path.name] = path.read_text(encoding="utf-8")
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m headway.targets.kubernetes.entry")
     parser.add_argument("--from", required=True, dest="source", metavar="URL")
     parser.add_argument("--code", required=True, metavar="SHA256")
@@ -60,16 +60,16 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _leave(number: int, frame: object) -> None:
+def _on_sigterm(number: int, frame: object) -> None:
     os._exit(WORKER_AGAIN)
 
 
-def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
+def _fetch_code(folder: Path, sha256: str, work: Callable[[], None]) -> None:
     """Run `work` unless the folder is already complete; retry transient errors with back-off for PATIENCE_S."""
-    mark = folder / MARK
+    mark = folder / COMPLETE_MARKER
     if mark.is_file() and mark.read_text() == sha256:
         return
-    give_up, pause = time.monotonic() + PATIENCE_S, 1.0
+    give_up, pause = time.monotonic() + FETCH_TIMEOUT_S, 1.0
     while True:
         try:
             work()
@@ -83,26 +83,26 @@ def _bring(folder: Path, sha256: str, work: Callable[[], None]) -> None:
     mark.write_text(sha256)
 
 
-def _code(args: argparse.Namespace) -> None:
+def _read_code(args: argparse.Namespace) -> None:
     from headway.packaging.code import unpack
     from headway.storage import open_store
-    from headway.targets.local.processes import translated
+    from headway.targets.local.processes import map_os_errors
 
     body = open_store(args.source).read(f"{args.code}.tar.gz")
-    with translated(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
+    with map_os_errors(Path(args.code_dir)), tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
         copy.write(body)
         copy.flush()
         unpack(Path(copy.name), args.code, Path(args.code_dir))
 
 
-def _wheel(args: argparse.Namespace) -> None:
+def _read_wheel(args: argparse.Namespace) -> None:
     from headway.storage import open_store
-    from headway.targets.local.processes import translated
+    from headway.targets.local.processes import map_os_errors
 
     body = open_store(args.source).read(args.wheel)
     if hashlib.sha256(body).hexdigest() != args.wheel_sha256:
         raise BadPlan(f"{args.wheel} is not the one that was planned", where=args.source, fix="headway plan")
-    with translated(Path(args.wheel_dir)), zipfile.ZipFile(io.BytesIO(body)) as content:
+    with map_os_errors(Path(args.wheel_dir)), zipfile.ZipFile(io.BytesIO(body)) as content:
         content.extractall(args.wheel_dir)
 
 

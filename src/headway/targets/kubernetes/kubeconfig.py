@@ -15,8 +15,8 @@ from typing import Any
 
 from headway.core.errors import BadInput, TargetError
 
-IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PLUGIN_S = 120.0  # a credential plugin may open a browser
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PLUGIN_TIMEOUT_S = 120.0  # a credential plugin may open a browser
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,30 +41,32 @@ class Access:
 
 def load(context: str | None = None, *, fix: str = "") -> Access:
     """Load the named context or the current one; in a pod without a kubeconfig, the pod's service account."""
-    merged = _merged(_paths())
+    merged = _merge_files(_kubeconfig_paths())
     if not merged["contexts"] and not os.environ.get("KUBECONFIG") and "KUBERNETES_SERVICE_HOST" in os.environ:
         return in_pod()
     name = context or merged["current-context"]
     if not merged["contexts"]:
-        raise BadInput("there is no kubeconfig, so no cluster is known here", where=str(_paths()[0]), fix=fix)
+        raise BadInput(
+            "there is no kubeconfig, so no cluster is known here", where=str(_kubeconfig_paths()[0]), fix=fix
+        )
     if not name or name not in merged["contexts"]:
         known = ", ".join(sorted(merged["contexts"]))
         what = f"the kubeconfig has no context {name!r}" if name else "the kubeconfig has no current context"
-        raise BadInput(what, where=str(_paths()[0]), fix=f"context: one of {known}" if known else fix)
-    chosen = merged["contexts"][name]
-    cluster = merged["clusters"].get(chosen.get("cluster", ""))
+        raise BadInput(what, where=str(_kubeconfig_paths()[0]), fix=f"context: one of {known}" if known else fix)
+    context_entry = merged["contexts"][name]
+    cluster = merged["clusters"].get(context_entry.get("cluster", ""))
     if cluster is None or not cluster.get("server"):
         raise BadInput(f"the context {name!r} names a cluster that the kubeconfig does not have", fix=fix)
-    user = merged["users"].get(chosen.get("user", ""), {})
+    user = merged["users"].get(context_entry.get("user", ""), {})
     return Access(
         server=str(cluster["server"]).rstrip("/"),
         context=str(name),
-        ca=_bytes(cluster, "certificate-authority"),
+        ca=_read_bytes(cluster, "certificate-authority"),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
         server_name=cluster.get("tls-server-name"),
         proxy=cluster.get("proxy-url"),
-        certificate=_bytes(user, "client-certificate"),
-        key=_bytes(user, "client-key"),
+        certificate=_read_bytes(user, "client-certificate"),
+        key=_read_bytes(user, "client-key"),
         token=user.get("token"),
         token_file=Path(user["_folder"], user["tokenFile"]) if user.get("tokenFile") else None,
         plugin=user.get("exec"),
@@ -76,10 +78,12 @@ def in_pod() -> Access:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     try:
-        ca = (IN_POD / "ca.crt").read_bytes()
+        ca = (SERVICE_ACCOUNT_DIR / "ca.crt").read_bytes()
     except OSError as error:
-        raise TargetError(f"this pod has no service account's token: {error.strerror}", where=str(IN_POD)) from None
-    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=IN_POD / "token")
+        raise TargetError(
+            f"this pod has no service account's token: {error.strerror}", where=str(SERVICE_ACCOUNT_DIR)
+        ) from None
+    return Access(server=f"https://{host}:{port}", context="this pod", ca=ca, token_file=SERVICE_ACCOUNT_DIR / "token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +99,41 @@ class Credential:
         return f"Credential(expires={self.expires})"
 
 
-def ask_plugin(plugin: Mapping[str, Any], server: str) -> Credential:
+def run_exec_plugin(plugin: Mapping[str, Any], server: str) -> Credential:
     """Run the exec credential plugin that a kubeconfig names, such as gke-gcloud-auth-plugin."""
     command, api = str(plugin["command"]), str(plugin.get("apiVersion", "client.authentication.k8s.io/v1"))
-    told = {"apiVersion": api, "kind": "ExecCredential", "spec": {"interactive": False}}
+    exec_info = {"apiVersion": api, "kind": "ExecCredential", "spec": {"interactive": False}}
     if plugin.get("provideClusterInfo"):
-        told["spec"] = {"interactive": False, "cluster": {"server": server}}
+        exec_info["spec"] = {"interactive": False, "cluster": {"server": server}}
     extra = {str(pair["name"]): str(pair["value"]) for pair in plugin.get("env") or ()}
-    env = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(told)}
+    env = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [command, *map(str, plugin.get("args") or ())],
-            env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLUGIN_S,
+            env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLUGIN_TIMEOUT_S,
         )  # fmt: skip
     except FileNotFoundError:
         hint = str(plugin.get("installHint") or "").strip().replace("\n", " ")
         fix = "gcloud components install gke-gcloud-auth-plugin" if "gke-gcloud" in command else hint
         raise TargetError(f"the kubeconfig wants {command}, which is not installed", fix=fix) from None
     except subprocess.TimeoutExpired:
-        raise TargetError(f"{command} has not answered for {PLUGIN_S:.0f} s", fix=f"run {command} by hand") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1][:300]
+        raise TargetError(
+            f"{command} has not answered for {PLUGIN_TIMEOUT_S:.0f} s", fix=f"run {command} by hand"
+        ) from None
+    if process.returncode:
+        message = (process.stderr.strip().splitlines() or ["it gave no reason"])[-1][:300]
         fix = "gcloud auth login" if "gke-gcloud" in command else ""
-        raise TargetError(f"{command} gave no credential: {said}", fix=fix)
-    return _credential(command, done.stdout)
+        raise TargetError(f"{command} gave no credential: {message}", fix=fix)
+    return _parse_credential(command, process.stdout)
 
 
-def _credential(command: str, printed: str) -> Credential:
+def _parse_credential(command: str, printed: str) -> Credential:
     try:
         status = json.loads(printed)["status"]
-        moment = status.get("expirationTimestamp")
+        expiry = status.get("expirationTimestamp")
         # Go may print nanoseconds, which Python 3.10 cannot parse.
-        plain = re.sub(r"\.\d+", "", str(moment)).replace("Z", "+00:00")
-        expires = datetime.fromisoformat(plain) if moment else None
+        plain = re.sub(r"\.\d+", "", str(expiry)).replace("Z", "+00:00")
+        expires = datetime.fromisoformat(plain) if expiry else None
     except (ValueError, KeyError, TypeError, AttributeError):
         # Do not show what it printed: that may contain part of a token.
         raise TargetError(f"what {command} printed is no credential") from None
@@ -142,14 +148,14 @@ def _credential(command: str, printed: str) -> Credential:
     )
 
 
-def _paths() -> list[Path]:
+def _kubeconfig_paths() -> list[Path]:
     listed = os.environ.get("KUBECONFIG", "")
     return [Path(part).expanduser() for part in listed.split(os.pathsep) if part] or [
         Path("~/.kube/config").expanduser()
     ]
 
 
-def _merged(paths: list[Path]) -> dict[str, Any]:
+def _merge_files(paths: list[Path]) -> dict[str, Any]:
     """Merge several kubeconfig files as kubectl does: the first definition of a name wins."""
     import yaml
 
@@ -174,7 +180,7 @@ def _merged(paths: list[Path]) -> dict[str, Any]:
     return merged
 
 
-def _bytes(entry: Mapping[str, Any], key: str) -> bytes | None:
+def _read_bytes(entry: Mapping[str, Any], key: str) -> bytes | None:
     """Read a certificate or key, inline in base64 or from a file."""
     if entry.get(f"{key}-data"):
         return base64.b64decode(entry[f"{key}-data"])

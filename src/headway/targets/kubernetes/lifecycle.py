@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 # Teardown
 
 
-LOOK_S = 0.5
+POLL_S = 0.5
 FORCE_S = 60.0  # wait for force-deleted pods to leave the listing
-SETTLE_S = 60.0  # wait for the cluster's garbage collector
-_TRAINING = ("StatefulSet", "PyTorchJob", "TrainJob")
+GC_WAIT_S = 60.0  # wait for the cluster's garbage collector
+_WORKLOAD_KINDS = ("StatefulSet", "PyTorchJob", "TrainJob")
 
 
 def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
@@ -41,17 +41,19 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
 
     Idempotent: objects that are already gone count as removed. The receipt comes from a listing made at the end.
     """
-    before = _everything(api, options, handle)
+    before = _list_run(api, options, handle)
     ended = ended_or_never_started(handle)
-    patience = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    grace = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
     for item in before:
-        if item["kind"] in _TRAINING:
+        if item["kind"] in _WORKLOAD_KINDS:
             client.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
-    _await(lambda: not _live_pods(api, options, handle), patience + LEAVING_S)
+    _wait_until(lambda: not _live_pods(api, options, handle), grace + LEAVING_S)
     remove(api, options, handle.run, handle.url)
-    left = sorted(map(client.shown, _everything(api, options, handle)))
-    known = [] if handle.details.get(ORIGIN) else [str(each) for each in handle.details.get("objects", ())]
-    created = list(dict.fromkeys([*map(client.shown, before), *known]))
+    left = sorted(map(client.display_name, _list_run(api, options, handle)))
+    recorded = (
+        [] if handle.details.get(ORIGIN) else [str(shown_name) for shown_name in handle.details.get("objects", ())]
+    )
+    created = list(dict.fromkeys([*map(client.display_name, before), *recorded]))
     return Receipt(
         run=handle.run,
         created=tuple(created),
@@ -62,31 +64,31 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
 
 def remove(api: Api, options: Options, run: str, url: str) -> None:
     """Delete all objects of a run, its pods without a grace period, and wait until their names are free again."""
-    chosen, needed = selector(run, url), client.KINDS_OF[options.engine]
-    there = client.everything(api, options.namespace, chosen, needed=needed)
-    for item in there:
-        by_force = 0 if item["kind"] == "Pod" else None
-        client.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=by_force)
+    label_selector, needed = selector(run, url), client.KINDS_BY_ENGINE[options.engine]
+    objects = client.list_all(api, options.namespace, label_selector, needed=needed)
+    for item in objects:
+        pod_grace_s = 0 if item["kind"] == "Pod" else None
+        client.delete(api, item["kind"], options.namespace, item["metadata"]["name"], grace_s=pod_grace_s)
     for pod in status.workers(api, options, run, url):
         client.delete(api, "Pod", options.namespace, pod.name, grace_s=0)
-    _await(lambda: not status.workers(api, options, run, url), FORCE_S)
-    if there:
-        _await(lambda: not client.everything(api, options.namespace, chosen, needed=needed), SETTLE_S)
+    _wait_until(lambda: not status.workers(api, options, run, url), FORCE_S)
+    if objects:
+        _wait_until(lambda: not client.list_all(api, options.namespace, label_selector, needed=needed), GC_WAIT_S)
 
 
-def _everything(api: Api, options: Options, handle: Handle) -> list[Object]:
-    chosen = selector(handle.run, handle.url)
-    return client.everything(api, options.namespace, chosen, needed=client.KINDS_OF[options.engine])
+def _list_run(api: Api, options: Options, handle: Handle) -> list[Object]:
+    label_selector = selector(handle.run, handle.url)
+    return client.list_all(api, options.namespace, label_selector, needed=client.KINDS_BY_ENGINE[options.engine])
 
 
 def _live_pods(api: Api, options: Options, handle: Handle) -> list[status.Pod]:
     return [pod for pod in status.workers(api, options, handle.run, handle.url) if pod.live]
 
 
-def _await(done: Callable[[], bool], within_s: float) -> None:
+def _wait_until(done: Callable[[], bool], within_s: float) -> None:
     limit = time.monotonic() + within_s
     while not done() and time.monotonic() < limit:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) -> dict[str, Any]:
@@ -97,33 +99,33 @@ def submit(api: Api, options: Options, plan: Plan, run: str, folder: RunFolder) 
     url = folder.url
     release = installed_trainer(api, options) if options.engine == "trainjob" else None
     used_s = spent_s(folder)
-    secrets = {name: resolve(reference) for name, reference in kubernetes_pod.brought(plan).items()}
-    limit, us = kubernetes_pod.of_plan(plan, used_s), owner()
+    secrets = {name: resolve(reference) for name, reference in kubernetes_pod.client_secrets(plan).items()}
+    limit, current_owner = kubernetes_pod.plan_lifetime_s(plan, used_s), owner()
     values = {
         RUN: run,
         kubernetes_options.FOLDER: kubernetes_options.folder_hash(url),
-        OWNER: us.id,
-        OWNER_NAME: us.name,
+        OWNER: current_owner.id,
+        OWNER_NAME: current_owner.name,
         kubernetes_options.EXPIRES: "" if limit is None else str(int(time.time() + limit)),
     }
     requests = manifests.requests(plan, options, release=release, spent_s=used_s)
-    filled = [kubernetes_options.filled(request.body, values) for request in requests]
-    bodies, stroke = filled[:-1], filled[-1]
-    _hold_rules(bodies, run)
-    _require_free(api, options, run, url)
-    made: list[Object] = []
+    rendered = [kubernetes_options.fill_placeholders(request.body, values) for request in requests]
+    bodies, start_patch = rendered[:-1], rendered[-1]
+    _check_admission(bodies, run)
+    _require_name_free(api, options, run, url)
+    created: list[Object] = []
     try:
         remove(api, options, run, url)  # leftovers of an earlier attempt or a killed client
         for body in bodies:
-            made.append(_make(api, body, made, secrets))
-        _start(api, stroke)
+            created.append(_create_object(api, body, created, secrets))
+        _start(api, start_patch)
     except BaseException as error:  # Ctrl-C too: a partial process group cannot train, but is billed
         remove(api, options, run, url)
         if isinstance(error, AlreadyExists):
             raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
         raise
     return {
-        "objects": [client.shown(item) for item in bodies],
+        "objects": [client.display_name(item) for item in bodies],
         "namespace": options.namespace,
         "engine": options.engine,
         **({"trainer": release} if release else {}),
@@ -142,13 +144,13 @@ def installed_trainer(api: Api, options: Options) -> Trainer | None:
     schema: Object = next(
         (each.get("schema", {}).get("openAPIV3Schema", {}) for each in versions if each.get("served")), {}
     )
-    found = trainjob.release_of(schema)
-    if found is None:
+    release = trainjob.release_of(schema)
+    if release is None:
         raise BadInput("this cluster's TrainJob is of a release that Headway does not know", fix=INSTALL_TRAINER)
-    if options.trainer is not None and options.trainer != found:
-        what = f"the job is for Kubeflow Trainer {options.trainer}, and this cluster has {found}"
-        raise BadInput(what, where="targets", fix=f"trainer: '{found}', or leave it out")
-    return found
+    if options.trainer is not None and options.trainer != release:
+        what = f"the job is for Kubeflow Trainer {options.trainer}, and this cluster has {release}"
+        raise BadInput(what, where="targets", fix=f"trainer: '{release}', or leave it out")
+    return release
 
 
 _TRAINER = "github.com/kubeflow/trainer.git/manifests/overlays"
@@ -158,56 +160,56 @@ INSTALL_TRAINER = (
 )
 
 
-def _make(api: Api, body: Object, made: list[Object], secrets: Mapping[str, str]) -> Object:
-    uids = [str(each["metadata"]["uid"]) for each in made[:2]]  # of the creation guard and the starting object
-    body = kubernetes_options.filled(
-        body, dict(zip((kubernetes_options.FUSE_UID, kubernetes_options.OWNER_UID), uids, strict=False))
+def _create_object(api: Api, body: Object, created: list[Object], secrets: Mapping[str, str]) -> Object:
+    uids = [str(each["metadata"]["uid"]) for each in created[:2]]  # of the creation guard and the starting object
+    body = kubernetes_options.fill_placeholders(
+        body, dict(zip((kubernetes_options.GUARD_UID, kubernetes_options.OWNER_UID), uids, strict=False))
     )
     if body["kind"] == "Secret":
         body = {**body, "stringData": dict(secrets)}
     return client.create(api, body)
 
 
-def _start(api: Api, stroke: Object) -> None:
+def _start(api: Api, start_patch: Object) -> None:
     """Send the patch that detaches the run from its creation guard and starts it.
 
     From then on the run no longer depends on this client. The guard is left to expire, not deleted: a garbage
     collector that has just read the old ownerReferences would delete the run together with it.
     """
     try:
-        client.change(api, stroke)
+        client.patch(api, start_patch)
     except NotFound:
-        what = f"{client.shown(stroke)} took too long to be made, and is gone with its fuse"
+        what = f"{client.display_name(start_patch)} took too long to be made, and is gone with its fuse"
         raise TargetError(what, fix="once more, nearer to the cluster") from None
 
 
-def _hold_rules(bodies: list[Object], run: str) -> None:
+def _check_admission(bodies: list[Object], run: str) -> None:
     """Raise BadInput for what the cluster or an operator's webhook would reject after half of it was created."""
-    wrong = [what for body in bodies for what in checks.admission_problems(body)]
-    if wrong:
-        raise BadInput(f"{run}: {wrong[0]}", fix="another --name" if "name" in wrong[0] else "")
+    problems = [what for body in bodies for what in checks.admission_problems(body)]
+    if problems:
+        raise BadInput(f"{run}: {problems[0]}", fix="another --name" if "name" in problems[0] else "")
 
 
-def _require_free(api: Api, options: Options, run: str, url: str) -> None:
+def _require_name_free(api: Api, options: Options, run: str, url: str) -> None:
     """Raise if the name is in use: RunBusy for this run itself, BadInput for a namesake from another folder."""
     kind = manifests.WORKLOAD[options.engine]
     try:
-        there = client.read(api, kind, options.namespace, run)
+        existing = client.read(api, kind, options.namespace, run)
     except NotFound:
-        there = None
-    if there is None:
+        existing = None
+    if existing is None:
         return
-    other = client.annotation(there, kubernetes_options.URL_ANNOTATION)
+    other = client.annotation(existing, kubernetes_options.URL_ANNOTATION)
     if other == url:
-        if "deletionTimestamp" in there["metadata"] or _over(there):
+        if "deletionTimestamp" in existing["metadata"] or _has_finished(existing):
             return
         raise RunBusy(f"{run} is in the cluster already", fix=f"headway stop {run}")
     what = f"namespace {options.namespace} has a {kind} called {run}" + (f", of {other}" if other else "")
     raise BadInput(what, fix="another --name, or another namespace")
 
 
-def _over(item: Object) -> bool:
+def _has_finished(item: Object) -> bool:
     """Return whether the operator's conditions say that its job has ended."""
-    ends = ("Succeeded", "Failed", "Complete")
+    terminal = ("Succeeded", "Failed", "Complete")
     conditions = (item.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") in ends and each.get("status") == "True" for each in conditions)
+    return any(each.get("type") in terminal and each.get("status") == "True" for each in conditions)

@@ -9,7 +9,7 @@ from headway.core.plan import RUN
 from headway.core.platform import timing
 from headway.core.types import Request
 from headway.targets.kubernetes import pod, pytorchjob, statefulset, trainjob
-from headway.targets.kubernetes.options import FUSE_UID, Options, Trainer, metadata, owned_by
+from headway.targets.kubernetes.options import GUARD_UID, Options, Trainer, metadata, owned_by
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -23,66 +23,68 @@ if TYPE_CHECKING:
 
 
 Object = dict[str, Any]
-FUSE, START = "fuse.json", "start.patch.json"
-NAME = f"{RUN}-fuse"
-BURNS_S = 600  # far longer than any client needs; `fuse` in the job's HEADWAY_TIMING overrides it
+GUARD_FILE, START_FILE = "fuse.json", "start.patch.json"
+GUARD_NAME = f"{RUN}-fuse"
+GUARD_TTL_S = 600  # far longer than any client needs; `fuse` in the job's HEADWAY_TIMING overrides it
 
 
-def laid(plan: Plan, options: Options, first: Request, others: list[Request], start: Object) -> list[Request]:
+def guarded_requests(
+    plan: Plan, options: Options, first: Request, others: list[Request], start: Object
+) -> list[Request]:
     """Return all requests of a start: the guard, the starting object, its dependencies, and the starting patch."""
-    resting = {**first.body, "metadata": {**first.body["metadata"], "ownerReferences": [_owner()]}}
+    suspended = {**first.body, "metadata": {**first.body["metadata"], "ownerReferences": [_guard_reference()]}}
     return [
-        Request(name=FUSE, body=_job(plan, options)),
-        Request(name=first.name, body=resting),
+        Request(name=GUARD_FILE, body=_guard_job(plan, options)),
+        Request(name=first.name, body=suspended),
         *others,
-        Request(name=START, body=_stroke(first.body, start)),
+        Request(name=START_FILE, body=_start_patch(first.body, start)),
     ]
 
 
-def _stroke(body: Mapping[str, Any], start: Object) -> Object:
+def _start_patch(body: Mapping[str, Any], start: Object) -> Object:
     """Return the merge patch that removes the owner references and starts the run."""
-    named = {key: body["metadata"][key] for key in ("name", "namespace")}
-    own = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
-    return {**own, "metadata": {**named, "ownerReferences": None}, "spec": start}
+    identity = {key: body["metadata"][key] for key in ("name", "namespace")}
+    type_meta = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
+    return {**type_meta, "metadata": {**identity, "ownerReferences": None}, "spec": start}
 
 
-def _owner() -> Object:
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": FUSE_UID}
+def _guard_reference() -> Object:
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": GUARD_NAME, "uid": GUARD_UID}
 
 
-def _job(plan: Plan, options: Options) -> Object:
+def _guard_job(plan: Plan, options: Options) -> Object:
     """Return the guard: a Job that completes at once, with 0 completions, so that its TTL starts immediately."""
-    part = metadata(plan, options, NAME, part="fuse")
-    never: Object = {
+    guard_metadata = metadata(plan, options, GUARD_NAME, part="fuse")
+    pod_spec: Object = {
         "automountServiceAccountToken": False,
         "restartPolicy": "Never",
         "securityContext": pod.security(options),
         "containers": [
-            {"name": "fuse", "image": pod.image(plan), "command": ["true"], "securityContext": pod.confined()}
+            {"name": "fuse", "image": pod.image(plan), "command": ["true"], "securityContext": pod.container_security()}
         ],
     }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": part,
+        "metadata": guard_metadata,
         "spec": {
             "completions": 0,
-            "ttlSecondsAfterFinished": _burns_s(plan),
+            "ttlSecondsAfterFinished": _guard_ttl_s(plan),
             "template": {
-                "metadata": {key: part[key] for key in ("labels", "annotations")},
-                "spec": never,
+                "metadata": {key: guard_metadata[key] for key in ("labels", "annotations")},
+                "spec": pod_spec,
             },
         },
     }
 
 
-def _burns_s(plan: Plan) -> int:
-    return int(timing(plan.job.get("env", {})).get("fuse", BURNS_S))
+def _guard_ttl_s(plan: Plan) -> int:
+    return int(timing(plan.job.get("env", {})).get("fuse", GUARD_TTL_S))
 
 
 WORKLOAD = {"statefulset": "StatefulSet", "pytorchjob": pytorchjob.KIND, "trainjob": trainjob.KIND}
-_STARTS = {"statefulset": statefulset.START, "pytorchjob": pytorchjob.START, "trainjob": trainjob.START}
-_OWNERS = {"statefulset": statefulset.OWNER, "pytorchjob": pytorchjob.OWNER, "trainjob": trainjob.OWNER}
+_START_SPECS = {"statefulset": statefulset.START, "pytorchjob": pytorchjob.START, "trainjob": trainjob.START}
+_OWNER_REFERENCES = {"statefulset": statefulset.OWNER, "pytorchjob": pytorchjob.OWNER, "trainjob": trainjob.OWNER}
 
 
 def requests(plan: Plan, options: Options, *, release: Trainer | None = None, spent_s: float = 0.0) -> list[Request]:
@@ -91,31 +93,33 @@ def requests(plan: Plan, options: Options, *, release: Trainer | None = None, sp
     `release` is that of the installed Kubeflow Trainer; `spent_s` is the part of the budget used before a resume.
     """
     if options.engine == "statefulset":
-        found = statefulset.requests(plan, options, spent_s)
+        workload = statefulset.requests(plan, options, spent_s)
     elif options.engine == "pytorchjob":
-        found = pytorchjob.requests(plan, options, spent_s)
+        workload = pytorchjob.requests(plan, options, spent_s)
     else:
-        chosen: Trainer = release or options.trainer or pod.NEWEST
-        found = trainjob.requests(plan, options, chosen, spent_s)
-    first, *others = found
-    return laid(plan, options, first, [*_secret(plan, options), *others], _STARTS[options.engine])
+        trainer: Trainer = release or options.trainer or pod.NEWEST
+        workload = trainjob.requests(plan, options, trainer, spent_s)
+    first, *others = workload
+    return guarded_requests(
+        plan, options, first, [*_secret_request(plan, options), *others], _START_SPECS[options.engine]
+    )
 
 
-def reference_mark(reference: str) -> str:
+def secret_placeholder(reference: str) -> str:
     """Return the placeholder for a secret's value: a plan contains only its reference."""
     return f"<{reference}>"
 
 
-def _secret(plan: Plan, options: Options) -> list[Request]:
+def _secret_request(plan: Plan, options: Options) -> list[Request]:
     """Build the Secret for values sent by the client: labelled, and owned by the object that starts the run."""
-    wanted = pod.brought(plan)
-    if not wanted:
+    references = pod.client_secrets(plan)
+    if not references:
         return []
     body: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
-        "metadata": {**metadata(plan, options, RUN), "ownerReferences": owned_by(*_OWNERS[options.engine])},
-        "stringData": {name: reference_mark(reference) for name, reference in wanted.items()},
+        "metadata": {**metadata(plan, options, RUN), "ownerReferences": owned_by(*_OWNER_REFERENCES[options.engine])},
+        "stringData": {name: secret_placeholder(reference) for name, reference in references.items()},
     }
     return [Request(name="secret.json", body=body)]

@@ -55,7 +55,7 @@ FOLDER_LABEL = "headway.folder"  # … so that a label carries its hash: two fol
 PART_LABEL = "headway.part"  # worker, reaper or fuse
 
 # Stand in a plan until launch.
-OWNER_UID, FUSE_UID, EXPIRES, FOLDER = "{OWNER_UID}", "{FUSE_UID}", "{EXPIRES}", "{FOLDER}"
+OWNER_UID, GUARD_UID, EXPIRES, FOLDER = "{OWNER_UID}", "{FUSE_UID}", "{EXPIRES}", "{FOLDER}"
 REAPER = f"{RUN}-reaper"
 
 # Inside a pod.
@@ -83,7 +83,7 @@ def metadata(plan: Plan, options: Options, name: str, *, part: str | None = None
 
 
 def labels(plan: Plan, options: Options, *, part: str | None = None) -> dict[str, str]:
-    found = {
+    result = {
         **{str(key): str(value) for key, value in options.labels.items()},
         "app.kubernetes.io/managed-by": "headway",
         RUN_LABEL: RUN,
@@ -91,10 +91,10 @@ def labels(plan: Plan, options: Options, *, part: str | None = None) -> dict[str
         OWNER_LABEL: OWNER,
     }
     if plan.limits.budget_s is not None:
-        found[EXPIRES_LABEL] = EXPIRES
+        result[EXPIRES_LABEL] = EXPIRES
     if part is not None:
-        found[PART_LABEL] = part
-    return found
+        result[PART_LABEL] = part
+    return result
 
 
 def selector(run: str, url: str) -> str:
@@ -107,14 +107,14 @@ def owned_by(api_version: str, kind: str, name: str) -> list[dict[str, Any]]:
     return [{"apiVersion": api_version, "kind": kind, "name": name, "uid": OWNER_UID}]
 
 
-def filled(body: Any, values: Mapping[str, str]) -> Any:
+def fill_placeholders(body: Any, values: Mapping[str, str]) -> Any:
     """A rendered object with the launch's values where their names stand."""
     if isinstance(body, str):
         for name, value in values.items():
             body = body.replace(name, value)
         return body
     if isinstance(body, Mapping):
-        return {key: filled(value, values) for key, value in body.items()}
+        return {key: fill_placeholders(value, values) for key, value in body.items()}
     if isinstance(body, list | tuple):
-        return [filled(value, values) for value in body]
+        return [fill_placeholders(value, values) for value in body]
     return body

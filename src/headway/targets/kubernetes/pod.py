@@ -45,7 +45,7 @@ ACCELERATORS = {
 }
 
 
-def nodes(resources: Mapping[str, Any], platform: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def node_scheduling(resources: Mapping[str, Any], platform: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return the node selector and the tolerations."""
     selector: dict[str, str] = {}
     tolerations: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def lifetime_s(budget_s: float | None, max_wait_s: float | None, grace_s: float,
     return math.ceil(wait + left + grace_s + MARGIN_S)
 
 
-def of_plan(plan: Plan, spent_s: float = 0.0) -> int | None:
+def plan_lifetime_s(plan: Plan, spent_s: float = 0.0) -> int | None:
     limits = plan.limits
     return lifetime_s(limits.budget_s, limits.max_wait_s, limits.grace_s, spent_s)
 
@@ -97,10 +97,10 @@ def limits(job: Job, options: Options) -> Limits:
     spot = job.resources.spot and options.platform == "gke"
     grace = min(options.grace, SPOT_GRACE_S) if spot else options.grace
     seconds = lifetime_s(budget_s, job.max_wait, grace)
-    return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=grace, second=_second(options, seconds))
+    return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=grace, second=_backstop(options, seconds))
 
 
-def _second(options: Options, seconds: int | None) -> str:
+def _backstop(options: Options, seconds: int | None) -> str:
     if seconds is None:
         return "none: without a budget nothing ends it but its own end"
     if options.engine == "pytorchjob":
@@ -116,8 +116,8 @@ def _second(options: Options, seconds: int | None) -> str:
 Object = dict[str, Any]
 ENTRY = "headway.targets.kubernetes.entry"
 SUPERVISOR, REAPER = "headway.runtime.worker", "headway.targets.kubernetes.reaper"
-BROUGHT = ("env", "file")  # secrets that only the client can resolve: it sends the values
-OPEN = {"code": CODE, "home": HOME, "node": NODE, "tmp": "/tmp", "wheel": WHEEL}  # writable; the image is not
+CLIENT_SIDE_KINDS = ("env", "file")  # secrets that only the client can resolve: it sends the values
+WRITABLE_DIRS = {"code": CODE, "home": HOME, "node": NODE, "tmp": "/tmp", "wheel": WHEEL}  # writable; the image is not
 
 
 def pod_spec(plan: Plan, options: Options, *, container: str, restart: str | None, env: Mapping[str, str]) -> Object:
@@ -143,9 +143,9 @@ def worker(plan: Plan, options: Options, name: str, env: Mapping[str, str]) -> O
         "name": name,
         "image": image(plan),
         "command": command(plan, options, SUPERVISOR, "--run", url_of(plan)),
-        "env": environment(plan, {**own_variables(plan), **env}),
+        "env": environment(plan, {**fixed_variables(plan), **env}),
         "resources": resources(plan),
-        "securityContext": confined(),
+        "securityContext": container_security(),
         "volumeMounts": mounts(plan),
     }
 
@@ -163,7 +163,7 @@ def command(plan: Plan, options: Options, module: str, *words: str) -> list[str]
     return [options.python, "-m", ENTRY, *sent, *wheel, "--", module, *words]
 
 
-def own_variables(plan: Plan) -> dict[str, str]:
+def fixed_variables(plan: Plan) -> dict[str, str]:
     return {
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": url_of(plan),
@@ -175,29 +175,31 @@ def own_variables(plan: Plan) -> dict[str, str]:
     }
 
 
-def environment(plan: Plan, own: Mapping[str, str]) -> list[Object]:
+def environment(plan: Plan, added: Mapping[str, str]) -> list[Object]:
     """Return the job's variables, ours, and references to Secrets of the cluster. Never a secret's value."""
     # The planned Headway takes precedence over the image's; the job's own PYTHONPATH comes after it.
     path = ":".join(filter(None, (WHEEL, str(plan.job.get("env", {}).get("PYTHONPATH", "")))))
     fixed = {"HOME": HOME, "USER": "headway", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **own}
-    if _laid_ready(plan):
+    plain = {**{name: str(value) for name, value in plan.job.get("env", {}).items()}, **fixed, **added}
+    if _secret_volume(plan):
         plain["HEADWAY_SECRETS_DIR"] = SECRETS
     found: list[Object] = [{"name": name, "value": value} for name, value in sorted(plain.items())]
     for name, secret in sorted(plan.job.get("secrets", {}).items()):
-        there = in_cluster(secret)
-        if there is not None and not _as_file(secret):
+        there = secret_key_ref(secret)
+        if there is not None and not _file_name(secret):
             found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": there[0], "key": there[1]}}})
     return found
 
 
-def brought(plan: Plan) -> dict[str, str]:
+def client_secrets(plan: Plan) -> dict[str, str]:
     """Return the secrets whose values the client must send, as variable -> reference."""
-    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
-    return {name: reference for name, reference in sorted(listed.items()) if parse(reference).kind in BROUGHT}
+    references = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    return {
+        name: reference for name, reference in sorted(references.items()) if parse(reference).kind in CLIENT_SIDE_KINDS
+    }
 
 
-def in_cluster(secret: Mapping[str, Any]) -> tuple[str, str] | None:
+def secret_key_ref(secret: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return name and key of a Secret that is already in the cluster; None for other references."""
     reference = parse(str(secret["ref"]))
     if reference.kind != "k8s":
@@ -208,17 +210,17 @@ def in_cluster(secret: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def resources(plan: Plan) -> Object:
     """Request CPUs without a limit, and memory with one: a run that outgrows it is killed, not its neighbours."""
-    wanted = plan.job.get("resources", {})
+    requested = plan.job.get("resources", {})
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if wanted.get("cpus"):
-        requests["cpu"] = str(wanted["cpus"])
-    if wanted.get("memory"):
-        requests["memory"] = limits["memory"] = str(wanted["memory"])
-    if wanted.get("disk"):
-        requests["ephemeral-storage"] = str(wanted["disk"])
-    if wanted.get("accelerator"):
-        requests[GPU] = limits[GPU] = str(wanted["accelerator"]["count"])
+    if requested.get("cpus"):
+        requests["cpu"] = str(requested["cpus"])
+    if requested.get("memory"):
+        requests["memory"] = limits["memory"] = str(requested["memory"])
+    if requested.get("disk"):
+        requests["ephemeral-storage"] = str(requested["disk"])
+    if requested.get("accelerator"):
+        requests[GPU] = limits[GPU] = str(requested["accelerator"]["count"])
     return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
 
 
@@ -233,7 +235,7 @@ def security(options: Options) -> Object:
     }
 
 
-def confined() -> Object:
+def container_security() -> Object:
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -243,14 +245,14 @@ def confined() -> Object:
 
 def placement(plan: Plan, options: Options) -> Object:
     """Return the pod's service account, pull secrets, node selector and tolerations."""
-    selector, tolerations = nodes(plan.job.get("resources", {}), options.platform)
-    chosen = {
+    selector, tolerations = node_scheduling(plan.job.get("resources", {}), options.platform)
+    scheduling = {
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
         "nodeSelector": {**selector, **options.node_selector},
         "tolerations": [*tolerations, *(dict(each) for each in options.tolerations)],
     }
-    return {key: value for key, value in chosen.items() if value}
+    return {key: value for key, value in scheduling.items() if value}
 
 
 def grace_period_s(plan: Plan) -> int:
@@ -259,23 +261,23 @@ def grace_period_s(plan: Plan) -> int:
 
 
 def volumes(plan: Plan, options: Options) -> list[Object]:
-    found: list[Object] = [{"name": name, "emptyDir": {}} for name in sorted(OPEN)]
+    found: list[Object] = [{"name": name, "emptyDir": {}} for name in sorted(WRITABLE_DIRS)]
     found.append({"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}})
     found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(options.shm)}})
-    if _laid_ready(plan):
-        found.append({"name": "secrets", "projected": {"defaultMode": 0o440, "sources": list(_sources(plan))}})
-    if _own_cache(plan):
+    if _secret_volume(plan):
+        found.append({"name": "secrets", "projected": {"defaultMode": 0o440, "sources": list(_secret_variables(plan))}})
+    if _default_cache(plan):
         found.append({"name": "cache", "emptyDir": _cache_size(plan)})
     found += [_volume(number, mount) for number, mount in enumerate(plan.job.get("mounts", ()))]
     return found
 
 
 def mounts(plan: Plan) -> list[Object]:
-    found: list[Object] = [{"name": name, "mountPath": path} for name, path in sorted(OPEN.items())]
+    found: list[Object] = [{"name": name, "mountPath": path} for name, path in sorted(WRITABLE_DIRS.items())]
     found += [{"name": "work", "mountPath": WORK}, {"name": "shm", "mountPath": "/dev/shm"}]
-    if _laid_ready(plan):
+    if _secret_volume(plan):
         found.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
-    if _own_cache(plan):
+    if _default_cache(plan):
         found.append({"name": "cache", "mountPath": plan.job["cache"]["dir"]})
     for number, mount in enumerate(plan.job.get("mounts", ())):
         wanted: Object = {"name": f"mount-{number}", "mountPath": mount["at"]}
@@ -283,31 +285,31 @@ def mounts(plan: Plan) -> list[Object]:
     return found
 
 
-def _laid_ready(plan: Plan) -> bool:
+def _secret_volume(plan: Plan) -> bool:
     """Return whether any secret is a file in the secrets volume."""
-    return bool(brought(plan)) or any(True for _ in _filed(plan))
+    return bool(client_secrets(plan)) or any(True for _ in _secret_files(plan))
 
 
-def _filed(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
+def _secret_files(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
     for name, secret in sorted(plan.job.get("secrets", {}).items()):
-        there = in_cluster(secret)
-        if there is not None and _as_file(secret):
+        there = secret_key_ref(secret)
+        if there is not None and _file_name(secret):
             yield name, there
 
 
-def _sources(plan: Plan) -> Iterator[Object]:
+def _secret_variables(plan: Plan) -> Iterator[Object]:
     """Yield the projected sources: one folder with one file per variable, whichever Secret holds it."""
-    if brought(plan):
+    if client_secrets(plan):
         yield {"secret": {"name": RUN}}
-    for variable, (name, key) in _filed(plan):
+    for variable, (name, key) in _secret_files(plan):
         yield {"secret": {"name": name, "items": [{"key": key, "path": variable}]}}
 
 
-def _as_file(secret: Mapping[str, Any]) -> bool:
+def _file_name(secret: Mapping[str, Any]) -> bool:
     return str(secret.get("as", secret.get("as_"))) == "file"
 
 
-def _own_cache(plan: Plan) -> bool:
+def _default_cache(plan: Plan) -> bool:
     """Return whether the cache folder needs an emptyDir: it is under neither a mount nor the home folder."""
     folder = plan.job.get("cache", {}).get("dir")
     if not folder or str(folder).startswith(HOME):

@@ -30,7 +30,7 @@ def requests(plan: Plan, options: Options, spent_s: float = 0.0) -> list[Request
         "cleanPodPolicy": "Running",  # delete workers that outlive the master; keep ended pods for kubectl
         "ttlSecondsAfterFinished": math.ceil(options.keep),
     }
-    seconds = pod.of_plan(plan, spent_s)
+    seconds = pod.plan_lifetime_s(plan, spent_s)
     if seconds is not None:
         policy["activeDeadlineSeconds"] = seconds
     body = {

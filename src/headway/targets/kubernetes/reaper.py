@@ -28,9 +28,9 @@ from headway.targets.kubernetes.entry import use_secrets
 if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
-LOOK_S = 10.0
-BIRTH_S = 600.0  # wait for a StatefulSet or a permission that is not there yet; HEADWAY_TIMING may override it
-FOR_GOOD = (State.FINISHED, State.FAILED, State.BUDGET)
+POLL_S = 10.0
+START_WAIT_S = 600.0  # wait for a StatefulSet or a permission that is not there yet; HEADWAY_TIMING may override it
+TERMINAL_STATES = (State.FINISHED, State.FAILED, State.BUDGET)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,98 +46,98 @@ class ReaperConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
+    stop_signals = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop_signals.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-    watched = _arguments(arguments)
+    config = _parse_arguments(arguments)
     use_secrets(os.environ)
     api = Client(access=kubeconfig.in_pod())
     chosen = timing(os.environ)
-    look_s = chosen.get("reaper_poll", LOOK_S)
-    return guard(watched, api, wait=lambda: asked.wait(look_s), say=_say, birth_s=chosen.get("reaper_wait"))
+    poll_s, start_wait_s = chosen.get("reaper_poll", POLL_S), chosen.get("reaper_wait", START_WAIT_S)
+    return watch_run(config, api, wait=lambda: stop_signals.wait(poll_s), log=_log, start_wait_s=start_wait_s)
 
 
-def guard(
-    watched: ReaperConfig,
+def watch_run(
+    config: ReaperConfig,
     api: Client,
     *,
     wait: Callable[[], bool],
-    say: Callable[[str], None],
-    birth_s: float | None = None,
+    log: Callable[[str], None],
+    start_wait_s: float | None = None,
 ) -> int:
     """Poll until the StatefulSet is gone; return 0, or 143 if `wait` reports SIGTERM first."""
-    birth_s = BIRTH_S if birth_s is None else birth_s
-    began, seen = time.monotonic(), False
+    start_wait_s = START_WAIT_S if start_wait_s is None else start_wait_s
+    began, existed = time.monotonic(), False
     while True:
         try:
-            found = _set(watched, api)
-            seen = seen or found is not None
-            if found is None and (seen or time.monotonic() - began > birth_s):
-                say(f"statefulset/{watched.name} is gone" if seen else f"there never was a statefulset/{watched.name}")
+            workload = _read_stateful_set(config, api)
+            existed = existed or workload is not None
+            if workload is None and (existed or time.monotonic() - began > start_wait_s):
+                log(f"statefulset/{config.name} is gone" if existed else f"there never was a statefulset/{config.name}")
                 return 0
-            if found is not None and "deletionTimestamp" not in found["metadata"]:
-                _tend(watched, api, found, say)
+            if workload is not None and "deletionTimestamp" not in workload["metadata"]:
+                _reconcile(config, api, workload, log)
         except ApiError as error:  # e.g. a cluster upgrade, or a RoleBinding not effective yet
-            say(str(error.problem.what))
+            log(str(error.problem.what))
         if wait():
             return 143
 
 
-def _tend(watched: ReaperConfig, api: Client, found: Object, say: Callable[[str], None]) -> None:
+def _reconcile(config: ReaperConfig, api: Client, workload: Object, log: Callable[[str], None]) -> None:
     """Delete the StatefulSet if the run must end; else scale it up, once: a later change of replicas is deliberate."""
-    why = reason(watched, _age_s(found, api), say)
+    why = deletion_reason(config, _age_s(workload, api), log)
     if why:
-        say(f"deleting statefulset/{watched.name}: {why}")
-        client.delete(api, "StatefulSet", watched.namespace, watched.name, policy="Foreground")
-    elif found["spec"]["replicas"] == 0 and found["metadata"]["generation"] == 1:
-        say(f"calling {watched.workers} workers")
-        client.scale(api, "StatefulSet", watched.namespace, watched.name, watched.workers)
+        log(f"deleting statefulset/{config.name}: {why}")
+        client.delete(api, "StatefulSet", config.namespace, config.name, policy="Foreground")
+    elif workload["spec"]["replicas"] == 0 and workload["metadata"]["generation"] == 1:
+        log(f"calling {config.workers} workers")
+        client.scale(api, "StatefulSet", config.namespace, config.name, config.workers)
 
 
-def reason(watched: ReaperConfig, age_s: float, say: Callable[[str], None]) -> str:
+def deletion_reason(config: ReaperConfig, age_s: float, log: Callable[[str], None]) -> str:
     """Return why the run must end now, or an empty string. An unreadable store never ends it before its lifetime."""
-    if watched.lifetime_s is not None and age_s > watched.lifetime_s:
-        return f"its time of {watched.lifetime_s:g} s is up"
+    if config.lifetime_s is not None and age_s > config.lifetime_s:
+        return f"its time of {config.lifetime_s:g} s is up"
     from headway.rundir.layout import RunFolder
     from headway.storage import open_store
 
     try:
-        return _by_folder(watched, age_s, RunFolder(open_store(watched.url)))
+        return _reason_from_folder(config, age_s, RunFolder(open_store(config.url)))
     except UnknownRun:
         return "its run folder is gone"
     except HeadwayError as error:
-        say(f"the run folder cannot be read: {error}")
+        log(f"the run folder cannot be read: {error}")
         return ""
 
 
-def _by_folder(watched: ReaperConfig, age_s: float, folder: RunFolder) -> str:
+def _reason_from_folder(config: ReaperConfig, age_s: float, folder: RunFolder) -> str:
     from headway.rundir.layout import STOP
     from headway.rundir.status import evidence
 
-    found = evidence(folder)
-    if found.end is not None and found.end.state in FOR_GOOD:
-        return f"the run is {found.end.state.value}"
-    if found.end is not None and folder.read_json(STOP) is not None:
+    inputs = evidence(folder)
+    if inputs.end is not None and inputs.end.state in TERMINAL_STATES:
+        return f"the run is {inputs.end.state.value}"
+    if inputs.end is not None and folder.read_json(STOP) is not None:
         return "the run was stopped"
-    if not found.started and watched.max_wait_s is not None and age_s > watched.max_wait_s:
-        return f"it has waited for more than {watched.max_wait_s:g} s"
+    if not inputs.started and config.max_wait_s is not None and age_s > config.max_wait_s:
+        return f"it has waited for more than {config.max_wait_s:g} s"
     return ""
 
 
-def _set(watched: ReaperConfig, api: Client) -> Object | None:
+def _read_stateful_set(config: ReaperConfig, api: Client) -> Object | None:
     try:
-        return client.read(api, "StatefulSet", watched.namespace, watched.name)
+        return client.read(api, "StatefulSet", config.namespace, config.name)
     except Forbidden:
         return None  # the RoleBinding is created just before the reaper and may not be effective yet
 
 
-def _age_s(found: Object, api: Client) -> float:
+def _age_s(workload: Object, api: Client) -> float:
     """Return the StatefulSet's age; both timestamps are from the server's clock."""
-    born = datetime.fromisoformat(str(found["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
-    return (parsedate_to_datetime(api.date) - born).total_seconds()
+    created_at = datetime.fromisoformat(str(workload["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
+    return (parsedate_to_datetime(api.date) - created_at).total_seconds()
 
 
-def _arguments(arguments: Sequence[str] | None) -> ReaperConfig:
+def _parse_arguments(arguments: Sequence[str] | None) -> ReaperConfig:
     parser = argparse.ArgumentParser(prog="python -m headway.targets.kubernetes.reaper")
     parser.add_argument("--run", required=True, metavar="URL")
     parser.add_argument("--namespace", required=True)
@@ -156,7 +156,7 @@ def _arguments(arguments: Sequence[str] | None) -> ReaperConfig:
     )
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"headway: {text}", flush=True)  # noqa: T201  the pod's log is its only log
 
 

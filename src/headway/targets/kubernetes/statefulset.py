@@ -31,28 +31,30 @@ Object = dict[str, Any]
 OWNER = "batch/v1", "Job", REAPER
 START: Object = {"parallelism": 1}
 TTL_S = 60  # after the reaper ends, its Job is deleted with everything it owns
-LAST_RESORT_S = 600  # after the reaper's own timer, the Job's deadline deletes everything
-TRIES = 1000  # of the reaper, which must survive any failure
+REAPER_MARGIN_S = 600  # after the reaper's own timer, the Job's deadline deletes everything
+REAPER_RETRIES = 1000  # of the reaper, which must survive any failure
 WORKER = {PART_LABEL: "worker"}
 
 
 def requests(plan: Plan, options: Options, spent_s: float = 0.0) -> list[Request]:
-    rights = [] if options.service_account else [Request(name="serviceaccount.json", body=_account(plan, options))]
+    rights = (
+        [] if options.service_account else [Request(name="serviceaccount.json", body=_service_account(plan, options))]
+    )
     return [
-        Request(name="reaper.json", body=_reaper(plan, options, pod.of_plan(plan, spent_s))),
+        Request(name="reaper.json", body=_reaper(plan, options, pod.plan_lifetime_s(plan, spent_s))),
         *rights,
         Request(name="role.json", body=_role(plan, options)),
         Request(name="rolebinding.json", body=_binding(plan, options)),
         Request(name="service.json", body=_service(plan, options)),
-        Request(name="statefulset.json", body=_set(plan, options)),
+        Request(name="statefulset.json", body=_stateful_set(plan, options)),
     ]
 
 
-def _owned(plan: Plan, options: Options, name: str) -> Object:
+def _owned_metadata(plan: Plan, options: Options, name: str) -> Object:
     return {**metadata(plan, options, name), "ownerReferences": owned_by(*OWNER)}
 
 
-def _set(plan: Plan, options: Options) -> Object:
+def _stateful_set(plan: Plan, options: Options) -> Object:
     env = {
         "HEADWAY_STATEFULSET": RUN,
         "HEADWAY_SERVICE": RUN,
@@ -67,18 +69,18 @@ def _set(plan: Plan, options: Options) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _owned(plan, options, RUN),
+        "metadata": _owned_metadata(plan, options, RUN),
         "spec": {
             "replicas": 0,  # until the reaper runs
             "serviceName": RUN,
             "podManagementPolicy": "Parallel",  # an ordered start would deadlock in the rendezvous
-            "selector": {"matchLabels": _selected()},
+            "selector": {"matchLabels": _pod_selector()},
             "template": template,
         },
     }
 
 
-def _selected() -> dict[str, str]:
+def _pod_selector() -> dict[str, str]:
     return {RUN_LABEL: RUN, FOLDER_LABEL: FOLDER, **WORKER}
 
 
@@ -87,35 +89,35 @@ def _service(plan: Plan, options: Options) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _owned(plan, options, RUN),
+        "metadata": _owned_metadata(plan, options, RUN),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": _selected(),
+            "selector": _pod_selector(),
             "ports": [{"name": "ranks", "port": MASTER_PORT}, {"name": "supervisors", "port": MASTER_PORT + 1}],
         },
     }
 
 
-def _account(plan: Plan, options: Options) -> Object:
+def _service_account(plan: Plan, options: Options) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _owned(plan, options, REAPER),
+        "metadata": _owned_metadata(plan, options, REAPER),
         "automountServiceAccountToken": False,
     }
 
 
 def _role(plan: Plan, options: Options) -> Object:
     """Build the reaper's Role: get, delete and scale this one StatefulSet, but not change its pods."""
-    one = {"apiGroups": ["apps"], "resourceNames": [RUN]}
+    run_only = {"apiGroups": ["apps"], "resourceNames": [RUN]}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": _owned(plan, options, REAPER),
+        "metadata": _owned_metadata(plan, options, REAPER),
         "rules": [
-            {**one, "resources": ["statefulsets"], "verbs": ["get", "delete"]},
-            {**one, "resources": ["statefulsets/scale"], "verbs": ["patch"]},
+            {**run_only, "resources": ["statefulsets"], "verbs": ["get", "delete"]},
+            {**run_only, "resources": ["statefulsets/scale"], "verbs": ["patch"]},
         ],
     }
 
@@ -124,13 +126,13 @@ def _binding(plan: Plan, options: Options) -> Object:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": _owned(plan, options, REAPER),
+        "metadata": _owned_metadata(plan, options, REAPER),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": REAPER},
-        "subjects": [{"kind": "ServiceAccount", "name": _who(options), "namespace": options.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": _user(options), "namespace": options.namespace}],
     }
 
 
-def _who(options: Options) -> str:
+def _user(options: Options) -> str:
     """Return the reaper's account: that of the workers if they have one, because it reads the run folder as they do."""
     return options.service_account or REAPER
 
@@ -138,7 +140,7 @@ def _who(options: Options) -> str:
 def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
     spec: Object = {
         "parallelism": 0,  # until everything that its pod needs exists
-        "backoffLimit": TRIES,
+        "backoffLimit": REAPER_RETRIES,
         "ttlSecondsAfterFinished": TTL_S,
         "template": {
             "metadata": {key: metadata(plan, options, REAPER, part="reaper")[key] for key in ("labels", "annotations")},
@@ -146,24 +148,24 @@ def _reaper(plan: Plan, options: Options, seconds: int | None) -> Object:
         },
     }
     if seconds is not None:
-        spec["activeDeadlineSeconds"] = seconds + LAST_RESORT_S
+        spec["activeDeadlineSeconds"] = seconds + REAPER_MARGIN_S
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(plan, options, REAPER), "spec": spec}
 
 
 def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
     """Build the reaper's pod, without a GPU or node selector: it runs where waiting is cheap."""
-    words = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
+    arguments = ["--run", url_of(plan), "--namespace", options.namespace, "--set", RUN, "--workers", str(plan.nodes)]
     if seconds is not None:
-        words += ["--lifetime", str(seconds)]
+        arguments += ["--lifetime", str(seconds)]
     if plan.limits.max_wait_s is not None:
-        words += ["--max-wait", f"{plan.limits.max_wait_s:g}"]
+        arguments += ["--max-wait", f"{plan.limits.max_wait_s:g}"]
     container: Object = {
         "name": "reaper",
         "image": pod.image(plan),
-        "command": pod.command(plan, options, pod.REAPER, *words),
+        "command": pod.command(plan, options, pod.REAPER, *arguments),
         "env": pod.environment(plan, {"HEADWAY_RUN": RUN, "HEADWAY_RUN_URL": url_of(plan)}),
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": pod.confined(),
+        "securityContext": pod.container_security(),
         "volumeMounts": pod.mounts(plan),
     }
     spec: Object = {
@@ -171,7 +173,7 @@ def _reaper_pod(plan: Plan, options: Options, seconds: int | None) -> Object:
         "enableServiceLinks": False,
         "restartPolicy": "OnFailure",
         "securityContext": pod.security(options),
-        "serviceAccountName": _who(options),
+        "serviceAccountName": _user(options),
         "terminationGracePeriodSeconds": 5,  # it has nothing to save
         "containers": [container],
         "volumes": pod.volumes(plan, options),

@@ -25,41 +25,41 @@ CONSOLE = "https://console.cloud.google.com"
 
 def links(handle: Handle, options: Options, context: str) -> dict[str, str]:
     """Return the links to Cloud Logging, with the filter filled in, and to the workload's page; none outside GKE."""
-    project, location, cluster = of_gke(options, context)
+    project, location, cluster = gke_cluster(options, context)
     if not project or options.platform != "gke":
         return {}
-    wanted = {
+    filters = {
         "resource.type": "k8s_container",
         "resource.labels.namespace_name": options.namespace,
         'labels."k8s-pod/headway_run"': handle.run,
     }
     if cluster:
-        wanted["resource.labels.cluster_name"] = cluster
+        filters["resource.labels.cluster_name"] = cluster
     # Cloud Logging writes the dots of a pod's labels as underscores.
-    text = "\n".join(f'{key}="{value}"' for key, value in wanted.items())
-    found = {"logs": f"{CONSOLE}/logs/query;query={quote(text, safe='')}?project={project}"}
+    text = "\n".join(f'{key}="{value}"' for key, value in filters.items())
+    pages = {"logs": f"{CONSOLE}/logs/query;query={quote(text, safe='')}?project={project}"}
     if location and cluster and options.engine == "statefulset":
         page = f"statefulset/{location}/{cluster}/{options.namespace}/{handle.run}"
-        found["workload"] = f"{CONSOLE}/kubernetes/{page}?project={project}"
-    return found
+        pages["workload"] = f"{CONSOLE}/kubernetes/{page}?project={project}"
+    return pages
 
 
-def of_gke(options: Options, context: str) -> tuple[str, str, str]:
+def gke_cluster(options: Options, context: str) -> tuple[str, str, str]:
     """Return project, location and cluster from the target's options, or else from gcloud's name for the context."""
     prefix, *parts = context.split("_")
-    named = parts if prefix == "gke" and len(parts) == 3 else ["", "", ""]
-    return options.project or named[0], options.location or named[1], options.cluster or named[2]
+    explicit = parts if prefix == "gke" and len(parts) == 3 else ["", "", ""]
+    return options.project or explicit[0], options.location or explicit[1], options.cluster or explicit[2]
 
 
 def get_credentials(options: Options, context: str = "") -> str:
     """Return the gcloud command that adds the cluster to the kubeconfig."""
-    project, location, cluster = of_gke(options, context)
+    project, location, cluster = gke_cluster(options, context)
     where = f"--location {location or 'LOCATION'} --project {project or 'PROJECT'}"
     return f"gcloud container clusters get-credentials {cluster or 'CLUSTER'} {where}"
 
 
-_LAST_LINES = 5
-_MOST_LINES = 500
+_TAIL_LINES = 5
+_MAX_LINES = 500
 _POD = r"(?:reaper-\w+|(?:(?:master|worker|node-0)-)?\d+(?:-\w+)?)"  # the part of a pod's name after the run's name
 
 
@@ -69,9 +69,9 @@ class Pod:
 
     name: str
     phase: str  # Pending, Running, Succeeded, Failed, Unknown
-    trouble: str  # why it does not run, as the cluster reports it; empty if it runs
-    ended: str  # how its container last ended
-    leaving: bool
+    problem: str  # why it does not run, as the cluster reports it; empty if it runs
+    exit: str  # how its container last ended
+    terminating: bool
     restarts: int
     node: str
 
@@ -81,34 +81,34 @@ class Pod:
 
     @property
     def running(self) -> bool:
-        return self.phase == "Running" and not self.trouble
+        return self.phase == "Running" and not self.problem
 
     def __str__(self) -> str:
         where = f" on {self.node}" if self.node else ""
         again = f", restarted {self.restarts} times" if self.restarts else ""
-        return f"pod {self.name} is {'leaving' if self.leaving else self.phase.lower()}{where}{again}"
+        return f"pod {self.name} is {'leaving' if self.terminating else self.phase.lower()}{where}{again}"
 
 
 def workers(api: Api, options: Options, run: str, url: str) -> list[Pod]:
     """List the pods that train, in order, by our labels and by those that Kubeflow's operators set."""
-    ours = f"{selector(run, url)},{PART_LABEL}=worker"
+    operator_label = f"{selector(run, url)},{PART_LABEL}=worker"
     selectors = {"pytorchjob": f"{pytorchjob.POD_LABEL}={run}", "trainjob": f"{trainjob.POD_LABEL}={run}"}
     found = {}
-    for chosen in filter(None, (ours, selectors.get(options.engine))):
-        for item in client.listed(api, "Pod", options.namespace, chosen):
-            if _is_of(api, options, item, run, url):
+    for pod_selector in filter(None, (operator_label, selectors.get(options.engine))):
+        for item in client.list_objects(api, "Pod", options.namespace, pod_selector):
+            if _belongs_to_run(api, options, item, run, url):
                 found[item["metadata"]["name"]] = pod_of(item)
-    return [found[name] for name in sorted(found, key=_in_order)]
+    return [found[name] for name in sorted(found, key=_natural_order)]
 
 
-def _is_of(api: Api, options: Options, item: Object, run: str, url: str) -> bool:
+def _belongs_to_run(api: Api, options: Options, item: Object, run: str, url: str) -> bool:
     """Return whether a pod belongs to this run folder, by its own label and annotation or else by its job's.
 
     Two folders may each hold a run of the same name.
     """
-    marked, folder = client.annotation(item, URL_ANNOTATION), client.label(item, FOLDER_LABEL)
-    if marked or folder:
-        return marked in ("", url) and folder in ("", folder_hash(url))
+    annotated, folder = client.annotation(item, URL_ANNOTATION), client.label(item, FOLDER_LABEL)
+    if annotated or folder:
+        return annotated in ("", url) and folder in ("", folder_hash(url))
     kind = pytorchjob.KIND if options.engine == "pytorchjob" else trainjob.KIND
     job = client.read(api, kind, options.namespace, run)
     return job is None or client.annotation(job, URL_ANNOTATION) in ("", url)
@@ -119,19 +119,19 @@ def reaper(api: Api, options: Options, run: str, url: str) -> list[Pod]:
     if options.engine != "statefulset":
         return []
     chosen = f"{selector(run, url)},{PART_LABEL}=reaper"
-    return [pod_of(item) for item in client.listed(api, "Pod", options.namespace, chosen)]
+    return [pod_of(item) for item in client.list_objects(api, "Pod", options.namespace, chosen)]
 
 
 def pod_of(item: Object) -> Pod:
     status, metadata = item.get("status") or {}, item["metadata"]
     containers = status.get("containerStatuses") or []
-    ends = [_end(each) for each in containers]
+    ends = [_exit_text(each) for each in containers]
     return Pod(
         name=metadata["name"],
         phase=str(status.get("phase", "Unknown")),
-        trouble=_trouble(status, containers),
-        ended=next(filter(None, ends), ""),
-        leaving="deletionTimestamp" in metadata,
+        problem=_pod_problem(status, containers),
+        exit=next(filter(None, ends), ""),
+        terminating="deletionTimestamp" in metadata,
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
         node=str(item.get("spec", {}).get("nodeName") or ""),
     )
@@ -140,33 +140,33 @@ def pod_of(item: Object) -> Pod:
 def cluster_events(api: Api, options: Options, run: str, url: str) -> list[str]:
     """Return warnings about a run and its pods, which a cluster keeps for an hour, and how existing pods ended."""
     pods = workers(api, options, run, url) or reaper(api, options, run, url)
-    said = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
-    ends = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.trouble, pod.ended) if each]
-    return [*said, *ends]
+    messages = events(api, options.namespace, [run, f"{run}-reaper", *(pod.name for pod in pods)], of_run=run)
+    exits = [f"pod {pod.name}: {each}" for pod in pods for each in (pod.problem, pod.exit) if each]
+    return [*messages, *exits]
 
 
 def events(api: Api, namespace: str, names: Iterable[str], *, of_run: str = "") -> list[str]:
     """Return distinct warnings about these objects, newest last; `of_run` adds those about its pods, deleted or not."""
     pods = re.compile(rf"{re.escape(of_run)}-{_POD}") if of_run else None
-    wanted = set(names)
+    kept = set(names)
     try:
         answer = api("GET", f"/api/v1/namespaces/{namespace}/events", query={"fieldSelector": "type=Warning"})
     except (Forbidden, NotFound):  # events are optional
         return []
-    about = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
+    relevant = {id(item): str(item.get("involvedObject", {}).get("name")) for item in answer.get("items") or ()}
     items = [
         item
         for item in answer.get("items") or ()
-        if about[id(item)] in wanted or (pods is not None and pods.fullmatch(about[id(item)]))
+        if relevant[id(item)] in kept or (pods is not None and pods.fullmatch(relevant[id(item)]))
     ]
-    items.sort(key=_moment)
+    items.sort(key=_event_time)
     return list(dict.fromkeys(f"{item.get('reason')}: {str(item.get('message', '')).strip()}" for item in items))
 
 
-def explained(trouble: str) -> str:
+def with_advice(trouble: str) -> str:
     """Shorten the cluster's message and add advice where its cause is known."""
     short = " ".join(trouble.split())[:300]
-    for pattern, advice in _KNOWN:
+    for pattern, advice in _ADVICE:
         if re.search(pattern, trouble, re.IGNORECASE):
             return f"{short} ({advice})"
     return short
@@ -174,7 +174,7 @@ def explained(trouble: str) -> str:
 
 def log_tail(api: Api, namespace: str, pod: str, *, previous: bool = False) -> list[str]:
     """Return the last lines of a pod's container, or of the container before its last restart."""
-    query = {"tailLines": str(_LAST_LINES), **({"previous": "true"} if previous else {})}
+    query = {"tailLines": str(_TAIL_LINES), **({"previous": "true"} if previous else {})}
     try:
         return list(api.lines(f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query))
     except (NotFound, Forbidden):
@@ -185,17 +185,17 @@ def container_logs(api: Api, options: Options, run: str, url: str) -> Iterator[t
     """Yield pod, time and text of each line that containers printed, starting with the one before the restart."""
     for pod in workers(api, options, run, url) or reaper(api, options, run, url):
         for previous in ("true", "false"):
-            query = {"timestamps": "true", "tailLines": str(_MOST_LINES), "previous": previous}
+            query = {"timestamps": "true", "tailLines": str(_MAX_LINES), "previous": previous}
             path = f"/api/v1/namespaces/{options.namespace}/pods/{pod.name}/log"
             try:
                 for line in api.lines(path, query=query):
-                    moment, _, text = line.partition(" ")
-                    yield pod.name, moment, text
+                    timestamp, _, text = line.partition(" ")
+                    yield pod.name, timestamp, text
             except ApiError:  # no previous container, or not started yet
                 continue
 
 
-def _trouble(status: Object, containers: list[Object]) -> str:
+def _pod_problem(status: Object, containers: list[Object]) -> str:
     for each in containers:
         waiting = (each.get("state") or {}).get("waiting")
         if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
@@ -208,7 +208,7 @@ def _trouble(status: Object, containers: list[Object]) -> str:
     return ""
 
 
-def _end(container: Object) -> str:
+def _exit_text(container: Object) -> str:
     for state in (container.get("state") or {}, container.get("lastState") or {}):
         ended = state.get("terminated")
         if ended:
@@ -217,17 +217,17 @@ def _end(container: Object) -> str:
     return ""
 
 
-def _moment(item: dict[str, Any]) -> str:
+def _event_time(item: dict[str, Any]) -> str:
     return str(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"].get("creationTimestamp") or "")
 
 
-def _in_order(name: str) -> list[Any]:
+def _natural_order(name: str) -> list[Any]:
     """Sort key that orders worker-10 after worker-9, and the master before both."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 _GKE = "gcloud container node-pools list shows what the cluster has"
-_KNOWN = (
+_ADVICE = (
     (r"insufficient nvidia\.com/gpu", f"no node has that many free GPUs: {_GKE}; headway doctor checks the driver"),
     (r"didn't match (?:pod's )?node (?:affinity|selector)", f"no node has these labels: {_GKE}"),
     (r"had (?:untolerated )?taint", "the nodes that would do are tainted: `tolerations` in the target's entry"),
@@ -250,7 +250,7 @@ _KNOWN = (
 # Run status, from the run folder and the cluster
 
 
-HOPELESS = 3  # restarts of a container before its first attempt after which the run counts as failed
+MAX_START_RESTARTS = 3  # restarts of a container before its first attempt after which the run counts as failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,17 +262,17 @@ class ClusterView:
     reaper: list[Pod]  # only while there are no workers yet: it scales them up
 
     @property
-    def leaving(self) -> bool:
+    def terminating(self) -> bool:
         return self.workload is None or "deletionTimestamp" in self.workload["metadata"]
 
     @property
-    def half_made(self) -> bool:
+    def submitting(self) -> bool:
         """Whether the creation guard still owns it: its client has not finished submitting."""
         owners = (self.workload or {}).get("metadata", {}).get("ownerReferences") or ()
-        return any(str(owner["name"]).endswith(manifests.NAME.removeprefix(RUN)) for owner in owners)
+        return any(str(owner["name"]).endswith(manifests.GUARD_NAME.removeprefix(RUN)) for owner in owners)
 
     @property
-    def verdict(self) -> str:
+    def final_condition(self) -> str:
         """The operator's final condition of its job; empty until it has one."""
         conditions = ((self.workload or {}).get("status") or {}).get("conditions") or ()
         for each in conditions:
@@ -283,98 +283,98 @@ class ClusterView:
 
     @property
     def live(self) -> bool:
-        return (not self.leaving and not self.verdict) or any(pod.live for pod in self.pods)
+        return (not self.terminating and not self.final_condition) or any(pod.live for pod in self.pods)
 
 
-def look(api: Api, options: Options, handle: Handle) -> ClusterView:
-    there = client.read(api, manifests.WORKLOAD[options.engine], options.namespace, handle.run)
-    if there is not None and client.annotation(there, URL_ANNOTATION) != handle.url:
-        there = None  # another folder's run of the same name
+def read_cluster(api: Api, options: Options, handle: Handle) -> ClusterView:
+    workload = client.read(api, manifests.WORKLOAD[options.engine], options.namespace, handle.run)
+    if workload is not None and client.annotation(workload, URL_ANNOTATION) != handle.url:
+        workload = None  # another folder's run of the same name
     pods = workers(api, options, handle.run, handle.url)
-    coming = not pods and there is not None
-    return ClusterView(there, pods, reaper(api, options, handle.run, handle.url) if coming else [])
+    no_pods_yet = not pods and workload is not None
+    return ClusterView(workload, pods, reaper(api, options, handle.run, handle.url) if no_pods_yet else [])
 
 
 def status(
-    api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs, *, submitting: bool
+    api: Api, options: Options, handle: Handle, view: ClusterView, inputs: StatusInputs, *, submitting: bool
 ) -> Status:
     """Combine folder and cluster: the end recorded in the folder counts, unless the cluster will restart the run."""
-    end = found.end
-    if end is not None and (end.state in FOR_GOOD or not _goes_on(handle, looked)):
+    end = inputs.end
+    if end is not None and (end.state in FOR_GOOD or not _will_restart(handle, view)):
         return end
-    if looked.live:
-        return _alive(api, options, handle, looked, found)
+    if view.live:
+        return _live_status(api, options, handle, view, inputs)
     if submitting:
         return Status(state=State.PENDING, reason="is being submitted")
-    return _without_a_farewell(api, options, looked, found)
+    return _lost_status(api, options, view, inputs)
 
 
-def _goes_on(handle: Handle, looked: ClusterView) -> bool:
+def _will_restart(handle: Handle, view: ClusterView) -> bool:
     """Return whether the cluster will restart a stopped run, which then has not ended, unless a stop was requested."""
-    if looked.leaving or looked.verdict:
+    if view.terminating or view.final_condition:
         return False
     return folder_of(handle).read_json(STOP) is None
 
 
-def _alive(api: Api, options: Options, handle: Handle, looked: ClusterView, found: StatusInputs) -> Status:
-    running = [pod for pod in looked.pods if pod.running and not pod.leaving]
-    if found.started and found.end is None and running:
-        return Status(state=State.RUNNING, reason=_people(looked.pods))
-    if not found.started:
-        hopeless = _hopeless(api, options, looked)
-        if hopeless:
-            return Status(state=State.FAILED, reason=hopeless, exit_code=1)
-    why = _waiting(api, options, handle, looked)
-    again = next_start(handle, started=found.started)
-    return Status(state=State.PENDING, reason=f"{why}{again}")
+def _live_status(api: Api, options: Options, handle: Handle, view: ClusterView, inputs: StatusInputs) -> Status:
+    running = [pod for pod in view.pods if pod.running and not pod.terminating]
+    if inputs.started and inputs.end is None and running:
+        return Status(state=State.RUNNING, reason=_pods_text(view.pods))
+    if not inputs.started:
+        start_failure = _start_failure(api, options, view)
+        if start_failure:
+            return Status(state=State.FAILED, reason=start_failure, exit_code=1)
+    reason = _waiting_reason(api, options, handle, view)
+    restart = next_start(handle, started=inputs.started)
+    return Status(state=State.PENDING, reason=f"{reason}{restart}")
 
 
-def _waiting(api: Api, options: Options, handle: Handle, looked: ClusterView) -> str:
+def _waiting_reason(api: Api, options: Options, handle: Handle, view: ClusterView) -> str:
     """Explain why nothing trains yet, by the pods' own state or the events about pods that cannot be created."""
-    pods = looked.pods or looked.reaper
+    pods = view.pods or view.reaper
     for pod in pods:
-        if pod.trouble:
-            return f"pod {pod.name}: {explained(pod.trouble)}{_last_words(api, options, pod)}"
-    about = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
-    warnings = events(api, options.namespace, about) if not any(pod.running for pod in pods) else []
+        if pod.problem:
+            return f"pod {pod.name}: {with_advice(pod.problem)}{_last_output(api, options, pod)}"
+    names = [handle.run, f"{handle.run}-reaper", *(pod.name for pod in pods)]
+    warnings = events(api, options.namespace, names) if not any(pod.running for pod in pods) else []
     if warnings:
-        return explained(warnings[-1])
-    if looked.half_made:
+        return with_advice(warnings[-1])
+    if view.submitting:
         return "its client has not finished making it: it starts in a moment, or goes by itself in ten minutes"
-    return _people(pods) or "no pod has been made yet"
+    return _pods_text(pods) or "no pod has been made yet"
 
 
-def _hopeless(api: Api, options: Options, looked: ClusterView) -> str:
+def _start_failure(api: Api, options: Options, view: ClusterView) -> str:
     """Return why the run will never start: a container that keeps exiting before its supervisor begins an attempt."""
-    for pod in looked.pods or looked.reaper:
-        if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
-            words = _last_words(api, options, pod)
-            return f"pod {pod.name} never got as far as an attempt: {pod.ended} {pod.restarts} times{words}"
+    for pod in view.pods or view.reaper:
+        if pod.restarts >= MAX_START_RESTARTS and pod.problem and pod.exit != f"ended with {WORKER_AGAIN}":
+            last_output = _last_output(api, options, pod)
+            return f"pod {pod.name} never got as far as an attempt: {pod.exit} {pod.restarts} times{last_output}"
     return ""
 
 
-def _without_a_farewell(api: Api, options: Options, looked: ClusterView, found: StatusInputs) -> Status:
-    ended = [pod for pod in looked.pods if pod.ended or pod.trouble]
-    words = next((f"; pod {pod.name} {pod.ended}{_last_words(api, options, pod)}" for pod in ended), "")
-    if looked.verdict:
-        if not found.started and looked.verdict.startswith("Failed"):
-            return Status(state=State.FAILED, reason=f"{looked.verdict}{words}", exit_code=1)
-        return Status(state=State.LOST, reason=f"{looked.verdict}{words}")
-    if looked.pods:
-        return Status(state=State.LOST, reason=f"its pods have ended without a last word{words}")
-    gone = "its pods are gone without a last word" if found.started else "nothing of it is in the cluster"
+def _lost_status(api: Api, options: Options, view: ClusterView, inputs: StatusInputs) -> Status:
+    ended = [pod for pod in view.pods if pod.exit or pod.problem]
+    last_output = next((f"; pod {pod.name} {pod.exit}{_last_output(api, options, pod)}" for pod in ended), "")
+    if view.final_condition:
+        if not inputs.started and view.final_condition.startswith("Failed"):
+            return Status(state=State.FAILED, reason=f"{view.final_condition}{last_output}", exit_code=1)
+        return Status(state=State.LOST, reason=f"{view.final_condition}{last_output}")
+    if view.pods:
+        return Status(state=State.LOST, reason=f"its pods have ended without a last word{last_output}")
+    gone = "its pods are gone without a last word" if inputs.started else "nothing of it is in the cluster"
     return Status(state=State.LOST, reason=gone)
 
 
-def _last_words(api: Api, options: Options, pod: Pod) -> str:
+def _last_output(api: Api, options: Options, pod: Pod) -> str:
     """Return the last line a container printed before it ended; after a restart, that of the previous container."""
-    if not pod.ended:
+    if not pod.exit:
         return ""
     lines = log_tail(api, options.namespace, pod.name, previous=pod.restarts > 0 and pod.live)
-    said = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-    return f"; it last said: {said}" if said else ""
+    last_line = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return f"; it last said: {last_line}" if last_line else ""
 
 
-def _people(pods: list[Pod]) -> str:
+def _pods_text(pods: list[Pod]) -> str:
     shown = ", ".join(map(str, pods[:3]))
     return shown + (f" and {len(pods) - 3} more" if len(pods) > 3 else "")

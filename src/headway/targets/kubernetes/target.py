@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # poll interval of the run folder while following a log …
-ASK_S = 5.0  # … and of the cluster
+POLL_S = 1.0  # poll interval of the run folder while following a log …
+QUERY_S = 5.0  # … and of the cluster
 SUBMIT_S = 60.0  # time allowed between a client's submission record and the end of its submit
 
 
@@ -76,15 +76,15 @@ class KubernetesTarget:
     def status(self, handle: Handle) -> Status:
         # Query the cluster before reading the folder: a pod that is gone by then writes nothing more.
         try:
-            looked: ClusterView | None = kubernetes_status.look(self._api(), self.options, handle)
-            trouble = ""
+            view: ClusterView | None = kubernetes_status.read_cluster(self._api(), self.options, handle)
+            api_problem = ""
         except ApiError as error:
-            looked, trouble = None, error.problem.what
-        found = evidence(folder_of(handle))
-        if looked is None:
-            return found.end or _unasked(handle, trouble)
+            view, api_problem = None, error.problem.what
+        inputs = evidence(folder_of(handle))
+        if view is None:
+            return inputs.end or _status_from_folder(handle, api_problem)
         return kubernetes_status.status(
-            self._api(), self.options, handle, looked, found, submitting=_submitting(handle, found)
+            self._api(), self.options, handle, view, inputs, submitting=_is_submitting(handle, inputs)
         )
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
@@ -92,15 +92,15 @@ class KubernetesTarget:
 
         If the run never started and its folder has none, yield the output of the pods' containers.
         """
-        over, silent = self._over(handle) if follow else None, True
-        for line in tail(folder_of(handle), spool=None, over=over, rank=rank):
-            silent = False
+        ended, no_lines = self._end_check(handle) if follow else None, True
+        for line in tail(folder_of(handle), spool=None, over=ended, rank=rank):
+            no_lines = False
             yield line
-        if silent and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
-            for pod, moment, text in kubernetes_status.container_logs(
+        if no_lines and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
+            for pod, timestamp, text in kubernetes_status.container_logs(
                 self._api(), self.options, handle.run, handle.url
             ):
-                yield LogLine(rank=SUPERVISOR, time=moment, text=f"{pod}: {text}")
+                yield LogLine(rank=SUPERVISOR, time=timestamp, text=f"{pod}: {text}")
 
     def down(self, handle: Handle) -> Receipt:
         """Delete the workload, wait for its checkpoint, delete everything else, and list again. Idempotent."""
@@ -110,13 +110,13 @@ class KubernetesTarget:
         return receipt
 
     def found(self) -> list[Handle]:
-        needed = client.KINDS_OF[self.options.engine]
-        items = client.everything(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
+        needed = client.KINDS_BY_ENGINE[self.options.engine]
+        items = client.list_all(self._api(), self.options.namespace, RUN_LABEL, needed=needed)
         runs = {
             (client.annotation(item, URL_ANNOTATION), client.label(item, OWNER_LABEL)): item for item in items[::-1]
         }
         return [
-            Handle(target=KIND, run=client.label(runs[key], RUN_LABEL), url=key[0], details=_label(runs[key]))
+            Handle(target=KIND, run=client.label(runs[key], RUN_LABEL), url=key[0], details=_owner_details(runs[key]))
             for key in sorted(runs)
             if key[0]
         ]
@@ -137,9 +137,9 @@ class KubernetesTarget:
 
     def billable_resources(self) -> list[str]:
         """List existing GPU nodes, idle or not, with their cost and the command that removes them."""
-        from headway.targets.kubernetes import doctor as pools
+        from headway.targets.kubernetes import doctor
 
-        return pools.billable_resources(self._api(), self.options)
+        return doctor.billable_resources(self._api(), self.options)
 
     def _api(self) -> Api:
         return self.api or Client(context=self.options.context, fix=kubernetes_status.get_credentials(self.options))
@@ -152,11 +152,11 @@ class KubernetesTarget:
         except HeadwayError:  # no kubeconfig: leave out whatever is derived from the context's name
             return ""
 
-    def _over(self, handle: Handle) -> Callable[[], bool]:
-        return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
+    def _end_check(self, handle: Handle) -> Callable[[], bool]:
+        return over(handle, self.status, look_s=POLL_S, ask_s=QUERY_S)
 
 
-def _label(item: Object) -> dict[str, str]:
+def _owner_details(item: Object) -> dict[str, str]:
     return {
         "expires": client.label(item, EXPIRES_LABEL),
         "owner": client.label(item, OWNER_LABEL),
@@ -164,20 +164,20 @@ def _label(item: Object) -> dict[str, str]:
     }
 
 
-def _submitting(handle: Handle, found: StatusInputs) -> bool:
+def _is_submitting(handle: Handle, inputs: StatusInputs) -> bool:
     """Return whether a client recorded a submission less than SUBMIT_S ago and has not finished it yet."""
-    if found.started:
+    if inputs.started:
         return False
     starts = [entry for entry in submission.read(folder_of(handle))["attempts"] if not entry.get("failed")]
-    announced = str(starts[-1].get("at", "")) if starts else ""
-    made = str(handle.details.get("submitted", ""))
-    removed = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # taken down since the submission
-    return max(made, removed) < announced and abs(time.time() - submission.unix(announced)) < SUBMIT_S
+    announced_at = str(starts[-1].get("at", "")) if starts else ""
+    submitted_at = str(handle.details.get("submitted", ""))
+    removed_at = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # taken down since the submission
+    return max(submitted_at, removed_at) < announced_at and abs(time.time() - submission.unix(announced_at)) < SUBMIT_S
 
 
-def _unasked(handle: Handle, trouble: str) -> Status:
+def _status_from_folder(handle: Handle, api_problem: str) -> Status:
     """Return the status from the run folder alone, with the reason why the cluster could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
     return Status(
-        state=status.state, reason="; ".join(filter(None, (status.reason, trouble))), exit_code=status.exit_code
+        state=status.state, reason="; ".join(filter(None, (status.reason, api_problem))), exit_code=status.exit_code
     )

@@ -25,7 +25,7 @@ CRD = "trainjobs.trainer.kubeflow.org"
 JOB, CONTAINER = "node", "node"  # in Kubeflow's own torch runtimes
 MANAGER = "headway.io/launcher"
 POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
-LONGEST = 63 - len("-node-0-") - len("-abcde")  # names of JobSet's pods: its name, an index and five characters
+MAX_NAME = 63 - len("-node-0-") - len("-abcde")  # names of JobSet's pods: its name, an index and five characters
 
 
 def requests(plan: Plan, options: Options, release: Trainer, spent_s: float = 0.0) -> list[Request]:
@@ -51,18 +51,18 @@ def release_of(schema: Mapping[str, Any]) -> Trainer | None:
     return "2.0" if "podSpecOverrides" in spec else None
 
 
-def unsaid(options: Options, release: Trainer) -> list[str]:
+def unsupported_fields(options: Options, release: Trainer) -> list[str]:
     """List the settings that this release cannot express, for which the runtime's own apply."""
-    lacking = []
+    missing = []
     if release in ("2.0", "2.1"):
-        lacking.append("non-root and read-only pods (the runtime decides)")
+        missing.append("non-root and read-only pods (the runtime decides)")
     if release == "2.0" and options.pull_secrets:
-        lacking.append("pull_secrets (put them on the service account)")
+        missing.append("pull_secrets (put them on the service account)")
     if release != "2.3":
-        lacking.append("the grace period (Kubernetes gives 30 s)")
+        missing.append("the grace period (Kubernetes gives 30 s)")
     if options.priority:
-        lacking.append("priority")
-    return lacking
+        missing.append("priority")
+    return missing
 
 
 def _pod_fields(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def _spec(plan: Plan, options: Options, release: Trainer, spent_s: float) -> Obj
         spec["trainer"]["resourcesPerNode"] = worker["resources"]
     if release in ("2.0", "2.1"):
         spec["labels"] = labels(plan, options, part="worker")
-    seconds = pod.of_plan(plan, spent_s)
+    seconds = pod.plan_lifetime_s(plan, spent_s)
     if seconds is not None and release in pod.WITH_DEADLINE:
         spec["activeDeadlineSeconds"] = seconds
     return {**spec, **_overrides(plan, options, release, worker)}
@@ -111,7 +111,7 @@ def _overrides(plan: Plan, options: Options, release: Trainer, worker: Object) -
         spec = {**changed, "containers": [container]}
         return {"podTemplateOverrides": [{"targetJobs": [{"name": JOB}], "metadata": meta, "spec": spec}]}
     changed["securityContext"] = pod.security(options)
-    changed["containers"] = [{**container, "securityContext": pod.confined()}]
+    changed["containers"] = [{**container, "securityContext": pod.container_security()}]
     if release == "2.3":
         changed["terminationGracePeriodSeconds"] = pod.grace_period_s(plan)
     template = {"spec": {"template": {"metadata": meta, "spec": changed}}}

@@ -25,14 +25,14 @@ from typing import Any
 
 from headway.core import platform
 from headway.core.errors import DiskFull, HeadwayError, TargetError
-from headway.core.plan import RUN as PLAN_RUN
+from headway.core.plan import RUN
 from headway.core.types import Receipt
 from headway.packaging.code import unpack
 from headway.rundir.submission import owner
 from headway.storage import local_path, open_store, same_place
 
-RUN, URL, TARGET = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
-OWNER, OWNER_NAME = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
+RUN_VARIABLE, URL_VARIABLE, TARGET_VARIABLE = "HEADWAY_RUN", "HEADWAY_RUN_URL", "HEADWAY_TARGET"
+OWNER_VARIABLE, OWNER_NAME_VARIABLE = "HEADWAY_OWNER", "HEADWAY_OWNER_NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,38 +87,40 @@ def processes_of(url: str, *, target: str, leader: Process | None = None) -> lis
     # A session id proves nothing once its leader is gone, since it may have been reused.
     session = leader.pid if leader is not None and leader.alive else None
     chosen = {
-        pid for pid, process in everything.items() if process.session == session or carries(pid, url=url, target=target)
+        pid
+        for pid, process in everything.items()
+        if process.session == session or has_label(pid, url=url, target=target)
     }
-    chosen |= {pid for pid in everything if any(up in chosen for up in _ancestors(pid, everything))}
+    chosen |= {pid for pid in everything if any(ancestor in chosen for ancestor in _ancestors(pid, everything))}
     chosen -= {os.getpid()}  # a script may take down its own run: never include the caller
     return [everything[pid] for pid in sorted(chosen)]
 
 
-def roots(found: Iterable[Process]) -> list[Process]:
+def roots(processes: Iterable[Process]) -> list[Process]:
     """Return the processes whose parent is not in the list: the supervisor, or ranks that outlived it."""
-    found = list(found)
-    pids = {process.pid for process in found}
-    return [process for process in found if process.parent not in pids]
+    processes = list(processes)
+    pids = {process.pid for process in processes}
+    return [process for process in processes if process.parent not in pids]
 
 
 def labels(*, target: str) -> list[dict[str, str]]:
     """Return the labels found on this user's processes, once per run and owner."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
-        carried = platform.environment(process.pid) or {}
-        if carried.get(TARGET) == target and carried.get(URL) and carried.get(RUN):
-            seen.setdefault((carried[URL], carried.get(OWNER, "")), carried)
+        variables = platform.environment(process.pid) or {}
+        if variables.get(TARGET_VARIABLE) == target and variables.get(URL_VARIABLE) and variables.get(RUN_VARIABLE):
+            seen.setdefault((variables[URL_VARIABLE], variables.get(OWNER_VARIABLE, "")), variables)
     return [seen[key] for key in sorted(seen)]
 
 
 def _scan() -> Iterator[Process]:
     """Scan this user's live processes (for root, all users') in this pid namespace, which excludes containers."""
-    mine, namespace = os.geteuid(), _namespace("self")
+    uid, namespace = os.geteuid(), _namespace("self")
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
-            if mine not in (0, entry.stat().st_uid) or _namespace(entry.name) != namespace:
+            if uid not in (0, entry.stat().st_uid) or _namespace(entry.name) != namespace:
                 continue
             stat = _read(f"{entry.path}/stat").decode(errors="replace")
         except OSError:  # gone meanwhile, or not readable
@@ -138,12 +140,12 @@ def _namespace(pid: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
 
 
-def carries(pid: int, *, url: str, target: str) -> bool | None:
+def has_label(pid: int, *, url: str, target: str) -> bool | None:
     """Return whether a process carries the label of the run at `url`; None if it is another user's and unreadable."""
-    carried = platform.environment(pid)
-    if carried is None:
+    variables = platform.environment(pid)
+    if variables is None:
         return None
-    return carried.get(TARGET) == target and same_place(carried.get(URL, ""), url)
+    return variables.get(TARGET_VARIABLE) == target and same_place(variables.get(URL_VARIABLE, ""), url)
 
 
 def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
@@ -158,15 +160,15 @@ def _ancestors(pid: int, everything: dict[int, Process]) -> Iterator[int]:
 
 
 FORCE_S = 10.0  # for killed processes to exit: one in uninterruptible sleep exits only when its disk answers
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.5  # back-off: a quick exit is seen quickly, a long wait costs little
+FIRST_POLL_S, LONGEST_POLL_S = 0.02, 0.5  # back-off: a quick exit is seen quickly, a long wait costs little
 
 
 def take_down(
     run: str,
-    listing: Callable[[], list[Process]],
+    list_processes: Callable[[], list[Process]],
     *,
     known: Iterable[Process] = (),
-    ask_after_s: float = 0.0,
+    signal_after_s: float = 0.0,
     grace_s: float,
 ) -> Receipt:
     """Send SIGTERM once to each root process, and SIGKILL to what is left after `grace_s`.
@@ -177,28 +179,28 @@ def take_down(
     are about to exit by themselves get `ask_after_s` before the SIGTERM.
     """
     seen = {_identity(process): process for process in known}
-    asked: set[tuple[int, str]] = set()
+    signalled: set[tuple[int, str]] = set()
 
     def remaining() -> list[Process]:
         # Track every process seen once until it exits, even if its label becomes unreadable.
-        for process in listing():
+        for process in list_processes():
             seen.setdefault(_identity(process), process)
         return [process for process in seen.values() if process.alive]
 
-    for left, waited_s in _looks(remaining, within_s=ask_after_s + grace_s):
-        for process in roots(left) if waited_s >= ask_after_s else []:
-            if _identity(process) not in asked:
-                asked.add(_identity(process))
+    for left, waited_s in _poll(remaining, within_s=signal_after_s + grace_s):
+        for process in roots(left) if waited_s >= signal_after_s else []:
+            if _identity(process) not in signalled:
+                signalled.add(_identity(process))
                 process.send(signal.SIGTERM)
-    for left, _ in _looks(remaining, within_s=FORCE_S):
+    for left, _ in _poll(remaining, within_s=FORCE_S):
         for process in left:
             process.send(signal.SIGKILL)
-    stayed = {_identity(process) for process in remaining()}
+    alive = {_identity(process) for process in remaining()}
     return Receipt(
         run=run,
         created=tuple(map(str, seen.values())),
-        removed=tuple(str(process) for key, process in seen.items() if key not in stayed),
-        left=tuple(str(process) for key, process in seen.items() if key in stayed),
+        removed=tuple(str(process) for key, process in seen.items() if key not in alive),
+        left=tuple(str(process) for key, process in seen.items() if key in alive),
     )
 
 
@@ -206,20 +208,20 @@ def _identity(process: Process) -> tuple[int, str]:
     return process.pid, process.started
 
 
-def _looks(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterator[tuple[list[Process], float]]:
+def _poll(remaining: Callable[[], list[Process]], *, within_s: float) -> Iterator[tuple[list[Process], float]]:
     """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
-    began, pause = time.monotonic(), FIRST_LOOK_S
+    began, pause = time.monotonic(), FIRST_POLL_S
     while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
         yield left, waited_s
         time.sleep(pause)
-        pause = min(LONGEST_LOOK_S, pause * 1.3)
+        pause = min(LONGEST_POLL_S, pause * 1.3)
 
 
 # Start the supervisor on this machine as a process that outlives its parent, and read its record later.
 
 
 SUPERVISOR = "headway.runtime.worker"
-PID, LOG, LOCK = "supervisor.pid", "supervisor.log", "lock"
+PID_FILE, LOG_FILE, LOCK_FILE = "supervisor.pid", "supervisor.log", "lock"
 
 # The shell itself may run inside a run, torchrun or a Slurm allocation: this run must not inherit their topology.
 _NOT_INHERITED = (
@@ -235,48 +237,48 @@ _NOT_INHERITED = (
 )  # fmt: skip
 
 
-def named(body: Any, run: str) -> Any:
+def fill_run_name(body: Any, run: str) -> Any:
     """Replace `{RUN}` by the run's name in a request's body."""
     if isinstance(body, str):
-        return body.replace(PLAN_RUN, run)
+        return body.replace(RUN, run)
     if isinstance(body, Mapping):
-        return {key: named(value, run) for key, value in body.items()}
+        return {key: fill_run_name(value, run) for key, value in body.items()}
     if isinstance(body, list | tuple):
-        return [named(value, run) for value in body]
+        return [fill_run_name(value, run) for value in body]
     return body
 
 
-def owned(body: Mapping[str, Any]) -> dict[str, Any]:
+def add_owner(body: Mapping[str, Any]) -> dict[str, Any]:
     """Add the owner's labels to the environment in a request's body."""
-    us = owner()
-    return {**body, "env": {**body["env"], OWNER: us.id, OWNER_NAME: us.name}}
+    current_owner = owner()
+    return {**body, "env": {**body["env"], OWNER_VARIABLE: current_owner.id, OWNER_NAME_VARIABLE: current_owner.name}}
 
 
 @contextmanager
-def exclusively(place: Path) -> Iterator[None]:
+def start_lock(run_dir: Path) -> Iterator[None]:
     """Lock the start of a run. The kernel releases the lock if this process dies.
 
     A failed start removes `place` if it is new.
     """
-    fresh = not place.exists()
-    with translated(place):
-        place.mkdir(parents=True, exist_ok=True)
-        lock = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    created = not run_dir.exists()
+    with map_os_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     except BaseException:  # Ctrl-C too
-        if fresh:  # keep what earlier attempts left in it
-            shutil.rmtree(place, ignore_errors=True)
+        if created:  # keep what earlier attempts left in it
+            shutil.rmtree(run_dir, ignore_errors=True)
         raise
     finally:
         os.close(lock)
 
 
-def starting(place: Path) -> bool:
+def is_starting(run_dir: Path) -> bool:
     """Return whether a process is starting this run now."""
     try:
-        lock = os.open(place / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -290,14 +292,14 @@ def starting(place: Path) -> bool:
 
 def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
     """Unpack the code, start the process and write its pid file. If any of these fails, no process is left."""
-    place = Path(body["cwd"])
+    run_dir = Path(body["cwd"])
     process = None
     try:
-        with translated(place):
-            bring_code(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
+        with map_os_errors(run_dir):
+            unpack_code(body["code"]["from"], code_sha256, Path(body["code"]["to"]))
             Path(body["env"]["HEADWAY_SPOOL"]).mkdir(exist_ok=True)
             process = _popen(body)
-            return _record(place, process.pid)
+            return _write_pid_file(run_dir, process.pid)
     except BaseException:  # Ctrl-C too: an unrecorded process could not be stopped
         if process is not None:
             process.kill()
@@ -309,58 +311,58 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
             threading.Thread(target=process.wait, daemon=True).start()
 
 
-def recorded(place: Path) -> Process | None:
+def read_supervisor(run_dir: Path) -> Process | None:
     """Return the supervisor started last, alive or not; None if there was none since this machine booted."""
-    known = _pid_file(place)
-    if known.get("boot") != platform.here():
+    record = _read_pid_file(run_dir)
+    if record.get("boot") != platform.here():
         return None
-    pid = int(known["pid"])
-    return Process(pid, str(known["started"]), 0, pid, "supervisor")
+    pid = int(record["pid"])
+    return Process(pid, str(record["started"]), 0, pid, "supervisor")
 
 
-def recorded_host(place: Path) -> str:
-    return str(_pid_file(place).get("host", ""))
+def supervisor_host(run_dir: Path) -> str:
+    return str(_read_pid_file(run_dir).get("host", ""))
 
 
-def last_line(place: Path) -> str:
+def last_line(run_dir: Path) -> str:
     """Return the last line that the supervisor's process printed, to show why it is gone."""
     try:
-        with open(place / LOG, "rb") as file:
+        with open(run_dir / LOG_FILE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            printed = file.read().decode("utf-8", "replace").split("\n")
+            lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip()[:300] for line in reversed(printed) if line.strip()), "")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
-def clear(place: Path, *, inside_run: bool) -> None:
+def remove_run_dir(run_dir: Path, *, inside_run: bool) -> None:
     """Remove what is useless after the end. A local run folder keeps its logs; a bucket has them already."""
-    (place / PID).unlink(missing_ok=True)
+    (run_dir / PID_FILE).unlink(missing_ok=True)
     # The supervisor removes the script's files and their list once all are in the bucket.
-    unsaved = (place / "files").exists() or (place / "workdir.json").exists()
+    unsaved = (run_dir / "files").exists() or (run_dir / "workdir.json").exists()
     if not inside_run and not unsaved:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def environment(shell: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def environment(shell: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
     """Return the supervisor's environment: this shell's, without another run's variables, plus `own`."""
-    return {**{key: value for key, value in shell.items() if key not in _NOT_INHERITED}, **own}
+    return {**{key: value for key, value in shell.items() if key not in _NOT_INHERITED}, **added}
 
 
 @contextmanager
-def translated(place: Path) -> Iterator[None]:
+def map_os_errors(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except HeadwayError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull("no space left to start the run", where=str(place), fix="df -h, then try again") from None
-        where = str(error.filename or place)
+            raise DiskFull("no space left to start the run", where=str(run_dir), fix="df -h, then try again") from None
+        where = str(error.filename or run_dir)
         raise TargetError(f"cannot start the run here: {error.strerror or error}", where=where) from None
 
 
-def bring_code(archive: str, sha256: str, to: Path) -> None:
+def unpack_code(archive: str, sha256: str, to: Path) -> None:
     """Unpack the planned code after checking its hash. Files that a script wrote there in an earlier attempt stay."""
     path = local_path(archive)
     if path is not None:
@@ -374,11 +376,11 @@ def bring_code(archive: str, sha256: str, to: Path) -> None:
 
 
 def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    place = Path(body["cwd"])
-    with open(place / LOG, "ab") as log:
+    run_dir = Path(body["cwd"])
+    with open(run_dir / LOG_FILE, "ab") as log:
         return subprocess.Popen(
             list(body["argv"]),
-            cwd=place,
+            cwd=run_dir,
             env=environment(os.environ, body["env"]),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -387,16 +389,16 @@ def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         )
 
 
-def _record(place: Path, pid: int) -> Process:
+def _write_pid_file(run_dir: Path, pid: int) -> Process:
     since = platform.started(pid)
-    known = {"pid": pid, "started": since, "boot": platform.here(), "host": socket.gethostname()}
-    open_store(str(place)).write(PID, (json.dumps(known, sort_keys=True) + "\n").encode())
+    record = {"pid": pid, "started": since, "boot": platform.here(), "host": socket.gethostname()}
+    open_store(str(run_dir)).write(PID_FILE, (json.dumps(record, sort_keys=True) + "\n").encode())
     return Process(pid, since, os.getpid(), pid, "supervisor")
 
 
-def _pid_file(place: Path) -> dict[str, Any]:
+def _read_pid_file(run_dir: Path) -> dict[str, Any]:
     try:
-        known = json.loads((place / PID).read_bytes())
+        record = json.loads((run_dir / PID_FILE).read_bytes())
     except (OSError, ValueError):  # missing or damaged: the run is found by label instead
         return {}
-    return known if isinstance(known, dict) and known.keys() >= {"pid", "started", "boot", "host"} else {}
+    return record if isinstance(record, dict) and record.keys() >= {"pid", "started", "boot", "host"} else {}

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 KIND = "local"
-TRAINS_WITH = ("numpy", "safetensors", "torch")
-LOOK_S = 1.0  # between polls of the folder while the supervisor lives
+TRAINING_PACKAGES = ("numpy", "safetensors", "torch")
+POLL_S = 1.0  # between polls of the folder while the supervisor lives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +57,8 @@ class LocalTarget:
     options: Options = Options()
 
     def check(self, job: Job) -> list[Problem]:
-        silent = [] if self.options.python else plugins.problems(job)
-        return [*_one_machine(job), *self._interpreter(job), *silent, *unwritable(job.outputs)]
+        plugin_problems = [] if self.options.python else plugins.problems(job)
+        return [*_node_problems(job), *self._interpreter_problems(job), *plugin_problems, *unwritable(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -72,19 +72,19 @@ class LocalTarget:
         """Render one request: the supervisor's process. Secrets appear as references only, never as values."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
-        place = str(place_of(url, KIND))
+        run_dir = str(place_of(url, KIND))
         body = {
             "argv": [self._python(), "-m", processes.SUPERVISOR, "--run", url],
-            "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
-            "cwd": place,
+            "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{run_dir}/code"},
+            "cwd": run_dir,
             "env": {
-                processes.RUN: RUN,
-                processes.URL: url,
-                processes.TARGET: KIND,
-                processes.OWNER: OWNER,
-                processes.OWNER_NAME: OWNER_NAME,
-                "HEADWAY_CODE_DIR": f"{place}/code",
-                "HEADWAY_SPOOL": f"{place}/spool",
+                processes.RUN_VARIABLE: RUN,
+                processes.URL_VARIABLE: url,
+                processes.TARGET_VARIABLE: KIND,
+                processes.OWNER_VARIABLE: OWNER,
+                processes.OWNER_NAME_VARIABLE: OWNER_NAME,
+                "HEADWAY_CODE_DIR": f"{run_dir}/code",
+                "HEADWAY_SPOOL": f"{run_dir}/spool",
             },
             "labels": {RUN_LABEL: RUN},
             "limits": asdict(plan.limits),
@@ -95,36 +95,36 @@ class LocalTarget:
 
     def submit(self, plan: Plan, run: str) -> Handle:
         """Unpack the code and start the supervisor. It outlives this process and its terminal."""
-        body = processes.owned(processes.named(self.render(plan)[0].body, run))
-        url, place = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
-        with processes.exclusively(place):
-            if self._leader(url) is not None:
+        body = processes.add_owner(processes.fill_run_name(self.render(plan)[0].body, run))
+        url, run_dir = run_url(str(plan.job["outputs"]), run), Path(body["cwd"])
+        with processes.start_lock(run_dir):
+            if self._supervisor(url) is not None:
                 raise RunBusy(f"{run} is running on this machine", fix=f"headway stop {run}")
             leader = processes.start(body, code_sha256=plan.code.sha256)
-        details = {"dir": str(place), "host": socket.gethostname(), "pid": leader.pid}
+        details = {"dir": str(run_dir), "host": socket.gethostname(), "pid": leader.pid}
         return Handle(target=plan.target, run=run, url=url, details=details)
 
     def status(self, handle: Handle) -> Status:
         return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        place = place_of(handle.url, KIND)
-        over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=place / "spool", over=over, rank=rank)
+        run_dir = place_of(handle.url, KIND)
+        ended = self._end_check(handle) if follow else None
+        return tail(folder_of(handle), spool=run_dir / "spool", over=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the plan's grace period, send SIGKILL and scan again.
 
         Processes already gone count as removed.
         """
-        elsewhere = _elsewhere(handle)
-        if elsewhere:
+        other_host = _other_host(handle)
+        if other_host:
             raise TargetError(
-                f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
-                fix=f"on {elsewhere}: headway down {handle.url}",
+                f"{handle.run} runs on {other_host}, and its processes cannot be seen from here",
+                fix=f"on {other_host}: headway down {handle.url}",
             )
-        place, ended = place_of(handle.url, KIND), has_ended(handle)
-        leader = _recorded(handle.url)
+        run_dir, ended = place_of(handle.url, KIND), has_ended(handle)
+        leader = _recorded_supervisor(handle.url)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
             leader = None  # it belongs to the original of this copied folder
         # After the `ended` event the supervisor is exiting by itself, and there is no checkpoint to wait for.
@@ -132,105 +132,113 @@ class LocalTarget:
             handle.run,
             lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
             known=[leader] if leader else [],
-            ask_after_s=LEAVING_S if ended else 0.0,
+            signal_after_s=LEAVING_S if ended else 0.0,
             grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
         )
         if not receipt.left and (ended or has_ended(handle)):
-            processes.clear(place, inside_run=local_path(handle.url) is not None)
+            processes.remove_run_dir(run_dir, inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
         return [
-            Handle(target=KIND, run=label[processes.RUN], url=label[processes.URL], details=_owner(label))
+            Handle(
+                target=KIND,
+                run=label[processes.RUN_VARIABLE],
+                url=label[processes.URL_VARIABLE],
+                details=_owner_details(label),
+            )
             for label in processes.labels(target=KIND)
         ]
 
     def _python(self) -> str:
         return self.options.python or sys.executable
 
-    def _interpreter(self, job: Job) -> list[Problem]:
-        chosen = self.options.python
-        if chosen is not None and which(chosen) is None:
-            return [Problem(what=f"no interpreter at {chosen}", where="targets", fix="mend `python`, or leave it out")]
-        if job.recipe is None or chosen is not None:
+    def _interpreter_problems(self, job: Job) -> list[Problem]:
+        python = self.options.python
+        if python is not None and which(python) is None:
+            return [Problem(what=f"no interpreter at {python}", where="targets", fix="mend `python`, or leave it out")]
+        if job.recipe is None or python is not None:
             return []
-        lacking = [name for name in TRAINS_WITH if find_spec(name) is None]
-        what = f"recipe {job.recipe} needs {', '.join(lacking)}, not installed beside this Headway"
-        return [Problem(what=what, fix=install_command("train"))] if lacking else []
+        missing = [name for name in TRAINING_PACKAGES if find_spec(name) is None]
+        what = f"recipe {job.recipe} needs {', '.join(missing)}, not installed beside this Headway"
+        return [Problem(what=what, fix=install_command("train"))] if missing else []
 
-    def _leader(self, url: str) -> processes.Process | None:
+    def _supervisor(self, url: str) -> processes.Process | None:
         """Return the live supervisor by its pid file, or by label if the starting process died before writing one."""
-        recorded = _recorded(url)
+        recorded = _recorded_supervisor(url)
         if recorded is not None and recorded.alive:
             return recorded
-        found = processes.processes_of(url, target=KIND)
-        return next((process for process in found if process.runs(processes.SUPERVISOR)), None)
+        live = processes.processes_of(url, target=KIND)
+        return next((process for process in live if process.runs(processes.SUPERVISOR)), None)
 
-    def _status(self, handle: Handle, watch: StatusPoller) -> Status:
-        if _elsewhere(handle):
-            return watch.status()
+    def _status(self, handle: Handle, poller: StatusPoller) -> Status:
+        if _other_host(handle):
+            return poller.status()
         # Check the process before the folder: a supervisor that is gone has written everything by then.
-        starting, leader = processes.starting(place_of(handle.url, KIND)), self._leader(handle.url)
-        seen = evidence(folder_of(handle))
-        if seen.end is not None:
-            return seen.end
+        starting, leader = processes.is_starting(place_of(handle.url, KIND)), self._supervisor(handle.url)
+        inputs = evidence(folder_of(handle))
+        if inputs.end is not None:
+            return inputs.end
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
-            return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)
-        return Status(state=State.LOST, reason=_why_lost(seen, place_of(handle.url, KIND)))
+            return Status(state=State.RUNNING if inputs.started else State.PENDING, reason=reason)
+        return Status(state=State.LOST, reason=_why_lost(inputs, place_of(handle.url, KIND)))
 
-    def _over(self, handle: Handle) -> Callable[[], bool]:
+    def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
 
         It reads the folder every LOOK_S seconds, and as soon as the supervisor is gone.
         """
-        watch, looked = StatusPoller(folder_of(handle)), -LOOK_S
+        poller, polled_at = StatusPoller(folder_of(handle)), -POLL_S
 
-        def over() -> bool:
-            nonlocal looked
-            leader = _recorded(handle.url)
-            if time.monotonic() - looked < LOOK_S and leader is not None and leader.alive:
+        def has_ended_now() -> bool:
+            nonlocal polled_at
+            leader = _recorded_supervisor(handle.url)
+            if time.monotonic() - polled_at < POLL_S and leader is not None and leader.alive:
                 return False
-            looked = time.monotonic()
-            return self._status(handle, watch).state.ended
+            polled_at = time.monotonic()
+            return self._status(handle, poller).state.ended
 
-        return over
+        return has_ended_now
 
 
-def _one_machine(job: Job) -> list[Problem]:
+def _node_problems(job: Job) -> list[Problem]:
     if job.resources.nodes == 1:
         return []
     what = f"{job.resources.nodes} nodes were asked for, and the local target is one machine"
     return [Problem(what=what, where="resources.nodes", fix="nodes: 1 with more processes, or --on another target")]
 
 
-def _recorded(url: str) -> processes.Process | None:
+def _recorded_supervisor(url: str) -> processes.Process | None:
     """Return the supervisor by its pid file, alive or not.
 
     None if that process runs another folder, of which this one is a copy.
     """
-    found = processes.recorded(place_of(url, KIND))
-    if found is None or not found.alive:
-        return found
-    ours = processes.carries(found.pid, url=url, target=KIND)
-    if ours is None:  # another user's: its label is not readable
-        ours = not submission.origin(RunFolder(open_store(url)))
-    return found if ours else None
+    supervisor = processes.read_supervisor(place_of(url, KIND))
+    if supervisor is None or not supervisor.alive:
+        return supervisor
+    same_run = processes.has_label(supervisor.pid, url=url, target=KIND)
+    if same_run is None:  # another user's: its label is not readable
+        same_run = not submission.origin(RunFolder(open_store(url)))
+    return supervisor if same_run else None
 
 
-def _owner(label: Mapping[str, str]) -> dict[str, str]:
-    return {"owner": label.get(processes.OWNER, ""), "owner_name": label.get(processes.OWNER_NAME, "")}
+def _owner_details(label: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "owner": label.get(processes.OWNER_VARIABLE, ""),
+        "owner_name": label.get(processes.OWNER_NAME_VARIABLE, ""),
+    }
 
 
-def _elsewhere(handle: Handle) -> str:
+def _other_host(handle: Handle) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
-    host = processes.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
+    host = processes.supervisor_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 
-def _why_lost(seen: StatusInputs, place: Path) -> str:
-    last = processes.last_line(place)
-    said = f"; it last said: {last}" if last else ""
-    if not seen.started:
-        return f"the supervisor ended before its first attempt{said}" if last else "was never started"
-    return f"killed, or crashed: the supervisor is gone without a last word{said}"
+def _why_lost(inputs: StatusInputs, run_dir: Path) -> str:
+    last = processes.last_line(run_dir)
+    last_output = f"; it last said: {last}" if last else ""
+    if not inputs.started:
+        return f"the supervisor ended before its first attempt{last_output}" if last else "was never started"
+    return f"killed, or crashed: the supervisor is gone without a last word{last_output}"

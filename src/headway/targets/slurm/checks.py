@@ -25,31 +25,32 @@ from headway.targets.slurm.options import Options
 if TYPE_CHECKING:
     from headway.spec import Job
 
-LONGEST_COMMENT = 1000  # Slurm's limit is 1024
-SHORTEST_TIME_S = 300.0  # shorter limits would get Slurm's warning signal at the start
-_OURS = ("--job-name", "-J", "--comment", "--output", "-o", "--error", "-e", "--open-mode", "--nodes", "-N", "--ntasks",
-         "-n", "--array", "-a", "--export", "--chdir", "-D", "--signal", "--requeue", "--no-requeue", "--time", "-t",
-         "--parsable", "--wrap", "--test-only", "--wait", "-W")  # fmt: skip
+MAX_COMMENT = 1000  # Slurm's limit is 1024
+MIN_TIME_S = 300.0  # shorter limits would get Slurm's warning signal at the start
+_RESERVED_OPTIONS = ("--job-name", "-J", "--comment", "--output", "-o", "--error", "-e", "--open-mode", "--nodes", "-N",
+                     "--ntasks", "-n", "--array", "-a", "--export", "--chdir", "-D", "--signal", "--requeue",
+                     "--no-requeue", "--time", "-t", "--parsable", "--wrap", "--test-only", "--wait", "-W")  # fmt: skip
 # Network file systems. Others may still be exported to the nodes, so this leads to a note, not a problem.
-_SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs", "fuse", "glusterfs", "gpfs", "lustre", "mmfs",
-           "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb", "virtiofs", "weka")  # fmt: skip
+_SHARED_FILE_SYSTEMS = ("9p", "afs", "beegfs", "ceph", "cifs", "cvmfs", "fhgfs", "fuse", "glusterfs", "gpfs", "lustre",
+                        "mmfs", "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb", "virtiofs",
+                        "weka")  # fmt: skip
 
 
 def problems(job: Job, options: Options) -> Iterator[Problem]:
     """Yield the problems that can be found on any machine."""
-    yield from _entry(job, options)
-    yield from _unmountable(job)
-    yield from _secrets(job)
+    yield from _option_problems(job, options)
+    yield from _mount_problems(job)
+    yield from _secret_problems(job)
 
 
-def online(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
+def online(job: Job, options: Options, run: CommandRunner) -> Iterator[Problem]:
     """Yield the problems that only the cluster can report. Submits nothing."""
-    refused = _cluster(options, ask)
-    yield from refused if refused else _trial(job, options, ask)
+    refused = _partition_problems(options, run)
+    yield from refused if refused else _test_submission(job, options, run)
 
 
-def online_notes(options: Options, ask: CommandRunner) -> Iterator[str]:
-    yield from _kill_wait(options, ask)
+def online_notes(options: Options, run: CommandRunner) -> Iterator[str]:
+    yield from _kill_wait_notes(options, run)
 
 
 def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
@@ -64,68 +65,70 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
     if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
     yield from about_key_files(job)
-    yield from _sharing(job)
+    yield from _shared_folder_notes(job)
 
 
-def _entry(job: Job, options: Options) -> Iterator[Problem]:
+def _option_problems(job: Job, options: Options) -> Iterator[Problem]:
     where = "targets"
     for word in options.args:
         name = word.partition("=")[0]
-        if name in _OURS or not word.startswith("-"):
-            what = f"{word} is not for `args`: " + ("Headway sets it" if name in _OURS else "it is no option of sbatch")
+        if name in _RESERVED_OPTIONS or not word.startswith("-"):
+            what = f"{word} is not for `args`: " + (
+                "Headway sets it" if name in _RESERVED_OPTIONS else "it is no option of sbatch"
+            )
             yield Problem(
                 what=what, where=where, fix="take it out of `args`; `time` and `requeue` have keys of their own"
             )
-    if options.time is not None and options.time < SHORTEST_TIME_S:
+    if options.time is not None and options.time < MIN_TIME_S:
         what = f"time: {options.time:g}s is too short: Slurm's warning comes {sbatch.WARNING_S} s before it"
         yield Problem(what=what, where=where, fix="time: 5m or more, or leave it out")
     for name in ("partition", "account", "qos", "constraint", "gres"):
         value = getattr(options, name)
         if value is not None and (not value or any(sign.isspace() for sign in value)):
             yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"mend `{name}`")
-    if len(label(run_url(job.outputs, "n" * LONGEST), "n" * LONGEST)) > LONGEST_COMMENT:
+    if len(label(run_url(job.outputs, "n" * LONGEST), "n" * LONGEST)) > MAX_COMMENT:
         what = "the path is too long to be a job's label in Slurm"
         yield Problem(what=what, where="outputs", fix="name a shorter folder under `outputs`")
 
 
-def _unmountable(job: Job) -> Iterator[Problem]:
+def _mount_problems(job: Job) -> Iterator[Problem]:
     for mount in job.mounts:
         if mount.path != mount.at:
             what = f"a Slurm job cannot mount {mount.nfs or mount.pvc or mount.path} at {mount.at}"
             yield Problem(what=what, where="mounts", fix="take `mounts` out, and use the path as the nodes have it")
 
 
-def _secrets(job: Job) -> Iterator[Problem]:
+def _secret_problems(job: Job) -> Iterator[Problem]:
     for name, secret in job.secrets.items():
         if parse(secret.ref).kind == "k8s":
             what = f"{secret.ref} lies in a Kubernetes cluster, and Slurm's nodes are outside of it"
             yield Problem(what=what, where=f"secrets.{name}", fix=f"secrets: {{{name}: env:{name}}}")
 
 
-def _cluster(options: Options, ask: CommandRunner) -> list[Problem]:
+def _partition_problems(options: Options, run: CommandRunner) -> list[Problem]:
     """Check that a cluster answers and has the partition."""
     try:
-        ask(["sbatch", "--version"])
-        listed = ask(["sinfo", "--noheader", "--format=%R"]).split()
+        run(["sbatch", "--version"])
+        listed = run(["sinfo", "--noheader", "--format=%R"]).split()
     except CommandError as error:
         return [error.problem]
     if options.partition is None or set(options.partition.split(",")) <= set(listed):
         return []
-    lacking = sorted(set(options.partition.split(",")) - set(listed))[0]
-    close = get_close_matches(lacking, listed, n=1)
+    missing = sorted(set(options.partition.split(",")) - set(listed))[0]
+    close = get_close_matches(missing, listed, n=1)
     known = ", ".join(dict.fromkeys(listed))
     fix = f"partition: {close[0]}" if close else f"partition: one of {known}"
-    return [Problem(what=f"the cluster has no partition {lacking!r}", where="targets", fix=fix)]
+    return [Problem(what=f"the cluster has no partition {missing!r}", where="targets", fix=fix)]
 
 
-def _trial(job: Job, options: Options, ask: CommandRunner) -> Iterator[Problem]:
+def _test_submission(job: Job, options: Options, run: CommandRunner) -> Iterator[Problem]:
     """Check the job's options with `sbatch --test-only`. Submits nothing."""
-    words = sbatch.resources(dump(job), processes(job), options)
-    words += sbatch.times(_budget_s(job), job.max_wait, options)
+    arguments = sbatch.resources(dump(job), processes(job), options)
+    arguments += sbatch.time_options(_budget_s(job), job.max_wait, options)
     try:
-        ask(["sbatch", "--test-only", *words, *options.args, "--wrap=true"])
+        run(["sbatch", "--test-only", *arguments, *options.args, "--wrap=true"])
     except CommandError as error:
-        if "required node not available" not in error.said.lower():  # down or drained now: the job would wait
+        if "required node not available" not in error.output.lower():  # down or drained now: the job would wait
             fix = error.problem.fix or "mend `resources`, or the target's entry; `sbatch --test-only` says the same"
             yield Problem(what=error.problem.what, where="resources", fix=fix)
 
@@ -134,13 +137,13 @@ def _budget_s(job: Job) -> float | None:
     return None if job.budget.hours is None else job.budget.hours * 3600
 
 
-def _sharing(job: Job) -> Iterator[str]:
-    place = place_of(run_url(job.outputs, "run"), sbatch.KIND)
-    kind = _file_system(place)
-    if kind.startswith(_SHARED):
+def _shared_folder_notes(job: Job) -> Iterator[str]:
+    folder = place_of(run_url(job.outputs, "run"), sbatch.KIND)
+    kind = _file_system(folder)
+    if kind.startswith(_SHARED_FILE_SYSTEMS):
         return
     what = "outputs" if local_path(job.outputs) is not None else "HEADWAY_HOME"
-    yield f"{what}: {place.parent.parent} is on {kind or 'a disk'} of this machine, and every node must see it"
+    yield f"{what}: {folder.parent.parent} is on {kind or 'a disk'} of this machine, and every node must see it"
 
 
 def _file_system(path: Path) -> str:
@@ -151,18 +154,20 @@ def _file_system(path: Path) -> str:
         return ""
     real = os.path.realpath(path)
     above = [
-        (point, kind) for point, kind in mounts if os.path.commonpath([real, _unescaped(point)]) == _unescaped(point)
+        (point, kind)
+        for point, kind in mounts
+        if os.path.commonpath([real, _unescape_mount(point)]) == _unescape_mount(point)
     ]
     return max(above, key=lambda mount: len(mount[0]))[1] if above else ""
 
 
-def _unescaped(point: str) -> str:
+def _unescape_mount(point: str) -> str:
     return point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-def _kill_wait(options: Options, ask: CommandRunner) -> Iterator[str]:
+def _kill_wait_notes(options: Options, run: CommandRunner) -> Iterator[str]:
     try:
-        shown = ask(["scontrol", "show", "config"])
+        shown = run(["scontrol", "show", "config"])
     except CommandError:
         return
     found = next((line for line in shown.splitlines() if line.startswith("KillWait")), "")

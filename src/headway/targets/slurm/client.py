@@ -21,16 +21,16 @@ from headway.storage import same_place
 # Slurm's commands, the only access to a cluster. Failures raise CommandError, with a command that helps.
 
 
-_PREFERENCES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
-ANSWER_S = 90.0  # commands retry while the controller is busy; after this it is stuck
+_LISTING_VARIABLES = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
+COMMAND_TIMEOUT_S = 90.0  # commands retry while the controller is busy; after this it is stuck
 
 
 class CommandError(TargetError):
     """A failed Slurm command. `said` is its message."""
 
-    def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
-        self.said = said
+        self.output = output
 
 
 class NotInstalled(CommandError):
@@ -55,25 +55,29 @@ class CommandRunner(Protocol):
 
 def run(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
     """Run a command as a subprocess: the default CommandRunner."""
-    env = plain(os.environ) if env is None else env
+    env = without_listing_options(os.environ) if env is None else env
     try:
-        done = subprocess.run(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S)
+        process = subprocess.run(
+            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
+        )
     except FileNotFoundError:
         raise not_installed(argv[0]) from None
     except PermissionError:
         raise NotInstalled(f"{argv[0]} cannot be run by this user", fix=f"ls -l $(which {argv[0]})") from None
     except subprocess.TimeoutExpired:
-        raise Unreachable(f"`{argv[0]}` has not been answered for {ANSWER_S:.0f} s", fix="scontrol ping") from None
+        raise Unreachable(
+            f"`{argv[0]}` has not been answered for {COMMAND_TIMEOUT_S:.0f} s", fix="scontrol ping"
+        ) from None
     # Slurm's paths and comments are bytes: surrogateescape preserves what is not UTF-8.
-    printed, complaint = (text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
-    if done.returncode:
-        raise refusal(argv, complaint.strip() or printed.strip())
-    return printed
+    stdout, stderr = (text.decode("utf-8", "surrogateescape") for text in (process.stdout, process.stderr))
+    if process.returncode:
+        raise command_error(argv, stderr.strip() or stdout.strip())
+    return stdout
 
 
-def plain(shell: Mapping[str, str]) -> dict[str, str]:
+def without_listing_options(shell: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the user's settings for listings, which could hide the jobs we look for."""
-    return {name: value for name, value in shell.items() if not name.startswith(_PREFERENCES)}
+    return {name: value for name, value in shell.items() if not name.startswith(_LISTING_VARIABLES)}
 
 
 def not_installed(command: str) -> NotInstalled:
@@ -83,18 +87,18 @@ def not_installed(command: str) -> NotInstalled:
     )
 
 
-def refusal(argv: Sequence[str], said: str) -> CommandError:
+def command_error(argv: Sequence[str], output: str) -> CommandError:
     """Turn a failed command's output into a CommandError with a fix."""
-    for pattern, kind, what, fix in _KNOWN:
-        if re.search(pattern, said, re.IGNORECASE):
-            return kind(what, said=said, fix=fix)
-    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in said.splitlines() if line.strip()]
-    return CommandError(f"{argv[0]}: {lines[-1] if lines else 'it gave no reason'}"[:400], said=said)
+    for pattern, kind, what, fix in _ERROR_RULES:
+        if re.search(pattern, output, re.IGNORECASE):
+            return kind(what, output=output, fix=fix)
+    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in output.splitlines() if line.strip()]
+    return CommandError(f"{argv[0]}: {lines[-1] if lines else 'it gave no reason'}"[:400], output=output)
 
 
 _SINFO = "sinfo --summarize"
 # (pattern in the output, error class, message, fix). The first match wins.
-_KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
+_ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
         Unreachable,
@@ -168,7 +172,7 @@ _KNOWN: tuple[tuple[str, type[CommandError], str, str], ...] = (
 
 URL_LABEL = "headway.url"
 # Final job states, in words. Any other state, including those of later Slurm versions, counts as live.
-ENDED = {
+FINAL_STATES = {
     "BOOT_FAIL": "a node did not boot",
     "CANCELLED": "cancelled",
     "COMPLETED": "completed",
@@ -182,8 +186,8 @@ ENDED = {
     "REVOKED": "another cluster took it",
     "TIMEOUT": "reached Slurm's time limit",
 }
-RUNNING = ("RUNNING", "SIGNALING", "STAGE_OUT")
-ENDING = "COMPLETING"
+RUNNING_STATES = ("RUNNING", "SIGNALING", "STAGE_OUT")
+COMPLETING = "COMPLETING"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +197,7 @@ class Job:
     id: str
     state: str
     nodes: str = ""
-    why: str = ""  # the reason why it waits
+    reason: str = ""  # the reason why it waits
     run: str = ""
     url: str = ""
     expires: str = ""
@@ -206,7 +210,7 @@ class Job:
 
     @property
     def live(self) -> bool:
-        return self.state not in ENDED
+        return self.state not in FINAL_STATES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,7 +222,7 @@ class JobEnd:
 
     def __str__(self) -> str:
         code = f", exit code {self.exit_code}" if self.exit_code else ""
-        return f"{ENDED.get(self.state, self.state.lower())}{code}"
+        return f"{FINAL_STATES.get(self.state, self.state.lower())}{code}"
 
 
 def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: str = "") -> str:
@@ -233,105 +237,113 @@ def label(url: str, run: str, expires: str = "", owner: str = "", owner_name: st
     return ",".join(f"{name}={value}" for name, value in pairs.items() if value)
 
 
-def jobs(ask: CommandRunner) -> list[Job]:
+def jobs(run_command: CommandRunner) -> list[Job]:
     """List the user's jobs with our label: live ones, and ended ones that Slurm still remembers."""
     argv = ["squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "--format=%A|%T|%N|%r|%k"]
-    listed = (_job(line) for line in ask(argv).split("\n"))
-    return [job for job in listed if job is not None]
+    parsed = (_parse_job(line) for line in run_command(argv).split("\n"))
+    return [job for job in parsed if job is not None]
 
 
-def jobs_of(ask: CommandRunner, url: str, known: str | None = None, *, place: Path) -> list[Job]:
+def jobs_of(run_command: CommandRunner, url: str, job_id: str | None = None, *, run_dir: Path) -> list[Job]:
     """List the jobs of one run by label, or by the ID `known` if the site rewrites comments.
 
     `place` is the folder from which it was submitted.
     """
-    return [job for job in jobs(ask) if same_place(job.url, url)] or _numbered(ask, url, known, place)
+    return [job for job in jobs(run_command) if same_place(job.url, url)] or _job_by_id(
+        run_command, url, job_id, run_dir
+    )
 
 
-def ending(ask: CommandRunner, job_id: str) -> JobEnd | None:
+def job_end(run_command: CommandRunner, job_id: str) -> JobEnd | None:
     """Return how a job ended, from the controller, the accounting or the job completion log, whichever still has it."""
-    for source in (_by_controller, _by_accounting, _by_completions):
+    for source in (_end_from_controller, _end_from_accounting, _end_from_completions):
         try:
-            found = source(ask, job_id)
+            end = source(run_command, job_id)
         except Unreachable:
             raise
         except (NotInstalled, CommandError):  # no longer known, or no such record on this cluster: try the next
             continue
-        if found is not None:
-            return found
+        if end is not None:
+            return end
     return None
 
 
-def _job(line: str) -> Job | None:
+def _parse_job(line: str) -> Job | None:
     fields = line.strip().split("|", 4)
     if len(fields) < 5:
         return None
-    carried = dict(pair.partition("=")[::2] for pair in fields[4].split(","))
-    if not carried.get(RUN_LABEL) or not carried.get(URL_LABEL):
+    labels = dict(pair.partition("=")[::2] for pair in fields[4].split(","))
+    if not labels.get(RUN_LABEL) or not labels.get(URL_LABEL):
         return None
     return Job(
         id=fields[0],
         state=fields[1],
         nodes=fields[2],
-        why="" if fields[3] == "None" else fields[3],
-        run=carried[RUN_LABEL],
-        url=unquote(carried[URL_LABEL]),
-        expires=carried.get(EXPIRES_LABEL, ""),
-        owner=carried.get(OWNER_LABEL, ""),
-        owner_name=unquote(carried.get(OWNER_NAME_LABEL, "")),
+        reason="" if fields[3] == "None" else fields[3],
+        run=labels[RUN_LABEL],
+        url=unquote(labels[URL_LABEL]),
+        expires=labels.get(EXPIRES_LABEL, ""),
+        owner=labels.get(OWNER_LABEL, ""),
+        owner_name=unquote(labels.get(OWNER_NAME_LABEL, "")),
     )
 
 
-def _numbered(ask: CommandRunner, url: str, known: str | None, place: Path) -> list[Job]:
+def _job_by_id(run_command: CommandRunner, url: str, job_id: str | None, run_dir: Path) -> list[Job]:
     """Find a job by ID; accept it only if it has no run's label and was submitted from this run's folder.
 
     Slurm reuses IDs after millions of jobs, and a copy of a run folder contains the original's ID.
     """
-    if not known:
+    if not job_id:
         return []
     try:
-        shown = ask(["squeue", "--noheader", "--states=all", f"--jobs={known}", "--format=%A|%T|%N|%r|%U|%Z|%k"])
+        row = run_command(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%A|%T|%N|%r|%U|%Z|%k"])
     except Unknown:
         return []
-    fields = shown.strip().split("|", 5)
+    fields = row.strip().split("|", 5)
     if len(fields) < 6 or fields[4] != str(os.geteuid()):
         return []
     submitted_from, _, comment = fields[5].rpartition("|")
-    if URL_LABEL in comment or not same_place(submitted_from, str(place)):
+    if URL_LABEL in comment or not same_place(submitted_from, str(run_dir)):
         return []
-    return [Job(id=fields[0], state=fields[1], nodes=fields[2], why=fields[3], url=url)]
+    return [Job(id=fields[0], state=fields[1], nodes=fields[2], reason=fields[3], url=url)]
 
 
-def _by_controller(ask: CommandRunner, job_id: str) -> JobEnd | None:
-    shown = ask(["scontrol", "show", "job", job_id, "--oneliner"])
-    state = re.search(r"\bJobState=(\w+)", shown)
-    code = re.search(r"\bExitCode=(\d+):(\d+)", shown)
-    return _ending(state[1] if state else "", code[0].partition("=")[2] if code else "")
+def _end_from_controller(run_command: CommandRunner, job_id: str) -> JobEnd | None:
+    output = run_command(["scontrol", "show", "job", job_id, "--oneliner"])
+    state = re.search(r"\bJobState=(\w+)", output)
+    code = re.search(r"\bExitCode=(\d+):(\d+)", output)
+    return _parse_end(state[1] if state else "", code[0].partition("=")[2] if code else "")
 
 
-def _by_accounting(ask: CommandRunner, job_id: str) -> JobEnd | None:
-    return _last_row(
-        ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"])
+def _end_from_accounting(run_command: CommandRunner, job_id: str) -> JobEnd | None:
+    return _end_from_last_row(
+        run_command(
+            ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
+        )
     )
 
 
-def _by_completions(ask: CommandRunner, job_id: str) -> JobEnd | None:
-    return _last_row(
-        ask(["sacct", "--completion", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode"])
+def _end_from_completions(run_command: CommandRunner, job_id: str) -> JobEnd | None:
+    return _end_from_last_row(
+        run_command(
+            ["sacct", "--completion", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode"]
+        )
     )
 
 
-def _last_row(rows: str) -> JobEnd | None:
+def _end_from_last_row(rows: str) -> JobEnd | None:
     """Parse the last row: a requeued job has one row per start."""
     lines = [line for line in rows.splitlines() if line.strip()]
     state, _, code = lines[-1].partition("|") if lines else ("", "", "")
-    return _ending(state, code)
+    return _parse_end(state, code)
 
 
-def _ending(state: str, code: str) -> JobEnd | None:
+def _parse_end(state: str, code: str) -> JobEnd | None:
     state = state.partition(" ")[0]  # "CANCELLED by 1000"
-    if state not in ENDED:
+    if state not in FINAL_STATES:
         return None
     status, _, number = code.partition(":")
-    killed = int(number) if number.isdigit() else 0
-    return JobEnd(state=state, exit_code=128 + killed if killed else int(status) if status.isdigit() else None)
+    signal_number = int(number) if number.isdigit() else 0
+    return JobEnd(
+        state=state, exit_code=128 + signal_number if signal_number else int(status) if status.isdigit() else None
+    )

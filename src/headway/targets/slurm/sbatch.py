@@ -109,7 +109,7 @@ fi
 ended "$code"
 """
 
-END_FOR_GOOD = r"""
+NO_REQUEUE_END = r"""
 ended "$code"
 """
 
@@ -120,44 +120,44 @@ PRIVATE, SECRETS_VARIABLE = "private", "secrets.json"
 EXPIRES = "{EXPIRES}"  # placeholder for the expiry in Unix seconds, filled in at launch
 WARNING_S = 120  # before the time limit, Slurm sends SIGTERM …
 EARLY_S = 60  # … or up to this much earlier
-BROUGHT = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
+CLIENT_SIDE_KINDS = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
 
 
 def sbatch_script(plan: Plan, options: Options, python: str) -> str:
     """Render the script, with placeholders such as {RUN}, {EXPIRES} and {OWNER} for what is known only at launch."""
-    place = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
+    run_dir = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
     parts = [
         _header(plan, options),
-        _variables(plan, place, python),
+        _variables(plan, run_dir, python),
         REPORT,
         _setup(plan),
         _requirements(plan),
-        SECRETS_SHELL if brought(plan.job) else "",
+        SECRETS_SHELL if client_secrets(plan.job) else "",
         ADDRESSES if plan.nodes > 1 else "",
         WARNING,
         _start(plan, options),
-        END if options.requeue else END_FOR_GOOD,
+        END if options.requeue else NO_REQUEUE_END,
     ]
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
 def resources(job: Mapping[str, Any], ranks: int, options: Options) -> list[str]:
     """Return sbatch's options for the resources per node and for the placement."""
-    wanted = job["resources"]
-    accelerator, memory = wanted.get("accelerator"), wanted.get("memory")
-    words = [f"--nodes={wanted['nodes']}", "--ntasks-per-node=1", f"--cpus-per-task={cpus(wanted, ranks)}"]
+    requested = job["resources"]
+    accelerator, memory = requested.get("accelerator"), requested.get("memory")
+    arguments = [f"--nodes={requested['nodes']}", "--ntasks-per-node=1", f"--cpus-per-task={cpus(requested, ranks)}"]
     if memory:
-        words.append(f"--mem={math.ceil(memory / 2**20)}M")
+        arguments.append(f"--mem={math.ceil(memory / 2**20)}M")
     if accelerator:
         kind = options.gres or f"gpu:{str(accelerator['kind']).lower()}"
-        words.append(f"--gres={kind}:{accelerator['count']}")
-    places = ("partition", "account", "qos", "constraint")
-    return [*words, *(f"--{name}={value}" for name in places if (value := getattr(options, name)))]
+        arguments.append(f"--gres={kind}:{accelerator['count']}")
+    site_options = ("partition", "account", "qos", "constraint")
+    return [*arguments, *(f"--{name}={value}" for name in site_options if (value := getattr(options, name)))]
 
 
-def cpus(wanted: Mapping[str, Any], ranks: int) -> int:
+def cpus(requested: Mapping[str, Any], ranks: int) -> int:
     """Return the CPUs per node: as requested, or one per rank."""
-    return int(wanted.get("cpus") or ranks)
+    return int(requested.get("cpus") or ranks)
 
 
 def time_s(budget_s: float | None, options: Options) -> float | None:
@@ -168,7 +168,7 @@ def time_s(budget_s: float | None, options: Options) -> float | None:
     return math.ceil(min(limits) / 60) * 60.0 if limits else None
 
 
-def times(budget_s: float | None, max_wait_s: float | None, options: Options) -> list[str]:
+def time_options(budget_s: float | None, max_wait_s: float | None, options: Options) -> list[str]:
     """Return sbatch's options for time limits.
 
     A deadline covers waiting and running together, so a job that may be requeued gets none.
@@ -176,13 +176,13 @@ def times(budget_s: float | None, max_wait_s: float | None, options: Options) ->
     limit = time_s(budget_s, options)
     if limit is None:
         return []
-    words = [f"--time={clock(limit)}"]
+    arguments = [f"--time={format_time(limit)}"]
     if max_wait_s is not None and not options.requeue:
-        words.append(f"--deadline=now+{math.ceil(max_wait_s + limit)}")
-    return words
+        arguments.append(f"--deadline=now+{math.ceil(max_wait_s + limit)}")
+    return arguments
 
 
-def clock(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Format a duration for Slurm, in whole minutes: 8:04:00, 2-00:00:00."""
     minutes = round(seconds / 60)
     days, hours = divmod(minutes // 60, 24)
@@ -197,41 +197,41 @@ def lifetime_s(plan: Plan, options: Options) -> float | None:
     return limits.budget_s + limits.max_wait_s + limits.grace_s + 3600.0
 
 
-def brought(job: Mapping[str, Any]) -> dict[str, str]:
+def client_secrets(job: Mapping[str, Any]) -> dict[str, str]:
     """Return the secrets that the client must send, as variable -> reference. Nodes fetch cloud secrets themselves."""
-    listed = {name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}
-    return {name: reference for name, reference in listed.items() if parse(reference).kind in BROUGHT}
+    references = {name: str(secret["ref"]) for name, secret in job.get("secrets", {}).items()}
+    return {name: reference for name, reference in references.items() if parse(reference).kind in CLIENT_SIDE_KINDS}
 
 
 def _header(plan: Plan, options: Options) -> str:
     url, limits = run_url(str(plan.job["outputs"]), RUN), plan.limits
     expires = EXPIRES if lifetime_s(plan, options) is not None else ""
-    words = [
+    directives = [
         f"--job-name={RUN}",
         f"--comment={label(url, RUN, expires, OWNER, OWNER_NAME)}",
         f"--output={LOG}",
         "--open-mode=append",
         *resources(plan.job, plan.processes, options),
-        *times(limits.budget_s, limits.max_wait_s, options),
+        *time_options(limits.budget_s, limits.max_wait_s, options),
         "--requeue" if options.requeue else "--no-requeue",
         f"--signal=B:TERM@{WARNING_S}",
         *options.args,
     ]
-    about = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
-    return "\n".join(["#!/bin/bash", about, *(f"#SBATCH {word}" for word in words)])
+    comment = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
+    return "\n".join(["#!/bin/bash", comment, *(f"#SBATCH {directive}" for directive in directives)])
 
 
-def _variables(plan: Plan, place: str, python: str) -> str:
+def _variables(plan: Plan, run_dir: str, python: str) -> str:
     values = {
         "HEADWAY_RUN": RUN,
         "HEADWAY_RUN_URL": run_url(str(plan.job["outputs"]), RUN),
         "HEADWAY_TARGET": KIND,
-        "HEADWAY_CODE_DIR": f"{place}/code",
+        "HEADWAY_CODE_DIR": f"{run_dir}/code",
     }
-    if brought(plan.job):
+    if client_secrets(plan.job):
         values["HEADWAY_SECRETS_STDIN"] = "1"
     lines = [
-        f"place={shlex.quote(place)}  # seen by every node",
+        f"place={shlex.quote(run_dir)}  # seen by every node",
         f"python={shlex.quote(python)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in values.items()),
         # Every node runs the Headway version that made the plan, whatever its interpreter has installed.
@@ -245,8 +245,8 @@ def _setup(plan: Plan) -> str:
     if not commands:
         return ""
     steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
-    about = "# -- setup: at every start, and in this very shell, so that `module load` holds"
-    return "\n".join([about, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
+    comment = "# -- setup: at every start, and in this very shell, so that `module load` holds"
+    return "\n".join([comment, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
 
 
 def _requirements(plan: Plan) -> str:
@@ -257,10 +257,12 @@ def _requirements(plan: Plan) -> str:
 
 
 def _start(plan: Plan, options: Options) -> str:
-    secret = bool(brought(plan.job))
+    secret = bool(client_secrets(plan.job))
     # srun does not inherit the job's CPUs and, on some clusters, not its accelerators.
-    asked = [word for word in resources(plan.job, plan.processes, options) if word.startswith(("--cpus", "--gres"))]
-    shape = " ".join([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1", *asked])
+    gpu_option = [
+        option for option in resources(plan.job, plan.processes, options) if option.startswith(("--cpus", "--gres"))
+    ]
+    shape = " ".join([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1", *gpu_option])
     return START.format(
         feed='printf %s "$secrets" | ' if secret else "", shape=shape, input="all" if secret else "none"
     )

@@ -26,17 +26,17 @@ from headway.targets.ssh.options import Options
 
 CONNECT_S = 15
 # Treat a connection that is silent for a minute as lost.
-_PATIENCE = ("ServerAliveInterval=15", "ServerAliveCountMax=4", f"ConnectTimeout={CONNECT_S}")
-_OURS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "RemoteCommand=none",
+_KEEPALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=4", f"ConnectTimeout={CONNECT_S}")
+_FIXED_OPTIONS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "RemoteCommand=none",
          "RequestTTY=no", "UpdateHostKeys=no", "LogLevel=ERROR")  # fmt: skip
 
 
 class RemoteError(TargetError):
     """ssh or the remote machine reported an error; `said` is its message."""
 
-    def __init__(self, what: str, *, said: str = "", where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, stderr: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
-        self.said = said
+        self.stderr = stderr
 
 
 class Unreachable(RemoteError):
@@ -65,31 +65,39 @@ class Machine:
 
 def parse(text: str) -> Machine:
     """Parse [user@]host[:port]; an IPv6 address with a port is in brackets."""
-    user, at, rest = text.rpartition("@")
+    user, at, address = text.rpartition("@")
     found = re.fullmatch(
-        r"\[(?P<six>[^\]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.+)", rest
+        r"\[(?P<six>[^\]]+)\](?::(?P<port6>\d+))?|(?P<host>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.+)", address
     )
-    if found is None or rest.startswith("-") or any(sign.isspace() for sign in text):
+    if found is None or address.startswith("-") or any(sign.isspace() for sign in text):
         raise RemoteError(f"{text!r} is not a machine's name", where="targets", fix="host: user@name:port")
     host = found["six"] or found["host"] or found["bare"]
     port = found["port"] or found["port6"]
     return Machine(host=host, user=user if at else None, port=int(port) if port else None)
 
 
-def words(machine: Machine, options: Options, command: str) -> list[str]:
+def ssh_command(machine: Machine, options: Options, command: str) -> list[str]:
     """Return the ssh command line that runs a command on the machine."""
-    keys: list[str] = []
+    key_options: list[str] = []
     if machine.known_hosts is not None:
-        strict = "accept-new" if machine.first_seen else "yes"
+        host_key_checking = "accept-new" if machine.first_seen else "yes"
         # ssh splits this path at spaces unless it is quoted.
-        keys = [f'UserKnownHostsFile="{machine.known_hosts}"', "GlobalKnownHostsFile=/dev/null", "HashKnownHosts=no"]
-        keys += [f"StrictHostKeyChecking={strict}", f"HostKeyAlias={alias(machine)}", "CheckHostIP=no"]
+        key_options = [
+            f'UserKnownHostsFile="{machine.known_hosts}"',
+            "GlobalKnownHostsFile=/dev/null",
+            "HashKnownHosts=no",
+        ]
+        key_options += [
+            f"StrictHostKeyChecking={host_key_checking}",
+            f"HostKeyAlias={host_key_alias(machine)}",
+            "CheckHostIP=no",
+        ]
     else:
-        keys = ["StrictHostKeyChecking=yes"]
+        key_options = ["StrictHostKeyChecking=yes"]
     return [
         "ssh",
         *(["-F", str(Path(options.config).expanduser())] if options.config else []),
-        *(word for option in (*_OURS, *_PATIENCE, *keys) for word in ("-o", option)),
+        *(argument for option in (*_FIXED_OPTIONS, *_KEEPALIVE, *key_options) for argument in ("-o", option)),
         *(["-i", str(Path(options.identity).expanduser()), "-o", "IdentitiesOnly=yes"] if options.identity else []),
         *(["-l", machine.user] if machine.user else []),
         *(["-p", str(machine.port)] if machine.port else []),
@@ -98,34 +106,34 @@ def words(machine: Machine, options: Options, command: str) -> list[str]:
     ]
 
 
-def alias(machine: Machine) -> str:
+def host_key_alias(machine: Machine) -> str:
     """Return the name under which the host key is stored: addresses are reassigned to other machines, ids are not."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"headway-{machine.id or machine.host}")
 
 
-def run(machine: Machine, options: Options, command: str, *, told: bytes = b"", within_s: float = 120.0) -> str:
+def run(machine: Machine, options: Options, command: str, *, stdin: bytes = b"", within_s: float = 120.0) -> str:
     """Run a command on the machine and return its standard output."""
-    with tempfile.TemporaryFile() as complaints:
+    with tempfile.TemporaryFile() as stderr_file:
         try:
-            done = subprocess.run(
-                words(machine, options, command),
-                input=told,
+            process = subprocess.run(
+                ssh_command(machine, options, command),
+                input=stdin,
                 stdout=subprocess.PIPE,
-                stderr=complaints,  # not a pipe: a ControlPersist connection would keep it open
+                stderr=stderr_file,  # not a pipe: a ControlPersist connection would keep it open
                 timeout=within_s,
             )
         except FileNotFoundError:
             raise not_installed() from None
         except subprocess.TimeoutExpired:
             raise Unreachable(f"{machine} has not answered for {within_s:.0f} s", fix=f"ssh {machine}") from None
-        if done.returncode:
-            raise refusal(machine, done.returncode, text_of(complaints))
-        return done.stdout.decode("utf-8", "replace")
+        if process.returncode:
+            raise remote_error(machine, process.returncode, read_stderr(stderr_file))
+        return process.stdout.decode("utf-8", "replace")
 
 
-def text_of(complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    return complaints.read().decode("utf-8", "replace").strip()
+def read_stderr(stderr_file: IO[bytes]) -> str:
+    stderr_file.seek(0)
+    return stderr_file.read().decode("utf-8", "replace").strip()
 
 
 def not_installed() -> RemoteError:
@@ -137,32 +145,34 @@ def keyscan(host: str, port: int | None, *, scan: Sequence[str] = ("ssh-keyscan"
     return " ".join([*scan, *(["-p", str(port)] if port else []), host])
 
 
-def refusal(machine: Machine, code: int, said: str) -> RemoteError:
+def remote_error(machine: Machine, code: int, stderr: str) -> RemoteError:
     """Map ssh's error output to an error with a suggested fix."""
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it gave no reason")
-    if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", said):
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "it gave no reason")
+    if re.search(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key", stderr):
         what = f"{machine} shows another host key than the one that is known: it was set up anew, or it is an impostor"
         fix = f"if you know why: ssh-keygen -R {machine.host}, then ssh {machine} once"
-        return HostKeyError(what, said=said, fix=fix)
-    if re.search(r"Host key verification failed|No .* host key is known", said):
+        return HostKeyError(what, stderr=stderr, fix=fix)
+    if re.search(r"Host key verification failed|No .* host key is known", stderr):
         what = f"the host key of {machine} is not known here"
         fix = (
             f"ssh {machine} once, and compare the key; or: {keyscan(machine.host, machine.port)} >> ~/.ssh/known_hosts"
         )
-        return HostKeyError(what, said=said, fix=fix)
-    if re.search(r"Permission denied", said):
+        return HostKeyError(what, stderr=stderr, fix=fix)
+    if re.search(r"Permission denied", stderr):
         what = f"{machine} does not let us in: {last}"
-        return RemoteError(what, said=said, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry")
-    if re.search(r"Could not resolve hostname|Name or service not known", said):
+        return RemoteError(
+            what, stderr=stderr, fix=f"ssh-copy-id {machine}; or `identity` and user@ in the target's entry"
+        )
+    if re.search(r"Could not resolve hostname|Name or service not known", stderr):
         what = f"no machine is called {machine.host}"
-        return Unreachable(what, said=said, fix="mend `host`, or add it to ~/.ssh/config")
+        return Unreachable(what, stderr=stderr, fix="mend `host`, or add it to ~/.ssh/config")
     if code == 255:
-        return Unreachable(f"{machine} cannot be reached: {last}", said=said, fix=f"ssh {machine}")
-    return RemoteError(f"{machine}: {last}"[:400], said=said)
+        return Unreachable(f"{machine} cannot be reached: {last}", stderr=stderr, fix=f"ssh {machine}")
+    return RemoteError(f"{machine}: {last}"[:400], stderr=stderr)
 
 
-SPAN = 4 << 20  # bytes per request
-_NOT_SENT, _NO_PYTHON, _NO_HOME = 90, 91, 92
+CHUNK_BYTES = 4 << 20  # bytes per request
+_AGENT_MISSING, _NO_PYTHON, _NO_HOME = 90, 91, 92
 _SOURCE = Path(__file__).with_name("agent.py")
 
 
@@ -202,12 +212,12 @@ class Host:
             try:
                 answer, reply = self._session.exchange({"verb": verb, **request}, body)
             except (OSError, ValueError, Unreachable):
-                said = self._session.close()
+                stderr = self._session.close()
                 self._session = None
-                what = f"the connection to {self} was lost" + (f": {said.splitlines()[-1]}" if said else "")
-                raise Unreachable(what, said=said, fix=f"ssh {self}") from None
+                what = f"the connection to {self} was lost" + (f": {stderr.splitlines()[-1]}" if stderr else "")
+                raise Unreachable(what, stderr=stderr, fix=f"ssh {self}") from None
         if "error" in answer:
-            raise _of_answer(self, answer)
+            raise _answer_error(self, answer)
         return answer, reply
 
     @property
@@ -222,7 +232,7 @@ class Host:
         tag = os.urandom(6).hex()
         return self.ask("write", content, path=path, offset=0, last=True, mode=mode, tag=tag)
 
-    def another(self) -> Host:
+    def open_another(self) -> Host:
         """Return another connection to the same machine, for parallel transfers."""
         return Host(self.machine, self.options)
 
@@ -236,24 +246,24 @@ class Host:
         source = _SOURCE.read_bytes()
         name = f"agent-{hashlib.sha256(source).hexdigest()[:12]}.py"
         folder = _shell_path(self.options.dir)
-        call = _call(f"{folder}/{name}", self.options.python)
-        session, code, said = _begin(self.machine, self.options, call)
-        if session is None and code == _NOT_SENT:
-            run(self.machine, self.options, _install(folder, name), told=source)
-            session, code, said = _begin(self.machine, self.options, call)
+        command = _agent_command(f"{folder}/{name}", self.options.python)
+        session, code, stderr = _open_session(self.machine, self.options, command)
+        if session is None and code == _AGENT_MISSING:
+            run(self.machine, self.options, _install_command(folder, name), stdin=source)
+            session, code, stderr = _open_session(self.machine, self.options, command)
         if session is not None:
             return session
         if code == _NO_PYTHON:
             fix = "sudo apt-get install python3; or `bootstrap: true` in the target's entry"
-            raise RemoteError(f"{self} has no python3", said=said, fix=fix)
-        raise refusal(self.machine, code, said)
+            raise RemoteError(f"{self} has no python3", stderr=stderr, fix=fix)
+        raise remote_error(self.machine, code, stderr)
 
 
 class _Session:
     """An ssh process with the agent at the other end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes]) -> None:
-        self._process, self._complaints = process, complaints
+    def __init__(self, process: subprocess.Popen[bytes], stderr_file: IO[bytes]) -> None:
+        self._process, self._complaints = process, stderr_file
         assert process.stdin is not None
         assert process.stdout is not None
         self._to, self._from = process.stdin, process.stdout
@@ -281,33 +291,33 @@ class _Session:
             self._process.kill()
             self._process.wait()
         with self._complaints:
-            return text_of(self._complaints)
+            return read_stderr(self._complaints)
 
 
-def _begin(machine: Machine, options: Options, call: str) -> tuple[_Session | None, int, str]:
+def _open_session(machine: Machine, options: Options, command: str) -> tuple[_Session | None, int, str]:
     """Start an ssh process and wait for the agent's greeting; otherwise return its exit code and standard error."""
-    complaints = tempfile.TemporaryFile()  # noqa: SIM115  the session closes it
+    stderr_file = tempfile.TemporaryFile()  # noqa: SIM115  the session closes it
     try:
         process = subprocess.Popen(
-            words(machine, options, call),
+            ssh_command(machine, options, command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=stderr_file,
             start_new_session=True,  # Ctrl-C must not reach ssh: the teardown still needs the connection
         )
     except FileNotFoundError:
-        complaints.close()
+        stderr_file.close()
         raise not_installed() from None
     assert process.stdout is not None
     for line in process.stdout:  # a login shell may print something first
         if line.rstrip(b"\n") == GREETING.encode():
-            return _Session(process, complaints), 0, ""
+            return _Session(process, stderr_file), 0, ""
     assert process.stdin is not None
     code = process.wait()
     process.stdin.close()
     process.stdout.close()
-    with complaints:
-        return None, code, text_of(complaints)
+    with stderr_file:
+        return None, code, read_stderr(stderr_file)
 
 
 def _shell_path(folder: str) -> str:
@@ -317,24 +327,24 @@ def _shell_path(folder: str) -> str:
     return shlex.quote(folder)
 
 
-def _call(path: str, python: str | None) -> str:
+def _agent_command(path: str, python: str | None) -> str:
     """Return the remote command for the agent, with the named interpreter, or else python3, which may be older."""
     chosen = shlex.quote(python) if python else ""
     lines = [
         f"f={path}",
         f"for p in {chosen} python3; do command -v $p >/dev/null && break; done || exit {_NO_PYTHON}",
-        f'[ -f "$f" ] || exit {_NOT_SENT}',
+        f'[ -f "$f" ] || exit {_AGENT_MISSING}',
         'exec $p -I "$f" serve',
     ]
     return f"exec sh -c {shlex.quote('; '.join(lines))}"
 
 
-def _install(folder: str, name: str) -> str:
+def _install_command(folder: str, name: str) -> str:
     script = f'umask 077; d={folder}; mkdir -p "$d" && cat > "$d/{name}.$$" && mv "$d/{name}.$$" "$d/{name}"'
     return f"exec sh -c {shlex.quote(script)}"
 
 
-def _of_answer(host: Host, answer: Mapping[str, Any]) -> Exception:
+def _answer_error(host: Host, answer: Mapping[str, Any]) -> Exception:
     where = f"{host}:{answer['path']}" if answer.get("path") else str(host)
     if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"no space left on {host}", where=where, fix=f"ssh {host} df -h; or another `dir`")

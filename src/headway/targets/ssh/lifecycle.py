@@ -18,8 +18,7 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.requirements import extras, needed
-from headway.rundir.status import FAREWELL_S, grace_s, place_of
-from headway.rundir.status import LEAVING_S as STATUS_LEAVING_S
+from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s, place_of
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import parse, resolve
@@ -27,10 +26,20 @@ from headway.targets.docker import secrets as docker_secrets
 from headway.targets.local import processes
 from headway.targets.ssh import connection, script
 from headway.targets.ssh.connection import Host, Machine, Unreachable
-from headway.targets.ssh.options import KIND, LABEL, NEEDED, PLAN_FILE, Layout, Options, as_read_there, layout, to_bring
-from headway.targets.ssh.options import SCRIPT as OPTIONS_SCRIPT
+from headway.targets.ssh.options import (
+    KIND,
+    LABEL,
+    NEEDED,
+    PLAN_FILE,
+    SCRIPT,
+    Layout,
+    Options,
+    layout,
+    plan_for_host,
+    sources_to_upload,
+)
 from headway.targets.ssh.rental import Records, from_plain
-from headway.targets.ssh.sync import Mirror, bring, fetch_growing
+from headway.targets.ssh.sync import Mirror, fetch_growing, upload_source
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -88,24 +97,24 @@ def machines_of(options: Options, handle: Handle, records: Records) -> list[Mach
         machines = [from_plain(dict(machine)) for machine in known]
         _restore_keys(machines, str(handle.details.get("keys", "")))
         return machines
-    return [] if options.up else named(options)
+    return [] if options.up else configured_machines(options)
 
 
-def named(options: Options) -> list[Machine]:
+def configured_machines(options: Options) -> list[Machine]:
     """Return the machines in the target's entry."""
     return [connection.parse(text) for text in (options.hosts or ([options.host] if options.host else []))]
 
 
 @contextmanager
-def locked(place: Path, name: str, *, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(folder: Path, name: str, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock between processes of this machine; call `waits` first if another process holds it."""
-    place.mkdir(parents=True, exist_ok=True)
-    lock = os.open(place / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waits()
+            on_wait()
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -123,34 +132,36 @@ def _restore_keys(machines: list[Machine], keys: str) -> None:
 # Bootstrapping a bare Debian or Ubuntu with one idempotent script
 
 
-SCRIPT = Path(__file__).with_name("bootstrap.sh")
-WITHIN_S = 3600.0  # a driver and its headers are gigabytes
+BOOTSTRAP_SCRIPT = Path(__file__).with_name("bootstrap.sh")
+BOOTSTRAP_TIMEOUT_S = 3600.0  # a driver and its headers are gigabytes
 
 
-def words(plan: Plan, options: Options) -> list[str]:
+def bootstrap_arguments(plan: Plan, options: Options) -> list[str]:
     """Return the bootstrap script's arguments for this job."""
-    asked = ["--gpu"] if plan.job.get("resources", {}).get("accelerator") else []
-    asked += ["--docker"] if options.engine == "docker" else []
-    return [*asked, *(["--scratch", options.scratch] if options.scratch else [])]
+    arguments = ["--gpu"] if plan.job.get("resources", {}).get("accelerator") else []
+    arguments += ["--docker"] if options.engine == "docker" else []
+    return [*arguments, *(["--scratch", options.scratch] if options.scratch else [])]
 
 
-def ready(host: Host, plan: Plan, options: Options, say: Callable[[str], None]) -> None:
+def bootstrap(host: Host, plan: Plan, options: Options, log: Callable[[str], None]) -> None:
     """Run the bootstrap script on the host. It needs no Python there: it installs it."""
-    command = shlex.join(["bash", "-s", "--", *words(plan, options)])
-    printed = connection.run(host.machine, options, command, told=SCRIPT.read_bytes(), within_s=WITHIN_S)
-    for line in printed.splitlines():
-        say(f"{host}: {line}")
+    command = shlex.join(["bash", "-s", "--", *bootstrap_arguments(plan, options)])
+    output = connection.run(
+        host.machine, options, command, stdin=BOOTSTRAP_SCRIPT.read_bytes(), within_s=BOOTSTRAP_TIMEOUT_S
+    )
+    for line in output.splitlines():
+        log(f"{host}: {line}")
 
 
 # Stopping a run: SIGTERM, wait, SIGKILL, then remove its files
 
 
 FORCE_S = 15.0
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
+FIRST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
 Process = dict[str, Any]
 
 
-def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) -> tuple[list[str], list[str]]:
+def stop_processes(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) -> tuple[list[str], list[str]]:
     """Send SIGTERM once to each root process, and SIGKILL to what is left after the grace period.
 
     Return the processes seen and those still running.
@@ -158,7 +169,7 @@ def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) ->
     All nodes are signalled at the same time, because their supervisors shut each other down in order.
     """
     seen: dict[tuple[str, int, str], str] = {}
-    asked: set[tuple[str, int, str]] = set()
+    signalled: set[tuple[str, int, str]] = set()
 
     def remaining() -> list[tuple[Host, Process]]:
         found = [(host, process) for node, host in enumerate(hosts) for process in _running(host, where, node)]
@@ -166,22 +177,22 @@ def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) ->
             seen.setdefault(_identity(host, process), f"process {process['pid']} ({process['name']}) on {host}")
         return found
 
-    patience = STATUS_LEAVING_S if ended else grace_s(handle) + FAREWELL_S
-    ask_after = STATUS_LEAVING_S / 2 if ended else 0.0
-    for left, waited_s in _looks(remaining, ask_after + patience):
-        if waited_s >= ask_after:
+    grace = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    signal_after = LEAVING_S / 2 if ended else 0.0
+    for left, waited_s in _poll(remaining, signal_after + grace):
+        if waited_s >= signal_after:
             for host, process in _roots(left):
-                if _identity(host, process) not in asked:
-                    asked.add(_identity(host, process))
+                if _identity(host, process) not in signalled:
+                    signalled.add(_identity(host, process))
                     _signal(host, [process], signal.SIGTERM)
-    for left, _ in _looks(remaining, FORCE_S):
+    for left, _ in _poll(remaining, FORCE_S):
         for host in hosts:
             _signal(host, [process for other, process in left if other is host], signal.SIGKILL)
-    stayed = {_identity(host, process) for host, process in remaining()}
-    return list(seen.values()), [name for key, name in seen.items() if key in stayed]
+    alive = {_identity(host, process) for host, process in remaining()}
+    return list(seen.values()), [name for key, name in seen.items() if key in alive]
 
 
-def clear(host: Host, where: Layout, node: int) -> list[str]:
+def remove_files(host: Host, where: Layout, node: int) -> list[str]:
     """Remove all files of this run from the host; return the paths that could not be removed."""
     paths = [where.place(node), *([where.folder] if where.mirrored else [])]
     return [f"{path} on {host}" for path in host.ask("remove", paths=paths)["left"]]
@@ -196,8 +207,8 @@ def release(host: Host, where: Layout, node: int) -> None:
         host.ask("release", place=where.place(node))
         limit = time.monotonic() + FORCE_S
         while time.monotonic() < limit and host.ask("state", place=where.place(node), url=where.folder)["watched"]:
-            time.sleep(FIRST_LOOK_S)
-        clear(host, where, node)  # for a `self_down` that leaves the machine up
+            time.sleep(FIRST_POLL_S)
+        remove_files(host, where, node)  # for a `self_down` that leaves the machine up
     except Unreachable:
         pass
 
@@ -223,42 +234,42 @@ def _signal(host: Host, chosen: list[Process], number: signal.Signals) -> None:
         host.ask("signals", processes=[[each["pid"], each["started"]] for each in chosen], number=int(number))
 
 
-def _looks(
+def _poll(
     remaining: Callable[[], list[tuple[Host, Process]]], within_s: float
 ) -> Iterator[tuple[list[tuple[Host, Process]], float]]:
     """Poll with back-off; yield what remains and the seconds waited, until nothing remains or `within_s` has passed."""
-    began, pause = time.monotonic(), FIRST_LOOK_S
+    began, pause = time.monotonic(), FIRST_POLL_S
     while (waited_s := time.monotonic() - began) < within_s and (left := remaining()):
         yield left, waited_s
         time.sleep(pause)
-        pause = min(LONGEST_LOOK_S, pause * 1.3)
+        pause = min(LONGEST_POLL_S, pause * 1.3)
 
 
-BROUGHT = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
-INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
-SETTING_UP_S = 3600.0  # beyond the budget, for environments that are created on the host
-LEAVING_S = 120.0  # before `self_down`, where the outputs are already safe
+CLIENT_SIDE_KINDS = ("env", "file")  # kinds of secret reference that only the client's machine can resolve
+INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
+SETUP_S = 3600.0  # beyond the budget, for environments that are created on the host
+LINGER_S = 120.0  # before `self_down`, where the outputs are already safe
 Say = Callable[[str], None]
 
 
-def lay_ready(
-    plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, say: Say, *, left: Plan
+def upload(
+    plan: Plan, hosts: Sequence[Host], where: Layout, options: Options, here: Path, log: Say, *, remaining: Plan
 ) -> None:
     """Upload data, code, Headway's wheel, the start script and the plan to every host.
 
     `left` is the plan with the remaining budget.
     """
     wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
-    text = script.start_script(plan, options, needed_by(plan))
+    text = script.start_script(plan, options, wheel_requirements(plan))
     for node, host in enumerate(hosts):
         place = where.place(node)
-        moved = {source: bring(host, source, say) for source in to_bring(plan.job, options)}
-        host.send(f"{place}/{LABEL}", json.dumps(labels(left, where)).encode())
+        uploaded = {source: upload_source(host, source, log) for source in sources_to_upload(plan.job, options)}
+        host.send(f"{place}/{LABEL}", json.dumps(labels(remaining, where)).encode())
         host.ask("unpack", archive, kind="tar", to=f"{place}/code", sha256=plan.code.sha256)
         host.ask("unpack", wheel, kind="wheel", to=f"{place}/headway", fresh=True)
-        host.send(f"{place}/{NEEDED}", needed_by(plan).encode())
-        host.send(f"{place}/{OPTIONS_SCRIPT}", text.replace("{RUN}", where.run).encode(), mode=0o755)
-        host.send(f"{place}/{PLAN_FILE}", as_read_there(plan, where, moved).to_json().encode())
+        host.send(f"{place}/{NEEDED}", wheel_requirements(plan).encode())
+        host.send(f"{place}/{SCRIPT}", text.replace("{RUN}", where.run).encode(), mode=0o755)
+        host.send(f"{place}/{PLAN_FILE}", plan_for_host(plan, where, uploaded).to_json().encode())
         if options.engine:
             script.send_context(host, plan, place)
         if where.mirrored:
@@ -272,7 +283,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
 
     Nodes get the addresses at which ssh reached them, because a host name may resolve to 127.0.1.1.
     """
-    secrets, files = brought(plan)
+    secrets, files = resolve_secrets(plan)
     limit = lifetime_s(plan)
     addresses = [str(host.facts["address"]) for host in hosts]
     for node, host in enumerate(hosts):
@@ -289,7 +300,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
             limit_s=limit,
             grace_s=plan.limits.grace_s + FAREWELL_S,
             self_down=options.self_down or "",
-            linger_s=options.linger if where.mirrored else LEAVING_S,
+            linger_s=options.linger if where.mirrored else LINGER_S,
         )
         if "trouble" in answer:
             raise TargetError(f"the run cannot be started on {host}: {answer['trouble']}", fix=f"ssh {host}")
@@ -297,24 +308,24 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
 
 def labels(plan: Plan, where: Layout) -> dict[str, str]:
     """Return the labels by which everything of the run is found again on any of its hosts, without a record."""
-    us = owner()
-    known = {
-        processes.RUN: where.run,
-        processes.URL: where.folder,
-        processes.TARGET: KIND,
+    current_owner = owner()
+    result = {
+        processes.RUN_VARIABLE: where.run,
+        processes.URL_VARIABLE: where.folder,
+        processes.TARGET_VARIABLE: KIND,
         "HEADWAY_DIR": where.dir,
         "HEADWAY_CLIENT_URL": where.url,
         "HEADWAY_CLIENT": socket.gethostname() if where.mirrored else "",
-        processes.OWNER: us.id,
-        processes.OWNER_NAME: us.name,
+        processes.OWNER_VARIABLE: current_owner.id,
+        processes.OWNER_NAME_VARIABLE: current_owner.name,
     }
     limit = lifetime_s(plan)
-    return known if limit is None else {**known, "HEADWAY_EXPIRES": str(int(time.time() + limit))}
+    return result if limit is None else {**result, "HEADWAY_EXPIRES": str(int(time.time() + limit))}
 
 
 def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) -> dict[str, str]:
     place = where.place(node)
-    own = {
+    variables = {
         **labels(plan, where),
         "HEADWAY_CODE_DIR": f"{place}/code",
         "HEADWAY_SPOOL": f"{place}/spool",
@@ -323,35 +334,35 @@ def environment(plan: Plan, where: Layout, node: int, addresses: Sequence[str]) 
         "PYTHONPATH": f"{place}/headway",  # the Headway that made the plan, whatever version the interpreter has
         "PYTHONUNBUFFERED": "1",
     }
-    own |= {name: os.environ[name] for name in INDEXES if os.environ.get(name)}
-    own |= {
+    variables |= {name: os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)}
+    variables |= {
         name: os.environ[name]
-        for cloud in docker_secrets.used_by(plan.job).values()
+        for cloud in docker_secrets.clouds_of(plan.job).values()
         for name in cloud.plain
         if os.environ.get(name) and name != "AWS_PROFILE"
     }
     if len(addresses) > 1:
         # One port per run, because runs may share hosts.
         port = 12000 + int(where.key, 16) % 5000 * 4 + sum(map(ord, where.run)) % 2 * 2
-        own |= {"HEADWAY_HOSTS": ",".join(addresses), "HEADWAY_NODE": str(node), "HEADWAY_MASTER_PORT": str(port)}
-    return own
+        variables |= {"HEADWAY_HOSTS": ",".join(addresses), "HEADWAY_NODE": str(node), "HEADWAY_MASTER_PORT": str(port)}
+    return variables
 
 
-def brought(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
+def resolve_secrets(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     """Resolve the secrets to send: values for the supervisor only, and credential files by their variables."""
-    listed = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
-    values = {name: resolve(ref) for name, ref in listed.items() if parse(ref).kind in BROUGHT}
+    references = {name: str(secret["ref"]) for name, secret in plan.job.get("secrets", {}).items()}
+    values = {name: resolve(ref) for name, ref in references.items() if parse(ref).kind in CLIENT_SIDE_KINDS}
     files: dict[str, str] = {}
-    for cloud in docker_secrets.used_by(plan.job).values():
-        variables, contents = docker_secrets.held(cloud, os.environ)
+    for cloud in docker_secrets.clouds_of(plan.job).values():
+        variables, contents = docker_secrets.read_credentials(cloud, os.environ)
         values = {**variables, **values}
         files |= {cloud.files[name][0]: content.decode() for name, content in contents.items()}
     return values, files
 
 
-def references(job: Mapping[str, Any]) -> dict[str, str]:
+def secret_references(job: Mapping[str, Any]) -> dict[str, str]:
     """Return where the values sent over standard input come from, never the values."""
-    clouds = docker_secrets.used_by(job).values()
+    clouds = docker_secrets.clouds_of(job).values()
     found = {name: f"env:{name}, where set" for cloud in clouds for name in cloud.secret}
     found |= {
         variable: f"file:${variable} or {default}, where there"
@@ -364,10 +375,10 @@ def references(job: Mapping[str, Any]) -> dict[str, str]:
 def lifetime_s(plan: Plan) -> float | None:
     """Return the time limit that the watchdog enforces, including set-up, or None for no limit."""
     budget = plan.limits.budget_s
-    return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETTING_UP_S
+    return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETUP_S
 
 
-def needed_by(plan: Plan) -> str:
+def wheel_requirements(plan: Plan) -> str:
     """Return the requirements of Headway's wheel.
 
     The wheel is in the local cache, or in the outputs where another user's run stored it.

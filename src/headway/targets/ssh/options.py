@@ -62,10 +62,10 @@ def layout(options: Options, outputs: str, run: str, *, dir: str | None = None) 
 
 def is_mirrored(options: Options, outputs: str) -> bool:
     """Whether the outputs are in a folder that the hosts do not see."""
-    return is_here(options, outputs)
+    return is_local(options, outputs)
 
 
-def is_here(options: Options, source: str) -> bool:
+def is_local(options: Options, source: str) -> bool:
     """Whether something lies on this machine alone: neither in a store nor under the share."""
     if source.startswith(("builtin:", "http:", "https:")):
         return False
@@ -75,28 +75,28 @@ def is_here(options: Options, source: str) -> bool:
     return options.share is None or not path.is_relative_to(os.path.abspath(options.share))
 
 
-def to_bring(plan_job: Mapping[str, Any], options: Options) -> list[str]:
+def sources_to_upload(plan_job: Mapping[str, Any], options: Options) -> list[str]:
     """Data, and weights to start from, that lie on this machine alone."""
     data = plan_job.get("data", {})
     sources = {str(source["source"]) for part in ("train", "val", "test") for source in data.get(part, ())}
     sources |= {str(plan_job["init_from"])} if plan_job.get("init_from") else set()
-    return sorted(source for source in sources if is_here(options, source))
+    return sorted(source for source in sources if is_local(options, source))
 
 
-def as_read_there(plan: Plan, where: Layout, moved: Mapping[str, str]) -> Plan:
+def plan_for_host(plan: Plan, where: Layout, uploaded: Mapping[str, str]) -> Plan:
     """The plan with every path as it is on the host. `moved` says where data of this machine lies there."""
     job = dict(plan.job)
     data = dict(job.get("data", {}))
     for part in ("train", "val", "test"):
         data[part] = [
-            {**source, "source": moved.get(str(source["source"]), source["source"])} for source in data.get(part, ())
+            {**source, "source": uploaded.get(str(source["source"]), source["source"])} for source in data.get(part, ())
         ]
     job["data"] = data
     if job.get("init_from"):
-        job["init_from"] = moved.get(str(job["init_from"]), job["init_from"])
+        job["init_from"] = uploaded.get(str(job["init_from"]), job["init_from"])
     if where.mirrored:
         job["outputs"] = str(Path(where.folder).parent)
-    pinned = {moved.get(source, source): known for source, known in plan.data.items()}
+    pinned = {uploaded.get(source, source): known for source, known in plan.data.items()}
     return replace(plan, job=job, data=pinned)
 
 

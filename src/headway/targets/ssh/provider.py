@@ -23,16 +23,24 @@ from shutil import which
 from headway.core import platform
 from headway.core.errors import TargetError
 from headway.targets.ssh.options import Options
-from headway.targets.ssh.rental import ASKED, UP, ProvisionedMachine, Records, bare_ids, fill, printed
+from headway.targets.ssh.rental import (
+    REQUESTED,
+    UP,
+    ProvisionedMachine,
+    Records,
+    fill_placeholders,
+    parse_bare_ids,
+    parse_machines,
+)
 
 # The shell for the user's `up`, `list` and `down`: a pipeline fails when any part of it fails.
 
 
-_HIDES = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")
+_HIDDEN_FAILURE = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")
 
 
 @cache
-def words() -> tuple[str, ...]:
+def shell_command() -> tuple[str, ...]:
     """Return the command for bash in POSIX mode with pipefail.
 
     Without bash it is sh, with pipefail if sh supports it.
@@ -40,24 +48,24 @@ def words() -> tuple[str, ...]:
     bash = which("bash")
     if bash is not None:
         return (bash, "--posix", "-o", "pipefail", "-c")
-    knows = subprocess.run(["/bin/sh", "-o", "pipefail", "-c", ":"], capture_output=True).returncode == 0
-    return ("/bin/sh", "-o", "pipefail", "-c") if knows else ("/bin/sh", "-c")
+    has_pipefail = subprocess.run(["/bin/sh", "-o", "pipefail", "-c", ":"], capture_output=True).returncode == 0
+    return ("/bin/sh", "-o", "pipefail", "-c") if has_pipefail else ("/bin/sh", "-c")
 
 
 def hides_failures(command: str) -> str:
     """Return why this command may exit with 0 although a part of it failed, or an empty string."""
-    found = _HIDES.search(command)
+    found = _HIDDEN_FAILURE.search(command)
     if found is not None:
         return f"`{found[0].strip()}` hides its failures"
-    if "|" in command and "pipefail" not in words():
+    if "|" in command and "pipefail" not in shell_command():
         return "no shell here fails when a part of a pipe does: install bash"
     return ""
 
 
-UP_S, ANSWER_S = 3600.0, 300.0  # provisioning may take long
-SHOWN_S = 60.0  # for `list` to show what `up` has just created: providers are eventually consistent
+UP_S, COMMAND_TIMEOUT_S = 3600.0, 300.0  # provisioning may take long
+LISTED_WITHIN_S = 60.0  # for `list` to show what `up` has just created: providers are eventually consistent
 RETRY_S = 5.0  # for a `list` that fails after `down`
-LOOK_S, LONGEST_LOOK_S = 0.2, 10.0
+POLL_S, LONGEST_POLL_S = 0.2, 10.0
 SIGPIPE = 141  # exit code of a command that wrote to a closed pipe
 Say = Callable[[str], None]
 
@@ -67,14 +75,14 @@ class Listing:
     """One answer of `list`: its lines and the machines that they name, or why the command failed."""
 
     lines: tuple[str, ...] = ()
-    shows: tuple[str, ...] = ()  # ids
-    strange: tuple[str, ...] = ()  # lines that name no machine on record
-    trouble: TargetError | None = None
-    asked: bool = True  # False: the target has no `list`
+    machine_ids: tuple[str, ...] = ()  # ids
+    unknown_lines: tuple[str, ...] = ()  # lines that name no machine on record
+    error: TargetError | None = None
+    available: bool = True  # False: the target has no `list`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Returned:
+class Released:
     """Result of releasing machines: their names, as in the receipt."""
 
     created: tuple[str, ...] = ()
@@ -87,21 +95,21 @@ class Returned:
 class Provider:
     """Runs the user's `up`, `list` and `down`."""
 
-    def __init__(self, options: Options, records: Records, say: Say) -> None:
-        self._options, self._records, self._say = options, records, say
+    def __init__(self, options: Options, records: Records, log: Say) -> None:
+        self._options, self._records, self._log = options, records, log
 
     # Provisioning
 
-    def rent(self, rental: ProvisionedMachine, nodes: int) -> ProvisionedMachine:
+    def provision(self, rental: ProvisionedMachine, nodes: int) -> ProvisionedMachine:
         """Run `up` to completion, in its own session: the terminal's Ctrl-C and hang-up do not reach it directly."""
-        process = self._begin_up(rental, nodes)
+        process = self._start_up(rental, nodes)
         rental = self._records.write(replace(rental, pid=process.pid, started=platform.started(process.pid)))
         try:
             code = process.wait(UP_S)
         except BaseException:  # Ctrl-C: kill it with its children; the caller finds and releases what it created
-            _end_group(process)
+            _kill_group(process)
             raise
-        rental = self.learned(rental)
+        rental = self.with_printed_machines(rental)
         why = self._unusable(rental, code, nodes)
         if why:
             place = self._records.place(rental.url)
@@ -110,18 +118,18 @@ class Provider:
             raise TargetError(f"`up` {why}{f': {last}' if last else ''}", where="targets", fix=fix)
         return self._records.write(replace(rental, state=UP))
 
-    def _begin_up(self, rental: ProvisionedMachine, nodes: int) -> subprocess.Popen[bytes]:
+    def _start_up(self, rental: ProvisionedMachine, nodes: int) -> subprocess.Popen[bytes]:
         assert self._options.up is not None
         place = self._records.place(rental.url)
-        command = fill(self._options.up, run=rental.run)
-        self._say(f"up: {command}")
+        command = fill_placeholders(self._options.up, run=rental.run)
+        self._log(f"up: {command}")
         place.mkdir(parents=True, exist_ok=True)
         with open(place / "up.out", "wb") as out, open(place / "up.err", "wb") as err:
             # `up` inherits the lock through its standard output: if this process is killed before it records the pid,
             # the lock shows that `up` is still running.
             fcntl.flock(out, fcntl.LOCK_EX)
             return subprocess.Popen(
-                [*words(), command],
+                [*shell_command(), command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -139,229 +147,231 @@ class Provider:
             return "named a machine without id=, and `down` needs {id}"
         return ""
 
-    def learned(self, rental: ProvisionedMachine) -> ProvisionedMachine:
+    def with_printed_machines(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Return the rental updated with the machines that `up` has printed so far."""
         place = self._records.place(rental.url)
         try:
             text = (place / "up.out").read_text(errors="replace")
         except OSError:
             return rental
-        machines = rental.machines or tuple(printed(text, place / "known_hosts"))
-        found = dict.fromkeys([*rental.found, *bare_ids(text)])
+        machines = rental.machines or tuple(parse_machines(text, place / "known_hosts"))
+        found = dict.fromkeys([*rental.found, *parse_bare_ids(text)])
         named = {machine.id for machine in machines}
         return replace(rental, machines=machines, found=tuple(id for id in found if id not in named))
 
-    def prove(self, rental: ProvisionedMachine) -> ProvisionedMachine:
+    def wait_until_listed(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Poll `list` until it shows what `up` has just created. Only then is an empty answer trusted later."""
         if self._options.list is None:
             return rental
-        limit, pause = time.monotonic() + SHOWN_S, LOOK_S
+        limit, pause = time.monotonic() + LISTED_WITHIN_S, POLL_S
         while True:
-            seen = self.look(rental)
-            rental = self._shown(rental, seen)
+            listing = self.list_machines(rental)
+            rental = self._record_listed(rental, listing)
             missing = [id for id in rental.ids if id not in rental.listed]
             if not missing:
                 return rental
             if time.monotonic() > limit:
                 break
             time.sleep(pause)
-            pause = min(LONGEST_LOOK_S, pause * 1.5)
-        why = f"{seen.trouble.problem.what}: it cannot show" if seen.trouble else "`list` does not show"
+            pause = min(LONGEST_POLL_S, pause * 1.5)
+        why = f"{listing.error.problem.what}: it cannot show" if listing.error else "`list` does not show"
         ids = ", ".join(id or "the machine" for id in missing)
-        call = fill(self._options.list, run=rental.run, id=missing[0])
-        self._say(
+        command_line = fill_placeholders(self._options.list, run=rental.run, id=missing[0])
+        self._log(
             f"{why} {ids}, which `up` has just made: receipts cannot rely on it, and an empty answer of it will not be "
             f"believed\n    fix: it must print a line with the machine's id, address or run while the machine is "
-            f"there; run it to see: {call}"
+            f"there; run it to see: {command_line}"
         )
         return rental
 
     # Listing
 
-    def look(self, rental: ProvisionedMachine) -> Listing:
+    def list_machines(self, rental: ProvisionedMachine) -> Listing:
         """Run `list` once."""
         command, ids = self._options.list, [id for id in rental.ids if id]
         if command is None:
-            return Listing(asked=False)
+            return Listing(available=False)
         by_id = "{id}" in command and bool(ids)
         if "{run}" not in command and not by_id:
-            return Listing(trouble=TargetError("`list` needs an {id}, and none is known", fix="{run} in `list`"))
+            return Listing(error=TargetError("`list` needs an {id}, and none is known", fix="{run} in `list`"))
         answers: dict[str, list[str]] = {}
         for id in ids if by_id else [""]:
             try:
                 text = self._run("list", command, rental, id)
             except TargetError as error:
-                return Listing(trouble=error)
+                return Listing(error=error)
             answers[id] = [line.strip() for line in text.splitlines() if line.strip()]
         lines = tuple(dict.fromkeys(line for rows in answers.values() for line in rows))
         if by_id:
-            return Listing(lines=lines, shows=tuple(id for id, rows in answers.items() if rows))
-        return _named(rental, lines)
+            return Listing(lines=lines, machine_ids=tuple(id for id, rows in answers.items() if rows))
+        return _match_lines(rental, lines)
 
-    def gone(self, rental: ProvisionedMachine) -> bool:
+    def all_gone(self, rental: ProvisionedMachine) -> bool:
         """Return whether a trusted `list` shows none of the machines."""
-        seen = self.look(rental)
-        return seen.asked and seen.trouble is None and not seen.lines and not self._distrust(rental)
+        listing = self.list_machines(rental)
+        return listing.available and listing.error is None and not listing.lines and not self._distrust_reason(rental)
 
-    def _shown(self, rental: ProvisionedMachine, seen: Listing) -> ProvisionedMachine:
+    def _record_listed(self, rental: ProvisionedMachine, listing: Listing) -> ProvisionedMachine:
         """Record which machines `list` shows."""
-        if not seen.shows:
+        if not listing.machine_ids:
             return rental
         earlier = rental.listed if rental.listed_by == self._options.list else ()
-        listed = tuple(dict.fromkeys([*earlier, *seen.shows]))
-        return self._kept(replace(rental, listed=listed, listed_by=str(self._options.list)))
+        listed = tuple(dict.fromkeys([*earlier, *listing.machine_ids]))
+        return self._update_record(replace(rental, listed=listed, listed_by=str(self._options.list)))
 
-    def _distrust(self, rental: ProvisionedMachine) -> str:
+    def _distrust_reason(self, rental: ProvisionedMachine) -> str:
         """Return why an empty answer of `list` is not trusted, or an empty string."""
         command = self._options.list
         if command is None:
             return "there is no `list`"
-        hides = hides_failures(command)
-        if hides:
-            return f"an empty answer of `list` is not believed: {hides}"
+        hidden_failure = hides_failures(command)
+        if hidden_failure:
+            return f"an empty answer of `list` is not believed: {hidden_failure}"
         proven = rental.listed_by == command and rental.ids and set(rental.ids) <= set(rental.listed)
         return "" if proven else "an empty answer of `list` is not believed: it has never shown the machine"
 
     # Releasing
 
-    def give_back(self, rental: ProvisionedMachine) -> Returned:
+    def release(self, rental: ProvisionedMachine) -> Released:
         """Run `down` for every recorded id, then check with `list`.
 
         Never raises: failures are logged, and those machines are reported as left.
         """
-        self._await_up(rental)
-        if self._never_asked(rental):
-            return Returned()
-        rental = self._kept(self.learned(rental))
-        before = self.look(rental)
+        self._wait_for_up(rental)
+        if self._never_requested(rental):
+            return Released()
+        rental = self._update_record(self.with_printed_machines(rental))
+        before = self.list_machines(rental)
         if not any(rental.ids) and before.lines:
-            rental = self._kept(replace(rental, found=tuple(map(_id_of, before.lines))))
-            before = replace(before, shows=rental.found, strange=())
-        rental = self._shown(rental, before)
-        ids = self._addressed(rental)
+            rental = self._update_record(replace(rental, found=tuple(map(_id_of, before.lines))))
+            before = replace(before, machine_ids=rental.found, unknown_lines=())
+        rental = self._record_listed(rental, before)
+        ids = self._ids_to_release(rental)
         if not ids:
-            return self._nobody_known(rental, before)
-        failed = self._down(rental, ids)
+            return self._no_known_machine(rental, before)
+        failed = self._run_down(rental, ids)
         succeeded = [id for id in ids if id not in failed]
-        rental = self._kept(replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *succeeded]))))
-        return self._verdict(rental, ids, failed, self._look_again(rental, waits=bool(succeeded)))
+        rental = self._update_record(replace(rental, returned=tuple(dict.fromkeys([*rental.returned, *succeeded]))))
+        return self._release_result(rental, ids, failed, self._wait_until_gone(rental, wait=bool(succeeded)))
 
-    def _addressed(self, rental: ProvisionedMachine) -> list[str]:
+    def _ids_to_release(self, rental: ProvisionedMachine) -> list[str]:
         """Return the ids to run `down` for. An empty id means a machine that is known only by its run."""
         by_id = "{id}" in str(self._options.down)
         ids = [id for id in dict.fromkeys([*rental.ids, *rental.returned]) if id]
         return ids or ([] if by_id else [""])
 
-    def _down(self, rental: ProvisionedMachine, ids: Sequence[str]) -> dict[str, TargetError]:
+    def _run_down(self, rental: ProvisionedMachine, ids: Sequence[str]) -> dict[str, TargetError]:
         """Run `down` for each id, once per distinct command line; return the failures."""
         command = str(self._options.down)
         answers: dict[str, TargetError | None] = {}
         for id in ids:
-            call = fill(command, run=rental.run, id=id)
-            if call in answers:
+            command_line = fill_placeholders(command, run=rental.run, id=id)
+            if command_line in answers:
                 continue
             try:
                 self._run("down", command, rental, id)
-                answers[call] = None
+                answers[command_line] = None
             except TargetError as error:
-                answers[call] = error
-        found = {id: answers[fill(command, run=rental.run, id=id)] for id in ids}
+                answers[command_line] = error
+        found = {id: answers[fill_placeholders(command, run=rental.run, id=id)] for id in ids}
         return {id: error for id, error in found.items() if error is not None}
 
-    def _look_again(self, rental: ProvisionedMachine, *, waits: bool) -> Listing:
+    def _wait_until_gone(self, rental: ProvisionedMachine, *, wait: bool) -> Listing:
         """Poll `list` until it shows nothing, for at most as long as a machine may take to disappear."""
-        limit, pause = time.monotonic() + (self._options.gone if waits else 0.0), LOOK_S
-        patience = time.monotonic() + RETRY_S
-        while (seen := self.look(rental)).lines or seen.trouble:
-            if time.monotonic() > (patience if seen.trouble else limit):
-                return seen
+        limit, pause = time.monotonic() + (self._options.gone if wait else 0.0), POLL_S
+        retry_until = time.monotonic() + RETRY_S
+        while (listing := self.list_machines(rental)).lines or listing.error:
+            if time.monotonic() > (retry_until if listing.error else limit):
+                return listing
             time.sleep(pause)
-            pause = min(LONGEST_LOOK_S, pause * 1.5)
-        return seen
+            pause = min(LONGEST_POLL_S, pause * 1.5)
+        return listing
 
-    def _verdict(
-        self, rental: ProvisionedMachine, ids: list[str], failed: dict[str, TargetError], seen: Listing
-    ) -> Returned:
+    def _release_result(
+        self, rental: ProvisionedMachine, ids: list[str], failed: dict[str, TargetError], listing: Listing
+    ) -> Released:
         """Decide which machines are gone, by `down` and by `list`.
 
         While a line names an unknown machine, none counts as gone.
         """
-        created = tuple(map(_name, ids))
-        left = [id for id in ids if id in seen.shows]
-        distrust = self._distrust(rental)
-        if seen.trouble is not None:
-            self._say(f"whether {', '.join(created)} is gone cannot be told: {seen.trouble}")
+        created = tuple(map(_machine_name, ids))
+        left = [id for id in ids if id in listing.machine_ids]
+        distrust_reason = self._distrust_reason(rental)
+        if listing.error is not None:
+            self._log(f"whether {', '.join(created)} is gone cannot be told: {listing.error}")
             left = list(ids)
-        elif distrust:
+        elif distrust_reason:
             left += [id for id in failed if id not in left and id not in rental.returned]
         for id, error in failed.items():
-            self._say_failed(rental, id, error, left=bool(id in left or seen.strange))
-        names = (*map(_name, left), *(f"machine {line}" for line in seen.strange))
-        done = [] if seen.strange else [id for id in ids if id not in left]
-        refuted = ids if seen.strange else seen.shows  # `down` succeeded, but the machine is still listed
-        returned = dict.fromkeys([*(id for id in rental.returned if id not in refuted), *done])
+            self._log_failed_release(rental, id, error, left=bool(id in left or listing.unknown_lines))
+        names = (*map(_machine_name, left), *(f"machine {line}" for line in listing.unknown_lines))
+        gone = [] if listing.unknown_lines else [id for id in ids if id not in left]
+        still_listed = (
+            ids if listing.unknown_lines else listing.machine_ids
+        )  # `down` succeeded, but the machine is still listed
+        returned = dict.fromkeys([*(id for id in rental.returned if id not in still_listed), *gone])
         rental = replace(rental, returned=tuple(returned))
-        removed = tuple(_name(id) for id in done if id not in failed)
+        removed = tuple(_machine_name(id) for id in gone if id not in failed)
         if names:
             self._records.write(rental)  # also if another client rented it: `gc` must show it
-        unverified = created if distrust and not names else ()
+        unverified = created if distrust_reason and not names else ()
         if unverified:
-            self._say(f"nobody could be asked whether {', '.join(created)} is gone: {distrust}")
-        return Returned(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
+            self._log(f"nobody could be asked whether {', '.join(created)} is gone: {distrust_reason}")
+        return Released(created=created, removed=removed, left=names, unverified=unverified, rental=rental)
 
-    def _nobody_known(self, rental: ProvisionedMachine, seen: Listing) -> Returned:
+    def _no_known_machine(self, rental: ProvisionedMachine, listing: Listing) -> Released:
         """Report that `up` was started but neither it nor `list` named a machine to run `down` for."""
-        why = str(seen.trouble.problem.what) if seen.trouble else self._distrust(rental)
+        why = str(listing.error.problem.what) if listing.error else self._distrust_reason(rental)
         what = f"no machine of {rental.run} is known, and whether `up` has made one cannot be told: {why}"
         place = self._records.place(rental.url)
         if self._records.read(rental.url) is None:
-            self._say(f"{what}; no rental of it is on record here")
-            return Returned()
-        self._say(
+            self._log(f"{what}; no rental of it is on record here")
+            return Released()
+        self._log(
             f"{what}\n    fix: look for {rental.run} at your provider; if no such machine is there: rm -r {place}"
         )
         name = f"machine that `up` may have made for {rental.run}"
-        return Returned(created=(name,), left=(name,))
+        return Released(created=(name,), left=(name,))
 
-    def _say_failed(self, rental: ProvisionedMachine, id: str, error: TargetError, *, left: bool) -> None:
+    def _log_failed_release(self, rental: ProvisionedMachine, id: str, error: TargetError, *, left: bool) -> None:
         if not left:
             earlier = "`down` had succeeded before" if id in rental.returned else "`list` no longer shows it"
-            self._say(f"{error.problem.what}: {_name(id)} counts as gone, as {earlier}")
+            self._log(f"{error.problem.what}: {_machine_name(id)} counts as gone, as {earlier}")
             return
         place = self._records.place(rental.url)
-        self._say(
-            f"{_name(id)} could not be given back, and may still be billed: {error.problem.what}\n"
+        self._log(
+            f"{_machine_name(id)} could not be given back, and may still be billed: {error.problem.what}\n"
             f"    fix: {error.problem.fix}\n"
             f"    then: headway down {rental.url}   or, with another `down` in the job file: "
             f"headway gc -f FILE --on {rental.target}   or, if your provider shows that it is gone: rm -r {place}"
         )
 
-    def _kept(self, rental: ProvisionedMachine) -> ProvisionedMachine:
+    def _update_record(self, rental: ProvisionedMachine) -> ProvisionedMachine:
         """Write the updated record if there is one here; do not create one for another client's rental."""
-        known = self._records.read(rental.url)
-        return rental if known is None or known == rental else self._records.write(rental)
+        recorded = self._records.read(rental.url)
+        return rental if recorded is None or recorded == rental else self._records.write(rental)
 
-    def _never_asked(self, rental: ProvisionedMachine) -> bool:
+    def _never_requested(self, rental: ProvisionedMachine) -> bool:
         """Return whether the client was killed after writing the record and before starting `up`.
 
         Starting `up` opens its output file first.
         """
-        known = self._records.read(rental.url)
-        if known is None or known.state != ASKED or known.ids or known.returned:
+        recorded = self._records.read(rental.url)
+        if recorded is None or recorded.state != REQUESTED or recorded.ids or recorded.returned:
             return False
         return not (self._records.place(rental.url) / "up.out").exists()
 
-    def _await_up(self, rental: ProvisionedMachine) -> None:
+    def _wait_for_up(self, rental: ProvisionedMachine) -> None:
         """Wait for a killed client's `up` that may still be running.
 
         Otherwise a machine that it is about to create would be missed.
         """
         limit = time.monotonic() + UP_S
-        while self._up_runs(rental) and time.monotonic() < limit:
-            time.sleep(LOOK_S)
+        while self._up_is_running(rental) and time.monotonic() < limit:
+            time.sleep(POLL_S)
 
-    def _up_runs(self, rental: ProvisionedMachine) -> bool:
-        if rental.pid or rental.state != ASKED:
+    def _up_is_running(self, rental: ProvisionedMachine) -> bool:
+        if rental.pid or rental.state != REQUESTED:
             return platform.alive(rental.pid, rental.started)
         try:
             with open(self._records.place(rental.url) / "up.out", "rb") as out:
@@ -373,57 +383,66 @@ class Provider:
         return False
 
     def _run(self, name: str, command: str, rental: ProvisionedMachine, id: str) -> str:
-        call = fill(command, run=rental.run, id=id)
+        command_line = fill_placeholders(command, run=rental.run, id=id)
         if name == "down":
-            self._say(f"down: {call}")
+            self._log(f"down: {command_line}")
         try:
-            done = subprocess.run(
-                [*words(), call], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
+            process = subprocess.run(
+                [*shell_command(), command_line],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise TargetError(f"`{name}` has not ended for {ANSWER_S:.0f} s: {call}", fix=call) from None
-        if done.returncode:
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it gave no reason")
-            what = f"`{name}` ended with {done.returncode}: {last.strip()[:300]}"
-            raise TargetError(what, fix=_fix_of(done.returncode, name, call))
-        return done.stdout
+            raise TargetError(
+                f"`{name}` has not ended for {COMMAND_TIMEOUT_S:.0f} s: {command_line}", fix=command_line
+            ) from None
+        if process.returncode:
+            last = next((line for line in reversed(process.stderr.splitlines()) if line.strip()), "it gave no reason")
+            what = f"`{name}` ended with {process.returncode}: {last.strip()[:300]}"
+            raise TargetError(what, fix=_fix_of(process.returncode, name, command_line))
+        return process.stdout
 
 
-def _fix_of(code: int, name: str = "up", call: str = "") -> str:
+def _fix_of(code: int, name: str = "up", command_line: str = "") -> str:
     """Return the suggested fix for a command that failed."""
     if code == SIGPIPE:
-        said = "141: a part of the pipe wrote when nobody read any more (`yes | …`, `… | head`); write it without"
-        return f"{said}: {call}" if call else said
-    if name == "list" and "grep" in call:
-        return f"run it to see: {call}   (a grep that finds nothing ends with 1: awk -v run={{run}} '$2 == run' with 0)"
-    return f"run it to see: {call}" if call else ""
+        hint = "141: a part of the pipe wrote when nobody read any more (`yes | …`, `… | head`); write it without"
+        return f"{hint}: {command_line}" if command_line else hint
+    if name == "list" and "grep" in command_line:
+        hint = "a grep that finds nothing ends with 1: awk -v run={run} '$2 == run' with 0"
+        return f"run it to see: {command_line}   ({hint})"
+    return f"run it to see: {command_line}" if command_line else ""
 
 
-def _named(rental: ProvisionedMachine, lines: tuple[str, ...]) -> Listing:
+def _match_lines(rental: ProvisionedMachine, lines: tuple[str, ...]) -> Listing:
     """Match lines to machines by id or address.
 
     If none matches, all machines are shown when there is a line with the run for each.
     """
-    words = {machine.id: [word for word in (machine.id, machine.host) if word] for machine in rental.machines}
-    words |= {id: [id] for id in rental.found}
-    lines_of = {id: {line for line in lines for word in known if _has(line, word)} for id, known in words.items()}
+    keys = {machine.id: [word for word in (machine.id, machine.host) if word] for machine in rental.machines}
+    keys |= {id: [id] for id in rental.found}
+    lines_of = {
+        id: {line for line in lines for word in known if _contains_word(line, word)} for id, known in keys.items()
+    }
     shows = [id for id, found in lines_of.items() if found]
-    by_run = [line for line in lines if _has(line, rental.run)]
-    if not shows and words and len(by_run) >= len(words):
-        return Listing(lines=lines, shows=tuple(words))
+    by_run = [line for line in lines if _contains_word(line, rental.run)]
+    if not shows and keys and len(by_run) >= len(keys):
+        return Listing(lines=lines, machine_ids=tuple(keys))
     strange = [line for line in lines if not any(line in found for found in lines_of.values())]
-    return Listing(lines=lines, shows=tuple(shows), strange=tuple(strange))
+    return Listing(lines=lines, machine_ids=tuple(shows), unknown_lines=tuple(strange))
 
 
-def _has(line: str, word: str) -> bool:
+def _contains_word(line: str, word: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", line) is not None
 
 
-def _name(id: str) -> str:
+def _machine_name(id: str) -> str:
     return f"machine {id or '(unnamed)'}"
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     for number, within_s in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, number)
@@ -436,8 +455,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _id_of(line: str) -> str:
-    named = re.search(r"(?:^|\s)id=(\S+)", line)
-    return named[1] if named else line.split()[0]
+    match = re.search(r"(?:^|\s)id=(\S+)", line)
+    return match[1] if match else line.split()[0]
 
 
 def _last_line(path: Path) -> str:

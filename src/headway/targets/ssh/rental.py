@@ -17,10 +17,10 @@ from typing import Any
 
 from headway.core.platform import home
 from headway.storage import open_store
-from headway.targets.ssh.connection import Machine, alias
+from headway.targets.ssh.connection import Machine, host_key_alias
 
 _FIELDS = re.compile(r"(?:^|\s)(host|hostkey|id|user|port)=")
-ASKED, UP, STARTED = "asked", "up", "started"
+REQUESTED, UP, STARTED = "asked", "up", "started"
 _RECORD = "rental.json"
 
 
@@ -34,7 +34,7 @@ class ProvisionedMachine:
     run: str
     url: str
     target: str
-    state: str = ASKED
+    state: str = REQUESTED
     machines: tuple[Machine, ...] = ()
     pid: int = 0  # of `up`, which outlives a killed client
     started: str = ""
@@ -82,7 +82,7 @@ class Records:
         self._receipt(rental.url).unlink(missing_ok=True)
         return self.write(rental)
 
-    def forget(self, url: str, given_back: ProvisionedMachine | None = None) -> None:
+    def delete(self, url: str, given_back: ProvisionedMachine | None = None) -> None:
         """Remove the record.
 
         Keep what was released readable, since a second `down` may fail because the machine is gone.
@@ -91,11 +91,11 @@ class Records:
             open_store(str(self._folder)).write(self._receipt(url).name, _as_json(given_back))
         shutil.rmtree(self.place(url), ignore_errors=True)
 
-    def given_back(self, url: str) -> ProvisionedMachine | None:
+    def read_released(self, url: str) -> ProvisionedMachine | None:
         """Return the run's last rental that was released by this client, once its record is removed."""
         return self._read(self._receipt(url))
 
-    def untouched(self, url: str) -> Path:
+    def untouched_marker(self, url: str) -> Path:
         """Return the path of a marker file that exists until something is sent to a host.
 
         While it exists there is nothing to remove on the hosts.
@@ -130,54 +130,54 @@ def _as_json(rental: ProvisionedMachine) -> bytes:
 
 
 def as_plain(machine: Machine) -> dict[str, Any]:
-    known = {"host": machine.host, "user": machine.user, "port": machine.port, "id": machine.id}
+    plain = {"host": machine.host, "user": machine.user, "port": machine.port, "id": machine.id}
     keys = str(machine.known_hosts) if machine.known_hosts else None
-    return {**known, "known_hosts": keys}
+    return {**plain, "known_hosts": keys}
 
 
-def from_plain(known: dict[str, Any]) -> Machine:
-    keys = known.get("known_hosts")
-    return Machine(**{**known, "known_hosts": Path(keys) if keys else None})
+def from_plain(plain: dict[str, Any]) -> Machine:
+    keys = plain.get("known_hosts")
+    return Machine(**{**plain, "known_hosts": Path(keys) if keys else None})
 
 
-def printed(text: str, keys: Path) -> list[Machine]:
+def parse_machines(text: str, keys: Path) -> list[Machine]:
     """Parse the machines that `up` printed, one per line. A printed host key is pinned before the first connection."""
     found = []
     for line in text.splitlines():
         marks = list(_FIELDS.finditer(line))
         ends = [mark.start() for mark in marks[1:]] + [len(line)] * bool(marks)
-        told = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
-        if "host" not in told:
+        fields = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
+        if "host" not in fields:
             continue
-        port = int(told["port"]) if told.get("port", "").isdigit() else None
+        port = int(fields["port"]) if fields.get("port", "").isdigit() else None
         machine = Machine(
-            host=told["host"],
-            user=told.get("user"),
+            host=fields["host"],
+            user=fields.get("user"),
             port=port,
-            id=told.get("id", ""),
+            id=fields.get("id", ""),
             known_hosts=keys,
             first_seen=True,
         )
-        if "hostkey" in told:
-            _pin(machine, told["hostkey"], keys)
+        if "hostkey" in fields:
+            _pin_host_key(machine, fields["hostkey"], keys)
             machine = replace(machine, first_seen=False)
         found.append(machine)
     return found
 
 
-def bare_ids(text: str) -> list[str]:
+def parse_bare_ids(text: str) -> list[str]:
     """Parse ids on lines of their own (`id=ID`): `up` may print one before it knows the address."""
     return [line.strip().removeprefix("id=") for line in text.splitlines() if re.fullmatch(r"\s*id=\S+\s*", line)]
 
 
-def fill(command: str, *, run: str, id: str = "") -> str:
+def fill_placeholders(command: str, *, run: str, id: str = "") -> str:
     """Substitute the run and id into a command, shell-quoted."""
     return command.replace("{run}", shlex.quote(run)).replace("{id}", shlex.quote(id) if id else "")
 
 
-def _pin(machine: Machine, key: str, keys: Path) -> None:
+def _pin_host_key(machine: Machine, key: str, keys: Path) -> None:
     keys.parent.mkdir(parents=True, exist_ok=True)
-    line = f"{alias(machine)} {key}\n"
+    line = f"{host_key_alias(machine)} {key}\n"
     known = keys.read_text() if keys.exists() else ""
     if line not in known:
         keys.write_text(known + line)

@@ -20,8 +20,8 @@ from headway.packaging.dockerfile import SUPERVISOR, Blueprint, of_plan
 from headway.rundir.status import FAREWELL_S
 from headway.storage import local_path
 from headway.targets.ssh.connection import Host
-from headway.targets.ssh.options import Options, is_here
-from headway.targets.ssh.sync import send_file, side_by_side
+from headway.targets.ssh.options import Options, is_local
+from headway.targets.ssh.sync import map_in_parallel, send_file
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -105,27 +105,31 @@ def send_context(host: Host, plan: Plan, place: str) -> None:
         def send(each: Host, path: Path) -> None:
             send_file(each, path, f"{place}/{CONTEXT}/{path.relative_to(folder).as_posix()}")
 
-        side_by_side(host, send, files)
+        map_in_parallel(host, send, files)
 
 
 def _limits(plan: Plan) -> str:
-    wanted = plan.job.get("resources", {})
-    words = [f"--memory {wanted['memory']} --memory-swap {wanted['memory']}"] if wanted.get("memory") else []
-    return " ".join([*words, *([f"--cpus {wanted['cpus']}"] if wanted.get("cpus") else [])])
+    requested = plan.job.get("resources", {})
+    arguments = (
+        [f"--memory {requested['memory']} --memory-swap {requested['memory']}"] if requested.get("memory") else []
+    )
+    return " ".join([*arguments, *([f"--cpus {requested['cpus']}"] if requested.get("cpus") else [])])
 
 
 def _volumes(plan: Plan, options: Options) -> list[str]:
     """Return the mounts for the plan's paths: the run folder, uploaded data, and data already on the host."""
-    words = ['--volume "$HEADWAY_DIR/runs:$HEADWAY_DIR/runs"'] if is_here(options, str(plan.job["outputs"])) else []
-    if any(is_here(options, source) for source in plan.data):
-        words.append('--volume "$HEADWAY_DIR/data:$HEADWAY_DIR/data:ro"')
+    arguments = (
+        ['--volume "$HEADWAY_DIR/runs:$HEADWAY_DIR/runs"'] if is_local(options, str(plan.job["outputs"])) else []
+    )
+    if any(is_local(options, source) for source in plan.data):
+        arguments.append('--volume "$HEADWAY_DIR/data:$HEADWAY_DIR/data:ro"')
     shared = [str(plan.job["outputs"]), *plan.data]
     for source in sorted(
-        {str(local_path(each)) for each in shared if not is_here(options, each) and "://" not in each}
+        {str(local_path(each)) for each in shared if not is_local(options, each) and "://" not in each}
     ):
         if not source.startswith("builtin:") and source != "None":
-            words.append(f"--volume {shlex.quote(f'{source}:{source}')}")
-    return words
+            arguments.append(f"--volume {shlex.quote(f'{source}:{source}')}")
+    return arguments
 
 
 HEAD = r"""
@@ -135,7 +139,7 @@ fail() { echo "headway: $1" >&2; exit 1; }
 cd "$HEADWAY_CODE_DIR" || fail "no $HEADWAY_CODE_DIR"
 """
 
-LENT = r"""
+SYSTEM_PYTHON = r"""
 # -- requirements: into an environment on top of the interpreter's own packages, made once for these very ones
 env="$HEADWAY_DIR/envs/{key}"
 mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
@@ -153,7 +157,7 @@ exec 9>&-
 python="$env/bin/python"
 """
 
-MADE = r"""
+VENV = r"""
 # -- an environment, made once for these very requirements: by uv, which also brings the Python, or by pip
 env="$HEADWAY_DIR/envs/{key}"
 mkdir -p "$HEADWAY_DIR/envs" && exec 9> "$env.lock" && flock 9
@@ -187,8 +191,8 @@ def start_script(plan: Plan, options: Options, needed: str) -> str:
 
     `needed` lists Headway's own requirements for this job, to install if no interpreter is named.
     """
-    about = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
-    parts = ["#!/bin/bash\n" + about, HEAD, _setup(plan)]
+    comment = f"# {plan.job['name']}: {plan.nodes} × {plan.processes} ranks. Made by Headway {plan.headway}."
+    parts = ["#!/bin/bash\n" + comment, HEAD, _setup(plan)]
     if options.engine:
         parts.append(start(plan, options))
     else:
@@ -201,8 +205,8 @@ def _setup(plan: Plan) -> str:
     if not commands:
         return ""
     steps = [f"{{\n{command}\n}} || fail {shlex.quote('setup: ' + command)}" for command in commands]
-    about = "# -- setup: at every start, and in this very shell, so that what it exports holds"
-    return "\n".join([about, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
+    comment = "# -- setup: at every start, and in this very shell, so that what it exports holds"
+    return "\n".join([comment, *steps, 'cd "$HEADWAY_CODE_DIR" || exit'])
 
 
 def _environment(plan: Plan, options: Options, needed: str) -> str:
@@ -211,11 +215,15 @@ def _environment(plan: Plan, options: Options, needed: str) -> str:
     key = _key(plan, options, needed)
     if options.python:
         named = f"python={shlex.quote(options.python)}\n"
-        return named + (LENT.format(key=key, file=file) if name else "")
-    yours = [f'  install --requirement {file} || fail "the requirements cannot be installed"'] if name else []
-    ours = ['  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "what Headway needs cannot be installed"']
+        return named + (SYSTEM_PYTHON.format(key=key, file=file) if name else "")
+    user_requirements = (
+        [f'  install --requirement {file} || fail "the requirements cannot be installed"'] if name else []
+    )
+    headway_requirements = [
+        '  install --requirement "$HEADWAY_PLACE/headway.txt" || fail "what Headway needs cannot be installed"'
+    ]
     version = ".".join(plan.environment["python"].split(".")[:2])
-    return MADE.format(key=key, version=version, installs="\n".join([*yours, *ours]))
+    return VENV.format(key=key, version=version, installs="\n".join([*user_requirements, *headway_requirements]))
 
 
 def _key(plan: Plan, options: Options, needed: str) -> str:

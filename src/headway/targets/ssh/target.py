@@ -37,9 +37,9 @@ from headway.storage import open_store
 from headway.targets.local import processes
 from headway.targets.ssh import checks, connection, lifecycle, rental, script, watcher
 from headway.targets.ssh.connection import Host, Machine, RemoteError
-from headway.targets.ssh.lifecycle import SshConnections, locked, machines_of, named
-from headway.targets.ssh.options import KIND, SCRIPT, Options, layout, to_bring
-from headway.targets.ssh.provider import Provider, Returned
+from headway.targets.ssh.lifecycle import SshConnections, configured_machines, locked, machines_of
+from headway.targets.ssh.options import KIND, SCRIPT, Options, layout, sources_to_upload
+from headway.targets.ssh.provider import Provider, Released
 from headway.targets.ssh.rental import ProvisionedMachine, Records
 from headway.targets.ssh.sync import fetch_file
 
@@ -53,62 +53,62 @@ if TYPE_CHECKING:
 # locally when the run's files there are removed.
 
 
-ENDING = "ending.json"
+EXIT_FILE = "ending.json"
 
 
-def without_a_farewell(seen: StatusInputs, states: Sequence[Mapping[str, Any]]) -> Status:
+def lost_status(inputs: StatusInputs, states: Sequence[Mapping[str, Any]]) -> Status:
     """Return the status of a run that has no process left and no `ended` event.
 
     It comes from the watchdog's exit record, if there is one.
     """
     ended = next((state["exit"] for state in states if state["exit"]), None)
     last = str(states[0]["last"])
-    said = f"; it last said: {last}" if last else ""
+    last_output = f"; it last said: {last}" if last else ""
     if not isinstance(ended, dict):
-        what = "the machine was restarted, or everything there was killed" if seen.started else "was never started"
-        return Status(state=State.LOST, reason=what + said)
+        what = "the machine was restarted, or everything there was killed" if inputs.started else "was never started"
+        return Status(state=State.LOST, reason=what + last_output)
     code, why = int(ended["code"]), str(ended["why"])
-    if not seen.started and code != 143:
-        reason = f"ended with {code} before its first attempt{said}"
+    if not inputs.started and code != 143:
+        reason = f"ended with {code} before its first attempt{last_output}"
         return Status(state=State.FAILED, reason=reason, exit_code=code)
-    state = State.LOST if seen.started else State.STOPPED
-    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{said}")
+    state = State.LOST if inputs.started else State.STOPPED
+    return Status(state=state, reason=f"{why or f'ended with {code} without a last word'}{last_output}")
 
 
-def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any]]) -> None:
+def save_exit(handle: Handle, connections: SshConnections, states: Sequence[Mapping[str, Any]]) -> None:
     """Save what is needed of the files on the machines before they are removed.
 
     That is the start script's log, and the exit status if the run folder has none.
     """
-    where = link.where
-    for node, host in enumerate(link.hosts):
+    where = connections.where
+    for node, host in enumerate(connections.hosts):
         if states[node]["there"]:
-            fetch_file(host, f"{where.place(node)}/start.log", link.here / f"start-{node}.log")
+            fetch_file(host, f"{where.place(node)}/start.log", connections.here / f"start-{node}.log")
     try:
-        seen = evidence(folder_of(handle))
+        inputs = evidence(folder_of(handle))
         after = submission.attempts_before(submission.read(folder_of(handle)))
     except HeadwayError:  # no folder, or it cannot be reached: the record would never be read
         return
-    if seen.end is None and any(state["there"] for state in states):
-        status = without_a_farewell(seen, states)
-        plain = {"state": status.state.value, "reason": status.reason, "exit_code": status.exit_code, "after": after}
-        open_store(str(link.here)).write(ENDING, json.dumps(plain).encode())
+    if inputs.end is None and any(state["there"] for state in states):
+        status = lost_status(inputs, states)
+        record = {"state": status.state.value, "reason": status.reason, "exit_code": status.exit_code, "after": after}
+        open_store(str(connections.here)).write(EXIT_FILE, json.dumps(record).encode())
 
 
-def kept(handle: Handle) -> Status | None:
+def saved_exit(handle: Handle) -> Status | None:
     """Return the saved exit status of the last start, or None if there is none or it belongs to an earlier start."""
     try:
-        known = json.loads((place_of(handle.url, KIND) / ENDING).read_bytes())
+        record = json.loads((place_of(handle.url, KIND) / EXIT_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    if known["after"] != submission.attempts_before(submission.read(folder_of(handle))):
+    if record["after"] != submission.attempts_before(submission.read(folder_of(handle))):
         return None
-    return Status(state=State(known["state"]), reason=known["reason"], exit_code=known["exit_code"])
+    return Status(state=State(record["state"]), reason=record["reason"], exit_code=record["exit_code"])
 
 
 DEFAULTS = Options()
-LOOK_S = 1.0  # between polls of the hosts while a log is followed
-REACH_S, REACH_PAUSE_S = 60.0, 2.0  # how long to retry an unreachable rented machine before releasing it
+POLL_S = 1.0  # between polls of the hosts while a log is followed
+UNREACHABLE_S, UNREACHABLE_PAUSE_S = 60.0, 2.0  # how long to retry an unreachable rented machine before releasing it
 GRACE_S = 30.0
 Say = Callable[[str], None]
 
@@ -120,7 +120,7 @@ def to_stderr(text: str) -> None:
 @dataclass(frozen=True, slots=True)
 class SshTarget:
     options: Options = DEFAULTS
-    say: Say = to_stderr
+    log: Say = to_stderr
 
     def check(self, job: Job) -> list[Problem]:
         return [*checks.problems(job, self.options), *unwritable(job.outputs)]
@@ -162,17 +162,17 @@ class SshTarget:
         Secrets appear as references only, never as values.
         """
         where = layout(self.options, str(plan.job["outputs"]), RUN)
-        text = script.start_script(plan, self.options, lifecycle.needed_by(plan))
-        sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": to_bring(plan.job, self.options)}
+        text = script.start_script(plan, self.options, lifecycle.wheel_requirements(plan))
+        sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": sources_to_upload(plan.job, self.options)}
         body = {
-            "machines": list(map(str, named(self.options))) or ["as `up` names them"],
+            "machines": list(map(str, configured_machines(self.options))) or ["as `up` names them"],
             "folder": where.folder,
             "places": [where.place(node) for node in range(plan.nodes)],
             "mirrored": where.mirrored,
             "sends": sent,
             "labels": {RUN_LABEL: RUN},
             "limit_s": lifecycle.lifetime_s(plan),
-            "secrets": lifecycle.references(plan.job),
+            "secrets": lifecycle.secret_references(plan.job),
             "self_down": self.options.self_down,
         }
         rented = {name: getattr(self.options, name) for name in ("up", "list", "down")}
@@ -185,33 +185,37 @@ class SshTarget:
         The watcher process starts before the first machine is provisioned.
         """
         url = run_url(str(plan.job["outputs"]), run)
-        place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
-        with processes.exclusively(place):
-            self._require_nothing_rented(url)
+        run_dir, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
+        with processes.start_lock(run_dir):
+            self._require_no_rental(url)
             self._mark_untouched(url)
             try:
-                machines = self._rented(plan, run, url) if self.options.up else named(self.options)[: plan.nodes]
+                machines = (
+                    self._provision(plan, run, url)
+                    if self.options.up
+                    else configured_machines(self.options)[: plan.nodes]
+                )
                 with ExitStack() as stack:
                     hosts = [stack.enter_context(Host(machine, self.options)) for machine in machines]
                     details = self._start(plan, handle, hosts)
             except RunBusy:
                 raise
             except BaseException:  # Ctrl-C too: an incomplete set of nodes cannot train, and a machine is billed
-                self._take_back(handle)
+                self._clean_up(handle)
                 raise
             if self.options.up:
                 self._mark_started(url)
             elif layout(self.options, str(plan.job["outputs"]), run).mirrored:
-                watcher.begin(url)
+                watcher.start(url)
         return replace(handle, details=details)
 
     def status(self, handle: Handle) -> Status:
-        seen = evidence(folder_of(handle))
-        known = seen.end or kept(handle)
-        if known is not None:
-            return known
-        with SshConnections(self.options, handle, self._machines(handle)) as link:
-            return self._status(handle, link)
+        inputs = evidence(folder_of(handle))
+        ended = inputs.end or saved_exit(handle)
+        if ended is not None:
+            return ended
+        with SshConnections(self.options, handle, self._machines(handle)) as connections:
+            return self._status(handle, connections)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         spool = place_of(handle.url, KIND) / "spool"
@@ -219,8 +223,8 @@ class SshTarget:
             self.status(handle)  # fetches new output
             yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
             return
-        with SshConnections(self.options, handle, self._machines(handle)) as link:
-            yield from tail(folder_of(handle), spool=spool, over=self._over(handle, link), rank=rank)
+        with SshConnections(self.options, handle, self._machines(handle)) as connections:
+            yield from tail(folder_of(handle), spool=spool, over=self._end_check(handle, connections), rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Stop the run, fetch its outputs, remove its files and release the machine.
@@ -228,28 +232,28 @@ class SshTarget:
         Sends SIGTERM, waits for the plan's grace period, then sends SIGKILL.
         """
         if self._rented_for_another(handle):
-            return _nothing_of_its_own(handle)
-        place = place_of(handle.url, KIND)
-        fresh = not place.exists()
+            return _receipt_of_copy(handle)
+        run_dir = place_of(handle.url, KIND)
+        created_here = not run_dir.exists()
         waiting = f"{handle.run} is being taken down by another process of this machine: waiting for it"
-        with locked(*Records().lock(handle.url), waits=lambda: self.say(waiting)):
+        with locked(*Records().lock(handle.url), on_wait=lambda: self.log(waiting)):
             machines = [] if self._nothing_to_fetch(handle) else self._machines(handle)
-            created, left = self._end(handle, machines) if machines else ([], [])
-            back = self._give_back(handle) if self.options.up else Returned()
-            if not left and not back.left:
+            created, left = self._stop(handle, machines) if machines else ([], [])
+            released = self._release(handle) if self.options.up else Released()
+            if not left and not released.left:
                 free_the_lease(handle)
-                watcher.dismiss(handle.url)
-                Records().forget(handle.url, back.rental)
-                if fresh:  # a start that left nothing leaves no folder either
-                    shutil.rmtree(place, ignore_errors=True)
+                watcher.stop(handle.url)
+                Records().delete(handle.url, released.rental)
+                if created_here:  # a start that left nothing leaves no folder either
+                    shutil.rmtree(run_dir, ignore_errors=True)
         names = {name.partition(" (")[0] for name in left}
         removed = [name for name in created if name.partition(" (")[0] not in names]
         return Receipt(
             run=handle.run,
-            created=(*created, *back.created),
-            removed=(*removed, *back.removed),
-            left=(*left, *back.left),
-            unverified=back.unverified,
+            created=(*created, *released.created),
+            removed=(*removed, *released.removed),
+            left=(*left, *released.left),
+            unverified=released.unverified,
         )
 
     def found(self) -> list[Handle]:
@@ -259,32 +263,36 @@ class SshTarget:
         """
         runs: dict[tuple[str, str], Handle] = {}
         for rented in Records().all() if self.options.up else ():
-            us = owner()  # the record is in this user's own home folder
-            details = {"rented": True, "owner": us.id, "owner_name": us.name}
-            runs[rented.url, us.id] = Handle(target=rented.target, run=rented.run, url=rented.url, details=details)
-        for machine in named(self.options):
+            current_owner = owner()  # the record is in this user's own home folder
+            details = {"rented": True, "owner": current_owner.id, "owner_name": current_owner.name}
+            runs[rented.url, current_owner.id] = Handle(
+                target=rented.target, run=rented.run, url=rented.url, details=details
+            )
+        for machine in configured_machines(self.options):
             with Host(machine, self.options) as host:
                 for label in host.ask("found", dir=host.facts["dir"])["runs"]:
-                    if label.get("HEADWAY_CLIENT", "") in ("", _this_client()):
-                        url, whose = label["HEADWAY_CLIENT_URL"], label.get(processes.OWNER, "")
-                        runs[url, whose] = Handle(target=KIND, run=label[processes.RUN], url=url, details=_owner(label))
+                    if label.get("HEADWAY_CLIENT", "") in ("", _hostname()):
+                        url, owner_id = label["HEADWAY_CLIENT_URL"], label.get(processes.OWNER_VARIABLE, "")
+                        runs[url, owner_id] = Handle(
+                            target=KIND, run=label[processes.RUN_VARIABLE], url=url, details=_owner_details(label)
+                        )
         return [runs[key] for key in sorted(runs)]
 
     # Starting
 
-    def _rented(self, plan: Plan, run: str, url: str) -> list[Machine]:
-        records, provider = Records(), Provider(self.options, Records(), self.say)
+    def _provision(self, plan: Plan, run: str, url: str) -> list[Machine]:
+        records, provider = Records(), Provider(self.options, Records(), self.log)
         options = dict(plan.options)
-        known = records.begin(
+        record = records.begin(
             ProvisionedMachine(run=run, url=url, target=plan.target, since=time.time(), options=options)
         )
-        watcher.begin(url)
-        rental = provider.prove(provider.rent(known, plan.nodes))
+        watcher.start(url)
+        rental = provider.wait_until_listed(provider.provision(record, plan.nodes))
         for machine in rental.machines:
-            self._await(machine)
+            self._wait_for_ssh(machine)
         return [replace(machine, first_seen=False) for machine in rental.machines]
 
-    def _await(self, machine: Machine) -> None:
+    def _wait_for_ssh(self, machine: Machine) -> None:
         """Wait until a new machine accepts connections.
 
         Its host key is pinned on first use, because this run has just created the machine.
@@ -302,14 +310,16 @@ class SshTarget:
                         f"{machine} does not answer after {self.options.ready:.0f} s: {error.problem.what}",
                         fix="`ready` in the target's entry; does its network let ssh in?",
                     ) from None
-            time.sleep(REACH_PAUSE_S)
+            time.sleep(UNREACHABLE_PAUSE_S)
         if machine.first_seen and machine.known_hosts is not None:
-            self.say(f"{machine}: host key pinned at first sight, as this run made the machine: {_keys(machine)}")
+            self.log(
+                f"{machine}: host key pinned at first sight, as this run made the machine: {_key_fingerprints(machine)}"
+            )
 
     def _start(self, plan: Plan, handle: Handle, hosts: list[Host]) -> dict[str, object]:
         if self.options.bootstrap:
             for host in hosts:
-                lifecycle.ready(host, plan, self.options, self.say)
+                lifecycle.bootstrap(host, plan, self.options, self.log)
         folders = {str(host.facts["dir"]) for host in hosts}
         if len(folders) > 1:
             what = f"`dir` is another folder on each host: {', '.join(sorted(folders))}"
@@ -318,14 +328,14 @@ class SshTarget:
         for node, host in enumerate(hosts):
             if host.ask("state", place=where.place(node), url=where.folder)["processes"]:
                 raise RunBusy(f"{handle.run} is running on {host}", fix=f"headway stop {handle.run}")
-        place = place_of(handle.url, KIND)
+        run_dir = place_of(handle.url, KIND)
         self._require_share(hosts)
-        Records().untouched(handle.url).unlink(missing_ok=True)
-        (place / ENDING).unlink(missing_ok=True)
+        Records().untouched_marker(handle.url).unlink(missing_ok=True)
+        (run_dir / EXIT_FILE).unlink(missing_ok=True)
         # The watchdog and the label count from each start, so they get the remaining budget.
-        left = remainder(plan, spent_s(folder_of(handle)))
-        lifecycle.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
-        lifecycle.start(left, hosts, where, self.options)
+        remaining = remainder(plan, spent_s(folder_of(handle)))
+        lifecycle.upload(plan, hosts, where, self.options, run_dir, self.log, remaining=remaining)
+        lifecycle.start(remaining, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
         rented = Records().read(handle.url)
         shown = {name: getattr(rented, name) for name in ("since", "listed", "listed_by")} if rented else {}
@@ -354,7 +364,7 @@ class SshTarget:
         finally:
             proof.unlink(missing_ok=True)
 
-    def _require_nothing_rented(self, url: str) -> None:
+    def _require_no_rental(self, url: str) -> None:
         """Raise RunBusy if the run has a rental record.
 
         Its machines may still be billed, so a new one must not overwrite it.
@@ -365,7 +375,7 @@ class SshTarget:
             raise RunBusy(f"{what}: {', '.join(known.ids) or 'of unknown id'}", fix=f"headway down {url}")
 
     def _mark_untouched(self, url: str) -> None:
-        mark = Records().untouched(url)
+        mark = Records().untouched_marker(url)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
@@ -375,92 +385,92 @@ class SshTarget:
         if known is not None:
             records.write(replace(known, state=rental.STARTED))
 
-    def _take_back(self, handle: Handle) -> None:
-        if not self.options.up and Records().untouched(handle.url).exists():
+    def _clean_up(self, handle: Handle) -> None:
+        if not self.options.up and Records().untouched_marker(handle.url).exists():
             return  # no host was reached, so there is nothing to clean up
         try:
             self.down(handle)
         except HeadwayError as error:  # only log it: the caller must see why the start failed
-            self.say(f"{handle.run} could not be taken down: {error}")
+            self.log(f"{handle.run} could not be taken down: {error}")
 
     # Status
 
     def _machines(self, handle: Handle) -> list[Machine]:
         return [] if self._rented_for_another(handle) else machines_of(self.options, handle, Records())
 
-    def _status(self, handle: Handle, link: SshConnections) -> Status:
-        if not link.hosts:
-            starting_now = processes.starting(place_of(handle.url, KIND))
+    def _status(self, handle: Handle, connections: SshConnections) -> Status:
+        if not connections.hosts:
+            starting_now = processes.is_starting(place_of(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
             return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
-        starting_now = processes.starting(place_of(handle.url, KIND))
+        starting_now = processes.is_starting(place_of(handle.url, KIND))
         try:
-            states = link.refresh()
+            states = connections.refresh()
         except RemoteError as error:
-            return _unasked(handle, error)
-        seen = evidence(folder_of(handle))
-        if seen.end is not None:
-            return seen.end
-        live = [str(host) for host, state in zip(link.hosts, states, strict=True) if _runs(state)]
+            return _status_from_folder(handle, error)
+        inputs = evidence(folder_of(handle))
+        if inputs.end is not None:
+            return inputs.end
+        live = [str(host) for host, state in zip(connections.hosts, states, strict=True) if _is_running(state)]
         if live:
-            doing = "" if seen.started else f": {states[0]['last']}" if states[0]["last"] else ": setting up"
-            state = State.RUNNING if seen.started else State.PENDING
-            return Status(state=state, reason=f"on {', '.join(live)}{doing}")
+            activity = "" if inputs.started else f": {states[0]['last']}" if states[0]["last"] else ": setting up"
+            state = State.RUNNING if inputs.started else State.PENDING
+            return Status(state=state, reason=f"on {', '.join(live)}{activity}")
         if starting_now:
             return Status(state=State.PENDING, reason="is being started")
-        return without_a_farewell(seen, states)
+        return lost_status(inputs, states)
 
-    def _over(self, handle: Handle, link: SshConnections) -> Callable[[], bool]:
+    def _end_check(self, handle: Handle, connections: SshConnections) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
 
         Each call that polls the hosts also fetches new output.
         """
-        looked = -LOOK_S
+        polled_at = -POLL_S
 
-        def over() -> bool:
-            nonlocal looked
-            if time.monotonic() - looked < LOOK_S:
+        def has_ended_now() -> bool:
+            nonlocal polled_at
+            if time.monotonic() - polled_at < POLL_S:
                 return False
             try:
-                return self._status(handle, link).state.ended
+                return self._status(handle, connections).state.ended
             finally:
-                looked = time.monotonic()
+                polled_at = time.monotonic()
 
-        return over
+        return has_ended_now
 
     # Teardown
 
-    def _end(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
+    def _stop(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
         """Stop all processes, fetch all outputs and remove all files.
 
         Give up on a rented machine that stays unreachable for REACH_S.
         """
-        limit = time.monotonic() + (REACH_S if self.options.up else 0.0)
+        limit = time.monotonic() + (UNREACHABLE_S if self.options.up else 0.0)
         while True:
             try:
-                return self._end_reachable(handle, machines)
+                return self._stop_reachable(handle, machines)
             except RemoteError as error:
                 if not self.options.up:
                     raise
-                if time.monotonic() > limit or self._listed_gone(handle):
-                    self.say(f"{handle.run}: {error.problem.what}; what it wrote since the last look is lost")
+                if time.monotonic() > limit or self._no_longer_listed(handle):
+                    self.log(f"{handle.run}: {error.problem.what}; what it wrote since the last look is lost")
                     return [], []
-            time.sleep(REACH_PAUSE_S)
+            time.sleep(UNREACHABLE_PAUSE_S)
 
-    def _end_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
-        with SshConnections(self.options, handle, machines) as link:
-            where = link.where
-            seen, stayed = lifecycle.end(link.hosts, where, handle, ended=has_ended(handle))
-            recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in link.hosts]
+    def _stop_reachable(self, handle: Handle, machines: list[Machine]) -> tuple[list[str], list[str]]:
+        with SshConnections(self.options, handle, machines) as connections:
+            where = connections.where
+            seen, alive = lifecycle.stop_processes(connections.hosts, where, handle, ended=has_ended(handle))
+            recorded = [] if handle.details.get(ORIGIN) else [f"{handle.run} on {host}" for host in connections.hosts]
             created = seen or recorded
-            states = link.refresh()
-            if stayed:
-                return created, stayed
-            keep(handle, link, states)
+            states = connections.refresh()
+            if alive:
+                return created, alive
+            save_exit(handle, connections, states)
             left: list[str] = []
-            for node, host in enumerate(link.hosts):
+            for node, host in enumerate(connections.hosts):
                 if not self.options.self_down:
-                    left += lifecycle.clear(host, where, node)
+                    left += lifecycle.remove_files(host, where, node)
                 elif not self.options.up:
                     lifecycle.release(host, where, node)
             return created, left
@@ -471,12 +481,12 @@ class SshTarget:
         Either nothing was sent, or the rented machine was never started or is already released.
         """
         records = Records()
-        if records.untouched(handle.url).exists():
+        if records.untouched_marker(handle.url).exists():
             return True
         known = records.read(handle.url)
         if known is not None:
             return known.state != rental.STARTED
-        return self.options.up is not None and self._given_back(handle) is not None
+        return self.options.up is not None and self._released(handle) is not None
 
     def _rented_for_another(self, handle: Handle) -> bool:
         """Return whether the recorded machines were rented for another folder.
@@ -485,15 +495,15 @@ class SshTarget:
         """
         return bool(self.options.up and handle.details.get(ORIGIN)) and Records().read(handle.url) is None
 
-    def _listed_gone(self, handle: Handle) -> bool:
-        return Provider(self.options, Records(), self.say).gone(self._rental(handle))
+    def _no_longer_listed(self, handle: Handle) -> bool:
+        return Provider(self.options, Records(), self.log).all_gone(self._rental(handle))
 
-    def _give_back(self, handle: Handle) -> Returned:
-        return Provider(self.options, Records(), self.say).give_back(self._rental(handle))
+    def _release(self, handle: Handle) -> Released:
+        return Provider(self.options, Records(), self.log).release(self._rental(handle))
 
     def _rental(self, handle: Handle) -> ProvisionedMachine:
         """Return the rental from its record, from the record of released machines, or else from the handle."""
-        known = Records().read(handle.url) or self._given_back(handle)
+        known = Records().read(handle.url) or self._released(handle)
         return known or ProvisionedMachine(
             run=handle.run,
             url=handle.url,
@@ -504,17 +514,17 @@ class SshTarget:
             listed_by=str(handle.details.get("listed_by", "")),
         )
 
-    def _given_back(self, handle: Handle) -> ProvisionedMachine | None:
+    def _released(self, handle: Handle) -> ProvisionedMachine | None:
         """Return the run's last rental if this client released it.
 
         A later rental may have been made by another client.
         """
-        known = Records().given_back(handle.url)
+        known = Records().read_released(handle.url)
         same = known is not None and handle.details.get("since", known.since) == known.since
         return known if same else None
 
 
-def _nothing_of_its_own(handle: Handle) -> Receipt:
+def _receipt_of_copy(handle: Handle) -> Receipt:
     """Return the empty receipt of a copied run folder, whose original keeps its machines.
 
     Raises TargetError if the original cannot be seen, as it is then unknown what is billed.
@@ -526,33 +536,33 @@ def _nothing_of_its_own(handle: Handle) -> Receipt:
     return Receipt(run=handle.run)
 
 
-def _owner(label: Mapping[str, str]) -> dict[str, str]:
+def _owner_details(label: Mapping[str, str]) -> dict[str, str]:
     return {
         "expires": label.get("HEADWAY_EXPIRES", ""),
-        "owner": label.get(processes.OWNER, ""),
-        "owner_name": label.get(processes.OWNER_NAME, ""),
+        "owner": label.get(processes.OWNER_VARIABLE, ""),
+        "owner_name": label.get(processes.OWNER_NAME_VARIABLE, ""),
     }
 
 
-def _this_client() -> str:
+def _hostname() -> str:
     import socket
 
     return socket.gethostname()
 
 
-def _runs(state: dict[str, object]) -> bool:
+def _is_running(state: dict[str, object]) -> bool:
     """Return whether the run is running. A watchdog that only waits to run `self_down` does not count."""
     return bool(state["processes"]) and state["exit"] is None
 
 
-def _unasked(handle: Handle, trouble: RemoteError) -> Status:
+def _status_from_folder(handle: Handle, ssh_error: RemoteError) -> Status:
     """Return the status according to the run folder, noting that a host could not be reached."""
     status = StatusPoller(folder_of(handle)).status()
-    reason = "; ".join(filter(None, (status.reason, str(trouble.problem.what))))
+    reason = "; ".join(filter(None, (status.reason, str(ssh_error.problem.what))))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)
 
 
-def _keys(machine: Machine) -> str:
+def _key_fingerprints(machine: Machine) -> str:
     import subprocess
 
     assert machine.known_hosts is not None

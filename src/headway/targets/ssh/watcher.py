@@ -18,16 +18,16 @@ from headway.storage import open_store, same_place
 from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 
-_RECORD = "guardian.json"
+_PID_FILE = "guardian.json"
 
 
-def begin(url: str) -> None:
+def start(url: str) -> None:
     """Start the watcher of this run, unless it is running."""
-    place = place_of(url, KIND)
-    if _of(url) is not None:
+    run_dir = place_of(url, KIND)
+    if _watcher_pid(url) is not None:
         return
-    place.mkdir(parents=True, exist_ok=True)
-    with open(place / "guardian.log", "ab") as log:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / "guardian.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "headway.launcher.machine_watcher", url],
             stdin=subprocess.DEVNULL,
@@ -37,38 +37,38 @@ def begin(url: str) -> None:
             env=processes.environment(os.environ, {}),
             start_new_session=True,
         )
-    known = {"pid": process.pid, "started": platform.started(process.pid), "boot": platform.here()}
-    open_store(str(place)).write(_RECORD, json.dumps(known).encode())
+    record = {"pid": process.pid, "started": platform.started(process.pid), "boot": platform.here()}
+    open_store(str(run_dir)).write(_PID_FILE, json.dumps(record).encode())
 
 
-def dismiss(url: str) -> None:
+def stop(url: str) -> None:
     """Stop the watcher, once the run is torn down."""
-    place = place_of(url, KIND)
-    pid = _of(url)
+    run_dir = place_of(url, KIND)
+    pid = _watcher_pid(url)
     if pid is not None and pid != os.getpid():
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
             pass
     if pid != os.getpid():
-        (place / _RECORD).unlink(missing_ok=True)
+        (run_dir / _PID_FILE).unlink(missing_ok=True)
 
 
-def _of(url: str) -> int | None:
+def _watcher_pid(url: str) -> int | None:
     """Return the pid of the run's watcher if it is alive.
 
     In a copied folder the record names the original's, which does not count.
     """
     try:
-        known = json.loads((place_of(url, KIND) / _RECORD).read_bytes())
+        record = json.loads((place_of(url, KIND) / _PID_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    pid = int(known["pid"])
-    alive = known["boot"] == platform.here() and platform.alive(pid, known["started"])
-    return pid if alive and same_place(_guarded(pid), url) else None
+    pid = int(record["pid"])
+    alive = record["boot"] == platform.here() and platform.alive(pid, record["started"])
+    return pid if alive and same_place(_watched_url(pid), url) else None
 
 
-def _guarded(pid: int) -> str:
+def _watched_url(pid: int) -> str:
     """Return the URL that a watcher was started with."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])

@@ -17,7 +17,7 @@ from headway.spec.loading import dump
 from headway.storage.secrets import Reference, parse
 from headway.targets.vertex import machines, package
 from headway.targets.vertex.client import ApiError, NotFound
-from headway.targets.vertex.machines import Region, places, regions
+from headway.targets.vertex.machines import Placement, placements, regions
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.render import ENDING_S, NFS
 
@@ -38,28 +38,28 @@ _BUCKET = "gs://YOUR-BUCKET"
 
 
 def problems(job: Job, options: Options) -> Iterator[Problem]:
-    yield from _entry(options)
-    yield from _labels(options)
-    yield from _folders(job)
-    yield from _data(job)
-    yield from _secrets(job, options)
-    yield from _mounts(job, options)
-    yield from _hardware(job, options)
-    yield from _image(job, options)
+    yield from _option_problems(options)
+    yield from _label_problems(options)
+    yield from _folder_problems(job)
+    yield from _data_problems(job)
+    yield from _secret_problems(job, options)
+    yield from _mount_problems(job, options)
+    yield from _hardware_problems(job, options)
+    yield from _image_problems(job, options)
 
 
 def notes(job: Job, options: Options, today: date) -> Iterator[str]:
-    first, *others = places(job.resources, options)
+    first, *others = placements(job.resources, options)
     yield f"runs on {job.resources.nodes if job.resources.nodes > 1 else 'one'} × {first}, billed by Google"
     if others:
         yield f"then, in turn: {'; '.join(map(str, others))}"
     if options.mode == "package":
         uri = job.image.uri or package.default_uri(accelerated=first.accelerator is not None, region=first.region)
         yield from package.notes(uri, today)
-    for place in (first, *others):
-        if machines.unknown(place.machine):
-            yield f"{place.machine} is not in the table of {machines.AS_OF}: Vertex AI says whether it has it"
-    yield from _waiting(job, options, first)
+    for placement in (first, *others):
+        if machines.is_unknown_family(placement.machine):
+            yield f"{placement.machine} is not in the table of {machines.AS_OF}: Vertex AI says whether it has it"
+    yield from _queue_notes(job, options, first)
     if any(parse(secret.ref).kind == "gcp-sm" for secret in job.secrets.values()) and not options.service_account:
         yield (
             "secrets: Vertex AI's own agent must be let read them (roles/secretmanager.secretAccessor), "
@@ -67,7 +67,7 @@ def notes(job: Job, options: Options, today: date) -> Iterator[str]:
         )
 
 
-def _waiting(job: Job, options: Options, first: Region) -> Iterator[str]:
+def _queue_notes(job: Job, options: Options, first: Placement) -> Iterator[str]:
     flexible = options.strategy == "flex-start" and not first.spot
     if job.max_wait is not None and not flexible:
         yield "max_wait: Vertex AI holds it with strategy: flex-start alone; else a run waits for its turn"
@@ -75,7 +75,7 @@ def _waiting(job: Job, options: Options, first: Region) -> Iterator[str]:
         yield "fallback: tried where Vertex AI refuses at once; switch_after: 20m also leaves a queue that stands still"
 
 
-def _entry(options: Options) -> Iterator[Problem]:
+def _option_problems(options: Options) -> Iterator[Problem]:
     if not options.project:
         fix = "targets: {vertex: {kind: vertex, project: YOUR-PROJECT, region: us-central1}}; gcloud projects list"
         yield Problem(what="the entry does not say which project is billed", where="targets.project", fix=fix)
@@ -101,7 +101,7 @@ def _entry(options: Options) -> Iterator[Problem]:
         yield Problem(what=f"timeout: {options.timeout:g}s is too short", where="targets.timeout", fix="timeout: 1h")
 
 
-def _labels(options: Options) -> Iterator[Problem]:
+def _label_problems(options: Options) -> Iterator[Problem]:
     for name, value in options.labels.items():
         if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(str(value)):
             what = f"the label {name}: {value} has other signs than lower case letters, digits, - and _, or too many"
@@ -112,7 +112,7 @@ def _labels(options: Options) -> Iterator[Problem]:
         yield Problem(what=f"{len(options.labels)} labels", where="targets.labels", fix="at most 60")
 
 
-def _folders(job: Job) -> Iterator[Problem]:
+def _folder_problems(job: Job) -> Iterator[Problem]:
     """Check that Vertex AI's machines can reach every folder of the job."""
     named = {"outputs": job.outputs, "export.to": job.export.to, "init_from": job.init_from}
     for where, url in named.items():
@@ -122,7 +122,7 @@ def _folders(job: Job) -> Iterator[Problem]:
             yield Problem(what=what, where=where, fix=f"{where.rpartition('.')[2]}: {_BUCKET}/{rest}")
 
 
-def _data(job: Job) -> Iterator[Problem]:
+def _data_problems(job: Job) -> Iterator[Problem]:
     for part in ("train", "val", "test"):
         for source in getattr(job.data, part):
             url = source.source
@@ -133,7 +133,7 @@ def _data(job: Job) -> Iterator[Problem]:
                 yield Problem(what=what, where=f"data.{part}", fix=fix)
 
 
-def _secrets(job: Job, options: Options) -> Iterator[Problem]:
+def _secret_problems(job: Job, options: Options) -> Iterator[Problem]:
     for name, secret in job.secrets.items():
         problem = secret_problem(name, parse(secret.ref), options)
         if problem is not None:
@@ -145,24 +145,26 @@ def _secrets(job: Job, options: Options) -> Iterator[Problem]:
             yield Problem(what=problem.what, where="notify.webhook", fix=fix)
 
 
-def secret_problem(name: str, lies: Reference, options: Options) -> Problem | None:
+def secret_problem(name: str, reference: Reference, options: Options) -> Problem | None:
     """Return a problem unless the secret is in Secret Manager.
 
     Everybody who can see a job can read its variables, so a value cannot be sent along.
     """
-    if lies.kind == "gcp-sm":
+    if reference.kind == "gcp-sm":
         return None
     stored = name.lower().replace("_", "-")
     create = f"gcloud secrets create {stored} --project={options.project or 'PROJECT'} --data-file="
     said = {
-        "env": f'printf %s "${lies.name}" | {create}-',
-        "file": f"{create}{lies.name}",
-    }.get(lies.kind, f"{create}-")
-    what = f"{lies} is not there on Vertex AI's machines, and a job's variables can be read by everybody who sees it"
+        "env": f'printf %s "${reference.name}" | {create}-',
+        "file": f"{create}{reference.name}",
+    }.get(reference.kind, f"{create}-")
+    what = (
+        f"{reference} is not there on Vertex AI's machines, and a job's variables can be read by everybody who sees it"
+    )
     return Problem(what=what, where=f"secrets.{name}", fix=f"{said}; then secrets: {{{name}: gcp-sm://{stored}}}")
 
 
-def _mounts(job: Job, options: Options) -> Iterator[Problem]:
+def _mount_problems(job: Job, options: Options) -> Iterator[Problem]:
     for mount in job.mounts:
         if not mount.nfs:
             what = f"Vertex AI mounts NFS exports, and {mount.pvc or mount.path} is none"
@@ -182,24 +184,24 @@ def _mounts(job: Job, options: Options) -> Iterator[Problem]:
             yield Problem(what=what, where="targets.network", fix=fix)
 
 
-def _hardware(job: Job, options: Options) -> Iterator[Problem]:
-    first, *others = places(job.resources, options)
+def _hardware_problems(job: Job, options: Options) -> Iterator[Problem]:
+    first, *others = placements(job.resources, options)
     yield from machines.problems(first.machine, first.accelerator, where="resources")
-    for place in others:
-        yield from machines.problems(place.machine, place.accelerator, where="targets.fallback")
+    for placement in others:
+        yield from machines.problems(placement.machine, placement.accelerator, where="targets.fallback")
     for name in ("cpus", "memory"):
-        asked, known = getattr(job.resources, name), machines.MACHINES.get(first.machine)
+        requested, known = getattr(job.resources, name), machines.MACHINES.get(first.machine)
         has = None if known is None else known.cpus if name == "cpus" else known.memory_gib * 2**30
-        if asked and has and asked > has:
-            shown = f"{asked / 1e9:g}GB" if name == "memory" else asked
+        if requested and has and requested > has:
+            shown = f"{requested / 1e9:g}GB" if name == "memory" else requested
             what = f"{first.machine} has less than {name}: {shown}"
             yield Problem(what=what, where=f"resources.{name}", fix="a bigger machine, or leave `machine` out")
-    if options.strategy == "flex-start" and any(place.spot for place in (first, *others)):
+    if options.strategy == "flex-start" and any(placement.spot for placement in (first, *others)):
         what = "a run is spot or flex-start, not both"
         yield Problem(what=what, where="targets.strategy", fix="strategy: standard, or spot: false")
 
 
-def _image(job: Job, options: Options) -> Iterator[Problem]:
+def _image_problems(job: Job, options: Options) -> Iterator[Problem]:
     yield from reference.problems(dump(job)["image"], job.name)
     if job.requirements:
         yield from requirements.problems(Path(job.root), job.requirements)
@@ -209,17 +211,17 @@ def _image(job: Job, options: Options) -> Iterator[Problem]:
         if job.image.base or job.image.repository:
             what = "a package runs in one of Google's images: none is built"
             yield Problem(what=what, where="image", fix="mode: container, or remove image.base and image.repository")
-        yield from _other_torch(job)
+        yield from _torch_problems(job)
     elif not job.image.uri and not job.image.repository:
-        place = f"{options.region}-docker.pkg.dev/{options.project or 'PROJECT'}"
-        fix = f"image: {{repository: {place}/headway/{job.name}}}; or mode: package, which needs no image"
+        placement = f"{options.region}-docker.pkg.dev/{options.project or 'PROJECT'}"
+        fix = f"image: {{repository: {placement}/headway/{job.name}}}; or mode: package, which needs no image"
         yield Problem(what="the job does not say where its image goes", where="image.repository", fix=fix)
 
 
-def _other_torch(job: Job) -> Iterator[Problem]:
+def _torch_problems(job: Job) -> Iterator[Problem]:
     """Check the requirements for a torch version that the image lacks: reported now, not on the machine."""
     path = Path(job.root) / (job.requirements or "")
-    image = package.of_uri(job.image.uri) if job.image.uri else package.IMAGES[package.NEWEST["gpu"]]
+    image = package.parse_uri(job.image.uri) if job.image.uri else package.IMAGES[package.NEWEST["gpu"]]
     if not job.requirements or not path.is_file() or image is None or image.torch is None:
         return
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
@@ -241,16 +243,16 @@ _IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<name>[^:@]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-GOOGLES_OWN = "vertex-ai"  # Google's project of prebuilt images, which nobody else may list
+GOOGLE_REGISTRIES = "vertex-ai"  # Google's project of prebuilt images, which nobody else may list
 
 
-def missing(client: Client, uri: str) -> Problem | None:
+def image_problem(client: Client, uri: str) -> Problem | None:
     """Return a problem if Artifact Registry lacks the image.
 
     Return None for other registries, and where we lack permission: Vertex AI will report it.
     """
     named = _IMAGE.fullmatch(uri)
-    if named is None or named["project"] == GOOGLES_OWN:
+    if named is None or named["project"] == GOOGLE_REGISTRIES:
         return None
     version = ("versions", named["digest"]) if named["digest"] else ("tags", named["tag"] or "latest")
     try:

@@ -19,18 +19,18 @@ from headway.core.types import LogLine
 from headway.rundir.layout import SUPERVISOR
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-ANSWER_S = 60.0
-HICCUP = RetryPolicy(tries=4, total_s=30.0)
+REQUEST_TIMEOUT_S = 60.0
+RETRY = RetryPolicy(tries=4, total_s=30.0)
 # gcloud's own variables for alternative API endpoints.
-OVERRIDES = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+HOST_OVERRIDES = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 
 
 class ApiError(TargetError):
     """A request that Google refused. `status` is the canonical code, such as PERMISSION_DENIED."""
 
-    def __init__(self, what: str, *, status: str = "", said: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, status: str = "", message: str = "", fix: str = "") -> None:
         super().__init__(what, fix=fix)
-        self.status, self.said = status, said
+        self.status, self.message = status, message
 
 
 class OutOfCapacity(ApiError):
@@ -50,48 +50,53 @@ class Client:
     """A client for one project."""
 
     project: str
-    patience: RetryPolicy = HICCUP
+    retry: RetryPolicy = RETRY
     _session: Any = field(default=None, repr=False)
 
     def vertex(self, region: str) -> str:
         """Return the URL of a region's custom jobs."""
-        override = os.environ.get(f"{OVERRIDES}AIPLATFORM")
+        override = os.environ.get(f"{HOST_OVERRIDES}AIPLATFORM")
         host = override.rstrip("/") if override else f"https://{region}-aiplatform.googleapis.com"
         return f"{host}/v1/projects/{self.project}/locations/{region}/customJobs"
 
     def logging(self) -> str:
-        return os.environ.get(f"{OVERRIDES}LOGGING", "https://logging.googleapis.com").rstrip("/") + "/v2/entries:list"
+        return (
+            os.environ.get(f"{HOST_OVERRIDES}LOGGING", "https://logging.googleapis.com").rstrip("/")
+            + "/v2/entries:list"
+        )
 
     def create(self, region: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create a custom job, without retries: after a lost response the job may exist."""
-        return self._asked("POST", self.vertex(region), body, None)
+        return self._request("POST", self.vertex(region), body, None)
 
     def read(self, name: str) -> dict[str, Any]:
-        return self._patiently("GET", self._named(name))
+        return self._with_retry("GET", self._named(name))
 
     def cancel(self, name: str) -> None:
-        self._patiently("POST", f"{self._named(name)}:cancel", {})
+        self._with_retry("POST", f"{self._named(name)}:cancel", {})
 
-    def listed(self, region: str, where: str) -> Iterator[dict[str, Any]]:
+    def list_jobs(self, region: str, where: str) -> Iterator[dict[str, Any]]:
         """Yield every job that matches a filter in Google's syntax."""
         query = {"filter": where, "pageSize": "100"}
         while True:
-            page = self._patiently("GET", self.vertex(region), None, query)
+            page = self._with_retry("GET", self.vertex(region), None, query)
             yield from page.get("customJobs", [])
             if not page.get("nextPageToken"):
                 return
             query = {**query, "pageToken": page["nextPageToken"]}
 
-    def one(self, region: str) -> None:
+    def probe(self, region: str) -> None:
         """Check that the region accepts requests, by listing at most one job."""
-        self._patiently("GET", self.vertex(region), None, {"pageSize": "1"})
+        self._with_retry("GET", self.vertex(region), None, {"pageSize": "1"})
 
     def image(self, project: str, location: str, repository: str, name: str, kind: str, version: str) -> None:
         """Raise NotFound unless Artifact Registry has the image. `kind` is tags, or versions for a digest."""
-        host = os.environ.get(f"{OVERRIDES}ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com").rstrip("/")
+        host = os.environ.get(f"{HOST_OVERRIDES}ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com").rstrip(
+            "/"
+        )
         folder = f"{host}/v1/projects/{project}/locations/{location}/repositories/{repository}"
         # No retries: an unreachable registry must not delay training.
-        self._asked("GET", f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}", None, None)
+        self._request("GET", f"{folder}/packages/{quote(name, safe='')}/{kind}/{version}", None, None)
 
     def entries(self, where: str, *, limit: int = 10_000, newest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield entries of Cloud Logging, oldest first unless `newest`."""
@@ -102,7 +107,7 @@ class Client:
             "pageSize": min(limit, 1000),
         }
         while limit > 0:
-            page = self._patiently("POST", self.logging(), body)
+            page = self._with_retry("POST", self.logging(), body)
             found = page.get("entries", [])[:limit]
             yield from found
             limit -= len(found)
@@ -115,36 +120,36 @@ class Client:
         parts = name.split("/")
         return f"{self.vertex(parts[3])}/{parts[5]}"
 
-    def _patiently(
+    def _with_retry(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
             try:
-                return self._asked(method, url, body, query)
+                return self._request(method, url, body, query)
             except Unreachable as error:
                 raise Transient(error.problem.what) from error
 
         try:
-            return keep_trying(ask, self.patience)
+            return keep_trying(ask, self.retry)
         except Transient as error:
             raise Unreachable(error.problem.what, fix="look again in a while") from None
 
-    def _asked(
+    def _request(
         self, method: str, url: str, body: Mapping[str, Any] | None, query: Mapping[str, str] | None
     ) -> dict[str, Any]:
         session = self._authorized()
         failures, requests = import_module("google.auth.exceptions"), import_module("requests")
         try:
-            answer = session.request(method, url, json=body, params=query, timeout=ANSWER_S)
+            answer = session.request(method, url, json=body, params=query, timeout=REQUEST_TIMEOUT_S)
         except failures.RefreshError as error:
             fix = "gcloud auth application-default login"
             raise ApiError(f"Google refuses the credentials: {error}", status="UNAUTHENTICATED", fix=fix) from error
         except (failures.TransportError, requests.ConnectionError, requests.Timeout) as error:
-            raise Unreachable(f"Google does not answer: {_short(str(error))}") from error
+            raise Unreachable(f"Google does not answer: {_shorten(str(error))}") from error
         if answer.status_code == 200:
-            told: dict[str, Any] = answer.json()
-            return told
-        raise refusal(answer.status_code, answer.text, self.project)
+            content: dict[str, Any] = answer.json()
+            return content
+        raise api_error(answer.status_code, answer.text, self.project)
 
     def _authorized(self) -> Any:
         if self._session is None:
@@ -162,22 +167,22 @@ class Client:
         return self._session
 
 
-def refusal(code: int, text: str, project: str) -> ApiError:
+def api_error(code: int, text: str, project: str) -> ApiError:
     """Turn an HTTP error response into an ApiError with a command that helps."""
-    status, said = _told(text)
+    status, message = _error_body(text)
     if code in (408, 500, 502, 503, 504):
-        return Unreachable(f"Google answers {code}: {_short(said)}", status=status, said=said)
-    for pattern, kind, what, fix in _KNOWN:
-        if re.search(pattern, f"{code} {status} {said}", re.IGNORECASE):
-            shown = what or f"Vertex AI: {_short(said)}"
-            return kind(shown, status=status, said=said, fix=fix.format(project=project))
-    return ApiError(f"Vertex AI answers {code}: {_short(said)}", status=status, said=said)
+        return Unreachable(f"Google answers {code}: {_shorten(message)}", status=status, message=message)
+    for pattern, kind, what, fix in _ERROR_RULES:
+        if re.search(pattern, f"{code} {status} {message}", re.IGNORECASE):
+            short = what or f"Vertex AI: {_shorten(message)}"
+            return kind(short, status=status, message=message, fix=fix.format(project=project))
+    return ApiError(f"Vertex AI answers {code}: {_shorten(message)}", status=status, message=message)
 
 
 _ROLE = "gcloud projects add-iam-policy-binding {project} --member=user:$(gcloud config get account) --role=roles/"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}&service=aiplatform.googleapis.com"
 # (pattern in the response, error class, message, fix). The first match wins.
-_KNOWN: tuple[tuple[str, type[ApiError], str, str], ...] = (
+_ERROR_RULES: tuple[tuple[str, type[ApiError], str, str], ...] = (
     (r"^404 ", NotFound, "", ""),
     (
         r"^401 ",
@@ -220,7 +225,7 @@ _KNOWN: tuple[tuple[str, type[ApiError], str, str], ...] = (
 )
 
 
-def _told(text: str) -> tuple[str, str]:
+def _error_body(text: str) -> tuple[str, str]:
     """Parse status and message from a response that may not be JSON."""
     import json
 
@@ -232,7 +237,7 @@ def _told(text: str) -> tuple[str, str]:
         return "", text.strip()
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:400]
 
 
@@ -240,8 +245,8 @@ def _short(text: str) -> str:
 # every line, and Cloud Logging is not read any more.
 
 
-LOOK_S = 1.0  # poll interval of the run folder
-ASK_S = 10.0  # Google's quota is 60 reads per minute and project, shared by all its users
+POLL_S = 1.0  # poll interval of the run folder
+QUERY_S = 10.0  # Google's quota is 60 reads per minute and project, shared by all its users
 
 
 class CloudLogReader:
@@ -250,42 +255,40 @@ class CloudLogReader:
     def __init__(self, client: Client, job_id: str) -> None:
         self._client, self._job_id = client, job_id
         self._since, self._seen = "", set[str]()
-        self._complained = False
+        self._reported_error = False
 
-    def fresh(self) -> Iterator[LogLine]:
+    def read_new(self) -> Iterator[LogLine]:
         since = f' AND timestamp>="{self._since}"' if self._since else ""
         try:
-            for entry in self._client.entries(_of_job(self._job_id) + since):
+            for entry in self._client.entries(_job_filter(self._job_id) + since):
                 key = str(entry.get("insertId", ""))
                 if key not in self._seen:
                     self._seen.add(key)
                     self._since = str(entry.get("timestamp", self._since))
                     yield line_of(entry)
         except HeadwayError as error:  # optional output: report it and carry on
-            if not self._complained:
-                self._complained = True
+            if not self._reported_error:
+                self._reported_error = True
                 yield LogLine(rank=SUPERVISOR, time="", text=f"Cloud Logging cannot be read: {error}")
 
 
-def followed(
-    preamble: CloudLogReader, begun: Callable[[], bool], *, sleep: Callable[[float], None]
-) -> Iterator[LogLine]:
+def follow(reader: CloudLogReader, until: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
     """Follow the lines until `begun`: the supervisor has started to write, or no more lines will come."""
-    waited = ASK_S
+    waited = QUERY_S
     while True:
-        last = begun()
-        if last or waited >= ASK_S:
-            yield from preamble.fresh()
+        last = until()
+        if last or waited >= QUERY_S:
+            yield from reader.read_new()
             waited = 0.0
         if last:
             return
-        sleep(LOOK_S)
-        waited += LOOK_S
+        sleep(POLL_S)
+        waited += POLL_S
 
 
-def last_words(client: Client, job_id: str) -> str:
+def last_output(client: Client, job_id: str) -> str:
     """Return the last line that a machine of the job printed, to explain why it ended; empty if unreadable."""
-    where = f'{_of_job(job_id)} AND resource.labels.task_name!="service"'
+    where = f'{_job_filter(job_id)} AND resource.labels.task_name!="service"'
     try:
         for entry in client.entries(where, limit=5, newest=True):
             text = line_of(entry).text.strip()
@@ -304,5 +307,5 @@ def line_of(entry: Mapping[str, Any]) -> LogLine:
     return LogLine(rank=SUPERVISOR, time=str(entry.get("timestamp", "")), text=said.rstrip("\n"))
 
 
-def _of_job(job_id: str) -> str:
+def _job_filter(job_id: str) -> str:
     return f'resource.type="ml_job" AND resource.labels.job_id="{job_id}"'

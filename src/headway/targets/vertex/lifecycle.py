@@ -27,7 +27,7 @@ from headway.targets.local import processes
 from headway.targets.vertex import package, render
 from headway.targets.vertex.checks import secret_problem
 from headway.targets.vertex.client import ApiError, Client, NotFound, OutOfCapacity, Unreachable
-from headway.targets.vertex.machines import Region, of_job
+from headway.targets.vertex.machines import Placement, job_placements
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.render import (
     EXPIRES_LABEL,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # Every state of the API, in words. A state that is not listed here counts as live.
-WORDS = {
+STATE_TEXT = {
     "JOB_STATE_UNSPECIFIED": "in a state that Vertex AI does not name",
     "JOB_STATE_QUEUED": "queued",
     "JOB_STATE_PENDING": "being prepared",
@@ -61,9 +61,11 @@ WORDS = {
     "JOB_STATE_UPDATING": "being updated",
     "JOB_STATE_PARTIALLY_SUCCEEDED": "partly succeeded",
 }
-ENDED = tuple(f"JOB_STATE_{word}" for word in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"))
-UNDER_WAY = ("JOB_STATE_RUNNING", "JOB_STATE_UPDATING", "JOB_STATE_CANCELLING")
-_LIVE = " AND ".join(f'state!="{state}"' for state in ENDED)
+FINAL_STATES = tuple(
+    f"JOB_STATE_{word}" for word in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+)
+RUNNING_STATES = ("JOB_STATE_RUNNING", "JOB_STATE_UPDATING", "JOB_STATE_CANCELLING")
+_LIVE_FILTER = " AND ".join(f'state!="{state}"' for state in FINAL_STATES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +96,11 @@ class Job:
 
     @property
     def live(self) -> bool:
-        return self.state not in ENDED
+        return self.state not in FINAL_STATES
 
     @property
-    def words(self) -> str:
-        return WORDS.get(self.state, self.state.removeprefix("JOB_STATE_").lower())
+    def state_text(self) -> str:
+        return STATE_TEXT.get(self.state, self.state.removeprefix("JOB_STATE_").lower())
 
 
 def console_link(name: str, project: str) -> str:
@@ -112,57 +114,57 @@ def logs_link(name: str, project: str) -> str:
     return f"https://console.cloud.google.com/logs/query;query={where}?project={project}"
 
 
-def job_of(told: Mapping[str, Any]) -> Job:
-    labels: Mapping[str, str] = told.get("labels", {})
+def parse_job(body: Mapping[str, Any]) -> Job:
+    labels: Mapping[str, str] = body.get("labels", {})
     return Job(
-        name=str(told["name"]),
-        state=str(told.get("state", "JOB_STATE_UNSPECIFIED")),
-        error=str(told.get("error", {}).get("message", "")),
+        name=str(body["name"]),
+        state=str(body.get("state", "JOB_STATE_UNSPECIFIED")),
+        error=str(body.get("error", {}).get("message", "")),
         run=labels.get(RUN_LABEL, ""),
-        url=_variable(told, "HEADWAY_RUN_URL"),
+        url=_env_value(body, "HEADWAY_RUN_URL"),
         expires=labels.get(EXPIRES_LABEL, ""),
         owner=labels.get(OWNER_LABEL, ""),
         owner_name=labels.get(OWNER_NAME_LABEL, ""),
-        created=str(told.get("createTime", "")),
+        created=str(body.get("createTime", "")),
         start=labels.get(START_LABEL, ""),
     )
 
 
 def read(client: Client, name: str) -> Job | None:
     try:
-        return job_of(client.read(name))
+        return parse_job(client.read(name))
     except NotFound:
         return None
 
 
-def recorded(client: Client, name: str, url: str) -> Job | None:
+def read_run_job(client: Client, name: str, url: str) -> Job | None:
     """Return the recorded job of the run at `url`; None if it is gone or belongs to another folder."""
     job = read(client, name) if name else None
     return job if job is not None and job.url == url else None
 
 
-def of_run(client: Client, regions: list[str], url: str) -> list[Job]:
+def jobs_of_run(client: Client, regions: list[str], url: str) -> list[Job]:
     """List the jobs of one run in all its regions, newest last."""
     where = f'labels.{FOLDER_LABEL}="{folder_label(url)}"'
-    found = [job_of(told) for region in regions for told in client.listed(region, where)]
-    return sorted((job for job in found if job.url == url), key=lambda job: job.created)
+    jobs = [parse_job(body) for region in regions for body in client.list_jobs(region, where)]
+    return sorted((job for job in jobs if job.url == url), key=lambda job: job.created)
 
 
-def of_start(client: Client, region: str, start: str) -> Job | None:
+def job_of_submission(client: Client, region: str, start: str) -> Job | None:
     """Return the job that one submission created; None if it created none."""
-    found = [job_of(told) for told in client.listed(region, f'labels.{START_LABEL}="{start}"')]
+    found = [parse_job(body) for body in client.list_jobs(region, f'labels.{START_LABEL}="{start}"')]
     return found[0] if found else None
 
 
-def live(client: Client, regions: list[str]) -> list[Job]:
+def live_jobs(client: Client, regions: list[str]) -> list[Job]:
     """List all live jobs created by Headway."""
-    where = f"labels.{RUN_LABEL}:* AND {_LIVE}"
-    found = [job_of(told) for region in regions for told in client.listed(region, where)]
+    where = f"labels.{RUN_LABEL}:* AND {_LIVE_FILTER}"
+    found = [parse_job(body) for region in regions for body in client.list_jobs(region, where)]
     return [job for job in found if job.live and job.url]
 
 
-def _variable(told: Mapping[str, Any], name: str) -> str:
-    pools = told.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
+def _env_value(body: Mapping[str, Any], name: str) -> str:
+    pools = body.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
     program = pools[0].get("containerSpec") or pools[0].get("pythonPackageSpec") or {}
     return next((str(pair.get("value", "")) for pair in program.get("env", []) if pair.get("name") == name), "")
 
@@ -172,12 +174,12 @@ def _variable(told: Mapping[str, Any], name: str) -> str:
 
 LEAVING_S = 60.0  # wait for the job of a finished run to end by itself
 FORCE_S = 300.0  # wait for a cancelled job to end, with its machines
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.2, 5.0
-Listing = Callable[[], list[Job]]
+FIRST_POLL_S, LONGEST_POLL_S = 0.2, 5.0
+ListJobs = Callable[[], list[Job]]
 Sleep = Callable[[float], None]
 
 
-def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) -> Receipt:
+def take_down(client: Client, handle: Handle, list_jobs: ListJobs, sleep: Sleep) -> Receipt:
     """Ask a training run to checkpoint, wait for its grace period, then cancel its jobs.
 
     The receipt comes from a listing made at the end.
@@ -186,33 +188,33 @@ def take_down(client: Client, handle: Handle, listing: Listing, sleep: Sleep) ->
     cancelled: set[str] = set()
 
     def remaining() -> list[Job]:
-        found = listing()
+        found = list_jobs()
         seen.update({job.name: job for job in found})
         return [job for job in found if job.live]
 
-    if any(job.state in UNDER_WAY for job in remaining()):
-        if _trains(handle):
-            _ask(handle)
-            for _ in _looks(lambda: _trains(handle) and remaining(), _patience_s(handle), sleep):
+    if any(job.state in RUNNING_STATES for job in remaining()):
+        if _is_training(handle):
+            _request_stop(handle)
+            for _ in _poll(lambda: _is_training(handle) and remaining(), _stop_wait_s(handle), sleep):
                 pass
-        if _is_done(handle):  # its job is about to succeed by itself: do not record it as cancelled
-            for _ in _looks(remaining, LEAVING_S, sleep):
+        if _ended_well(handle):  # its job is about to succeed by itself: do not record it as cancelled
+            for _ in _poll(remaining, LEAVING_S, sleep):
                 pass
-    for left in _looks(remaining, FORCE_S, sleep):
+    for left in _poll(remaining, FORCE_S, sleep):
         for job in left:
             if job.name not in cancelled and job.state != "JOB_STATE_CANCELLING":
                 cancelled.add(job.name)
                 _cancel(client, job)
-    stayed = {job.name for job in remaining()}
+    still_live = {job.name for job in remaining()}
     return Receipt(
         run=handle.run,
         created=tuple(map(str, seen.values())),
-        removed=tuple(str(job) for name, job in seen.items() if name not in stayed),
-        left=tuple(f"{job} ({job.words})" for name, job in seen.items() if name in stayed),
+        removed=tuple(str(job) for name, job in seen.items() if name not in still_live),
+        left=tuple(f"{job} ({job.state_text})" for name, job in seen.items() if name in still_live),
     )
 
 
-def _ask(handle: Handle) -> None:
+def _request_stop(handle: Handle) -> None:
     """Write the stop request into the run folder: the only way to reach the supervisor, short of a cancel."""
     folder = folder_of(handle)
     try:
@@ -223,16 +225,16 @@ def _ask(handle: Handle) -> None:
         pass  # folder unreachable: the cancel stops it too, less gracefully
 
 
-def _trains(handle: Handle) -> bool:
+def _is_training(handle: Handle) -> bool:
     """Return whether an attempt is running that can still write its `ended` event."""
     try:
-        seen = evidence(folder_of(handle))
+        inputs = evidence(folder_of(handle))
     except HeadwayError:  # folder missing or unreachable
         return False
-    return seen.started and seen.end is None and seen.lease is not None and seen.lease.holder is not None
+    return inputs.started and inputs.end is None and inputs.lease is not None and inputs.lease.holder is not None
 
 
-def _is_done(handle: Handle) -> bool:
+def _ended_well(handle: Handle) -> bool:
     """Return whether the run ended with exit code 0: finished, or out of budget. A failed job would be restarted."""
     try:
         end = evidence(folder_of(handle)).end
@@ -241,17 +243,17 @@ def _is_done(handle: Handle) -> bool:
     return end is not None and end.state in (State.FINISHED, State.BUDGET)
 
 
-def _patience_s(handle: Handle) -> float:
+def _stop_wait_s(handle: Handle) -> float:
     """Return the time to wait for a requested stop: a supervisor reads the request when it renews its lease."""
     return lease.RENEW_S + grace_s(handle) + FAREWELL_S
 
 
-def _looks(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> Iterator[list[Job]]:
-    began, pause = time.monotonic(), FIRST_LOOK_S
+def _poll(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> Iterator[list[Job]]:
+    began, pause = time.monotonic(), FIRST_POLL_S
     while time.monotonic() - began < within_s and (left := remaining()):
         yield left if isinstance(left, list) else []
         sleep(pause)
-        pause = min(LONGEST_LOOK_S, pause * 1.3)
+        pause = min(LONGEST_POLL_S, pause * 1.3)
 
 
 def _cancel(client: Client, job: Job) -> None:
@@ -266,7 +268,7 @@ def _cancel(client: Client, job: Job) -> None:
 
 
 TRIES = 3  # of one creation whose response is lost
-LOOK_S = 10.0  # poll interval of a queued job, before the next region is tried
+QUEUE_POLL_S = 10.0  # poll interval of a queued job, before the next region is tried
 
 
 def refuse_secrets(plan: Plan, options: Options) -> None:
@@ -277,10 +279,10 @@ def refuse_secrets(plan: Plan, options: Options) -> None:
             raise BadInput(problem.what, where=problem.where, fix=problem.fix)
 
 
-def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
+def upload(plan: Plan, options: Options, engine: Engine) -> None:
     """Upload what the machines will fetch. Names are content-addressed: existing objects are not sent again."""
     outputs = str(plan.job["outputs"])
-    image = render.to_be_built(plan, options)
+    image = render.image_to_build(plan, options)
     if image is not None:
         build.push(engine, "docker", image, outputs)
     if options.mode == "package":
@@ -291,62 +293,62 @@ def lay_ready(plan: Plan, options: Options, engine: Engine) -> None:
             pass  # same content, uploaded earlier
 
 
-def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Region]:
+def create(client: Client, plan: Plan, options: Options, run: str, sleep: Sleep) -> tuple[Job, Placement]:
     """Create the job in the first region with capacity. `plan` holds what is left of the budget."""
-    refused: list[str] = []
-    wanted = of_job(plan.job, options)
-    for place in wanted:
-        last = place == wanted[-1]
+    refusals: list[str] = []
+    placements = job_placements(plan.job, options)
+    for placement in placements:
+        last = placement == placements[-1]
         try:
-            job = _create_in(client, place, _body(plan, options, place, run))
-            if last or options.switch_after is None or _leaves_the_queue(client, job, options.switch_after, sleep):
-                return job, place
+            job = _create_in(client, placement, _body(plan, options, placement, run))
+            if last or options.switch_after is None or _wait_until_dequeued(client, job, options.switch_after, sleep):
+                return job, placement
             client.cancel(job.name)
-            refused.append(f"{place}: still {job.words} after {options.switch_after:g} s")
+            refusals.append(f"{placement}: still {job.state_text} after {options.switch_after:g} s")
         except OutOfCapacity as error:
-            refused.append(f"{place}: {error.problem.what}")
+            refusals.append(f"{placement}: {error.problem.what}")
             if last:
-                raise _nowhere(refused, error) from error
-    raise TargetError("; ".join(refused))  # unreachable: the last region returns or raises
+                raise _no_capacity(refusals, error) from error
+    raise TargetError("; ".join(refusals))  # unreachable: the last region returns or raises
 
 
-def expected_s(plan: Plan, options: Options) -> float:
+def lifetime_s(plan: Plan, options: Options) -> float:
     """Return the age after which a job may be removed in any case."""
     return render.timeout_s(plan, options) + (plan.limits.max_wait_s or 86_400.0) + 3600.0
 
 
-def _body(plan: Plan, options: Options, place: Region, run: str) -> dict[str, Any]:
+def _body(plan: Plan, options: Options, placement: Placement, run: str) -> dict[str, Any]:
     """Return the rendered job with the run's name, owner, expiry and submission ID filled in."""
-    us = owner()
-    body: dict[str, Any] = processes.named(render.custom_job(plan, options, place), run)
-    own = {
-        render.EXPIRES_LABEL: str(int(time.time() + expected_s(plan, options))),
-        render.OWNER_LABEL: us.id,
-        render.OWNER_NAME_LABEL: re.sub(r"[^a-z0-9_-]", "-", us.name.lower())[:63],
+    current_owner = owner()
+    body: dict[str, Any] = processes.fill_run_name(render.custom_job(plan, options, placement), run)
+    run_labels = {
+        render.EXPIRES_LABEL: str(int(time.time() + lifetime_s(plan, options))),
+        render.OWNER_LABEL: current_owner.id,
+        render.OWNER_NAME_LABEL: re.sub(r"[^a-z0-9_-]", "-", current_owner.name.lower())[:63],
         render.START_LABEL: secrets.token_hex(8),
     }
-    return {**body, "labels": {**body["labels"], **own}}
+    return {**body, "labels": {**body["labels"], **run_labels}}
 
 
-def _create_in(client: Client, place: Region, body: Mapping[str, Any]) -> Job:
+def _create_in(client: Client, placement: Placement, body: Mapping[str, Any]) -> Job:
     """Create the job; after a lost response, retry only if a listing shows that no job was created."""
     start = str(body["labels"][render.START_LABEL])
-    for tried in range(1, TRIES + 1):
+    for attempt in range(1, TRIES + 1):
         try:
-            return job_of(client.create(place.region, body))
+            return parse_job(client.create(placement.region, body))
         except Unreachable as error:
-            made = of_start(client, place.region, start)
-            if made is not None:
-                return made
-            if tried == TRIES:
+            created = job_of_submission(client, placement.region, start)
+            if created is not None:
+                return created
+            if attempt == TRIES:
                 raise ApiError(error.problem.what, fix="look again in a while") from error
     raise AssertionError("the last try returns or raises")
 
 
-def _leaves_the_queue(client: Client, job: Job, within_s: float, sleep: Sleep) -> bool:
+def _wait_until_dequeued(client: Client, job: Job, within_s: float, sleep: Sleep) -> bool:
     waited = 0.0
     while waited < within_s:
-        pause = min(LOOK_S, within_s - waited)
+        pause = min(QUEUE_POLL_S, within_s - waited)
         sleep(pause)
         waited += pause
         now = read(client, job.name)
@@ -355,8 +357,8 @@ def _leaves_the_queue(client: Client, job: Job, within_s: float, sleep: Sleep) -
     return False
 
 
-def _nowhere(refused: list[str], error: OutOfCapacity) -> OutOfCapacity:
-    if len(refused) == 1:
+def _no_capacity(refusals: list[str], error: OutOfCapacity) -> OutOfCapacity:
+    if len(refusals) == 1:
         return error
-    what = "no place has room: " + "; ".join(refused)
-    return OutOfCapacity(what, status=error.status, said=error.said, fix=error.problem.fix)
+    what = "no place has room: " + "; ".join(refusals)
+    return OutOfCapacity(what, status=error.status, message=error.message, fix=error.problem.fix)

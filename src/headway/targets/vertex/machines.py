@@ -47,7 +47,7 @@ class Machine:
     memory_gib: float
     built_in: Accelerator | None = None
 
-    def takes(self, wanted: Accelerator | None) -> bool:
+    def supports(self, wanted: Accelerator | None) -> bool:
         if self.built_in is not None:
             return wanted == self.built_in
         return wanted is None or wanted.count in attachable(self.name, wanted.kind)
@@ -123,15 +123,15 @@ MACHINES: dict[str, Machine] = {
 _FAMILIES = {name.partition("-")[0] for name in MACHINES}
 
 
-def chosen(resources: Resources) -> str:
+def machine_name(resources: Resources) -> str:
     """Return the requested machine, or the default one for the requested resources, which pricing uses too."""
     if resources.machine:
         return resources.machine
-    wanted = resources.accelerator
+    accelerator = resources.accelerator
     cpus, memory = resources.cpus, resources.memory
     usual = machine_with(cpus, memory)
-    if wanted is not None:
-        usual = machine_for(wanted.kind, wanted.count, cpus=cpus, memory=memory) or ""
+    if accelerator is not None:
+        usual = machine_for(accelerator.kind, accelerator.count, cpus=cpus, memory=memory) or ""
     if usual in MACHINES and _fits(MACHINES[usual], resources):
         return usual
     fitting = [machine for machine in MACHINES.values() if _fits(machine, resources)]
@@ -143,7 +143,7 @@ def chosen(resources: Resources) -> str:
 def _fits(machine: Machine, resources: Resources) -> bool:
     cpus = resources.cpus or 1
     memory = (resources.memory or 0) / 2**30
-    return machine.takes(resources.accelerator) and machine.cpus >= cpus and machine.memory_gib >= memory
+    return machine.supports(resources.accelerator) and machine.cpus >= cpus and machine.memory_gib >= memory
 
 
 def cpus_of(name: str) -> int:
@@ -153,26 +153,26 @@ def cpus_of(name: str) -> int:
     return known.cpus if known else int(last) if last.isdigit() else 4
 
 
-def unknown(name: str) -> bool:
+def is_unknown_family(name: str) -> bool:
     """Return whether the table lacks the machine's family: Vertex AI decides then, and the plan has a note."""
     return name.partition("-")[0] not in _FAMILIES
 
 
-def problems(machine: str, wanted: Accelerator | None, *, where: str) -> Iterator[Problem]:
+def problems(machine: str, accelerator: Accelerator | None, *, where: str) -> Iterator[Problem]:
     """Yield why machine and accelerator do not fit together, with what to write instead."""
-    if wanted is not None and wanted.kind not in ACCELERATORS:
+    if accelerator is not None and accelerator.kind not in ACCELERATORS:
         fix = f"one of {', '.join(ACCELERATORS)}"
-        yield Problem(what=f"Vertex AI has no {wanted.kind}", where=f"{where}.accelerator", fix=fix)
+        yield Problem(what=f"Vertex AI has no {accelerator.kind}", where=f"{where}.accelerator", fix=fix)
         return
-    if unknown(machine):
+    if is_unknown_family(machine):
         return
-    known = MACHINES.get(machine)
-    if known is None:
+    entry = MACHINES.get(machine)
+    if entry is None:
         close = _nearest(machine)
         fix = f"machine: {close}" if close else "leave `machine` out: the accelerator decides"
         yield Problem(what=f"Vertex AI does not train on {machine!r}", where=f"{where}.machine", fix=fix)
-    elif not known.takes(wanted):
-        yield _mismatch(known, wanted, where)
+    elif not entry.supports(accelerator):
+        yield _mismatch(entry, accelerator, where)
 
 
 def _nearest(name: str) -> str | None:
@@ -185,30 +185,34 @@ def _nearest(name: str) -> str | None:
     return next(iter(get_close_matches(name, MACHINES, n=1)), None)
 
 
-def _mismatch(machine: Machine, wanted: Accelerator | None, where: str) -> Problem:
+def _mismatch(machine: Machine, accelerator: Accelerator | None, where: str) -> Problem:
     where = f"{where}.accelerator"
     if machine.built_in is not None:
         has = f"{machine.built_in.kind}:{machine.built_in.count}"
-        what = f"{machine.name} has {has} in it" + (f", not {wanted.kind}:{wanted.count}" if wanted else "")
-        others = [] if wanted is None else _with(wanted)
+        what = f"{machine.name} has {has} in it" + (
+            f", not {accelerator.kind}:{accelerator.count}" if accelerator else ""
+        )
+        others = [] if accelerator is None else _machines_with(accelerator)
         other = f"; or machine: {others[0]}" if others else ""
         return Problem(what=what, where=where, fix=f"accelerator: {has}{other}")
-    assert wanted is not None
-    counts = attachable(machine.name, wanted.kind)
-    what = f"{machine.name} does not take {wanted.kind}:{wanted.count}"
+    assert accelerator is not None
+    counts = attachable(machine.name, accelerator.kind)
+    what = f"{machine.name} does not take {accelerator.kind}:{accelerator.count}"
     if counts:
-        return Problem(what=what, where=where, fix=f"accelerator: {wanted.kind}:{counts[0]} (it takes {_or(counts)})")
-    others = _with(wanted)
-    fix = f"machine: {others[0]}" if others else f"another number of {wanted.kind}"
+        return Problem(
+            what=what, where=where, fix=f"accelerator: {accelerator.kind}:{counts[0]} (it takes {_join_or(counts)})"
+        )
+    others = _machines_with(accelerator)
+    fix = f"machine: {others[0]}" if others else f"another number of {accelerator.kind}"
     return Problem(what=what, where=where, fix=fix)
 
 
-def _with(wanted: Accelerator) -> list[str]:
-    found = [machine for machine in MACHINES.values() if machine.takes(wanted)]
+def _machines_with(accelerator: Accelerator) -> list[str]:
+    found = [machine for machine in MACHINES.values() if machine.supports(accelerator)]
     return [machine.name for machine in sorted(found, key=lambda machine: (machine.cpus, machine.memory_gib))]
 
 
-def _or(counts: tuple[int, ...]) -> str:
+def _join_or(counts: tuple[int, ...]) -> str:
     return " or ".join(map(str, counts))
 
 
@@ -218,7 +222,7 @@ def _or(counts: tuple[int, ...]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Region:
+class Placement:
     region: str
     machine: str
     accelerator: Accelerator | None
@@ -229,23 +233,23 @@ class Region:
         return f"{self.machine}{gpus}{' (spot)' if self.spot else ''} in {self.region}"
 
 
-def places(resources: Resources, options: Options) -> list[Region]:
+def placements(resources: Resources, options: Options) -> list[Placement]:
     """Return the preferred region and the fallbacks to try if it has no capacity."""
-    found = [_place(resources, options.region)]
-    for other in options.fallback:
-        changed = replace(resources, spot=resources.spot if other.spot is None else other.spot)
-        if other.accelerator or other.machine:
+    result = [_placement(resources, options.region)]
+    for fallback in options.fallback:
+        changed = replace(resources, spot=resources.spot if fallback.spot is None else fallback.spot)
+        if fallback.accelerator or fallback.machine:
             # Another accelerator may need another machine, so do not keep the one named for the first.
-            machine = other.machine or (None if other.accelerator else resources.machine)
-            accelerator = other.accelerator or _of_machine(other.machine) or resources.accelerator
+            machine = fallback.machine or (None if fallback.accelerator else resources.machine)
+            accelerator = fallback.accelerator or _built_in_accelerator(fallback.machine) or resources.accelerator
             changed = replace(changed, machine=machine, accelerator=accelerator)
-        found.append(_place(changed, other.region or options.region))
-    return found
+        result.append(_placement(changed, fallback.region or options.region))
+    return result
 
 
-def of_job(job: Mapping[str, Any], options: Options) -> list[Region]:
+def job_placements(job: Mapping[str, Any], options: Options) -> list[Placement]:
     """Return the candidates of a plan's copy of the job."""
-    return places(from_plain(job.get("resources", {}), Resources, where="resources"), options)
+    return placements(from_plain(job.get("resources", {}), Resources, where="resources"), options)
 
 
 def regions(options: Options) -> list[str]:
@@ -253,12 +257,12 @@ def regions(options: Options) -> list[str]:
     return list(dict.fromkeys([options.region, *(other.region for other in options.fallback if other.region)]))
 
 
-def _place(resources: Resources, region: str) -> Region:
-    machine = chosen(resources)
-    return Region(region=region, machine=machine, accelerator=resources.accelerator, spot=resources.spot)
+def _placement(resources: Resources, region: str) -> Placement:
+    machine = machine_name(resources)
+    return Placement(region=region, machine=machine, accelerator=resources.accelerator, spot=resources.spot)
 
 
-def _of_machine(machine: str | None) -> Accelerator | None:
+def _built_in_accelerator(machine: str | None) -> Accelerator | None:
     known = MACHINES.get(machine or "")
     return known.built_in if known else None
 
@@ -266,9 +270,9 @@ def _of_machine(machine: str | None) -> Accelerator | None:
 # Prices: a budget in dollars must hold in the most expensive region
 
 
-def usd_per_hour(job: Job, options: Options) -> list[tuple[Region, float | None]]:
+def usd_per_hour(job: Job, options: Options) -> list[tuple[Placement, float | None]]:
     """Return the price of all nodes per candidate, as billed there; None if the table lacks it."""
-    return [(place, _of(place, job, options)) for place in places(job.resources, options)]
+    return [(placement, _usd_per_hour(placement, job, options)) for placement in placements(job.resources, options)]
 
 
 def hours(job: Job, options: Options) -> float | None:
@@ -284,16 +288,18 @@ def notes(job: Job, options: Options) -> Iterator[str]:
     (_, first), *others = usd_per_hour(job, options)
     if job.budget.usd is None:
         return
-    dearer = [(place, usd) for place, usd in others if usd and first and usd > first]
-    if dearer:
-        dearest, price = max(dearer, key=lambda pair: pair[1])
-        yield f"budget: reckoned with the dearest place that it may go to, {dearest}: ${price:.3f} an hour"
-    for place, usd in others:
+    pricier = [(placement, usd) for placement, usd in others if usd and first and usd > first]
+    if pricier:
+        priciest, price = max(pricier, key=lambda pair: pair[1])
+        yield f"budget: reckoned with the dearest place that it may go to, {priciest}: ${price:.3f} an hour"
+    for placement, usd in others:
         if usd is None:
-            yield f"no price is known for {place}: there the budget is kept by the hours of the other places"
+            yield f"no price is known for {placement}: there the budget is kept by the hours of the other places"
 
 
-def _of(place: Region, job: Job, options: Options) -> float | None:
-    resources = replace(job.resources, machine=place.machine, accelerator=place.accelerator, spot=place.spot)
-    bill = quote(replace(job, resources=resources), "vertex", {**to_plain(options), "region": place.region})
+def _usd_per_hour(placement: Placement, job: Job, options: Options) -> float | None:
+    resources = replace(
+        job.resources, machine=placement.machine, accelerator=placement.accelerator, spot=placement.spot
+    )
+    bill = quote(replace(job, resources=resources), "vertex", {**to_plain(options), "region": placement.region})
     return None if bill is None or bill.missing else bill.billed_usd

@@ -122,7 +122,7 @@ def planned_code(plan: Plan, outputs: str) -> bytes:
     return tar
 
 
-def needs(extras: Iterable[str]) -> list[str]:
+def requirements(extras: Iterable[str]) -> list[str]:
     """Return Headway's own requirements and those of the given extras, from its package metadata."""
     wanted, lines = set(extras), []
     for line in requires("headway") or []:
@@ -171,10 +171,11 @@ NEWEST = {"gpu": "pytorch-gpu.2-4.py310", "cpu": "pytorch-xla.2-4.py310"}  # sin
 
 def default_uri(*, accelerated: bool, region: str) -> str:
     """Return the newest PyTorch image, in the registry nearest to the region."""
-    return f"{_near(region)}-docker.pkg.dev/vertex-ai/training/{NEWEST['gpu' if accelerated else 'cpu']}:latest"
+    image = NEWEST["gpu" if accelerated else "cpu"]
+    return f"{_registry_location(region)}-docker.pkg.dev/vertex-ai/training/{image}:latest"
 
 
-def of_uri(uri: str) -> Prebuilt | None:
+def parse_uri(uri: str) -> Prebuilt | None:
     """Describe an image by its name; None if it is not one of Google's training images."""
     found = _URI.fullmatch(uri)
     if found is None:
@@ -191,7 +192,7 @@ def of_uri(uri: str) -> Prebuilt | None:
 
 def problems(uri: str) -> Iterator[Problem]:
     """Yield why Headway cannot run in an image."""
-    image = of_uri(uri)
+    image = parse_uri(uri)
     newest = f"leave image.uri out: {NEWEST['gpu']} is the newest; or mode: container"
     if image is None:
         what = f"a package runs in one of Google's images for training, and {uri} is none of them"
@@ -205,7 +206,7 @@ def problems(uri: str) -> Iterator[Problem]:
 
 
 def notes(uri: str, today: date) -> Iterator[str]:
-    image = of_uri(uri)
+    image = parse_uri(uri)
     if image is None:
         return
     if image.name not in IMAGES:
@@ -219,7 +220,7 @@ def notes(uri: str, today: date) -> Iterator[str]:
         yield f"image: {image.name} can be had until {image.ends}"
 
 
-def _near(region: str) -> str:
+def _registry_location(region: str) -> str:
     continent = region.partition("-")[0]
     return continent if continent in ("europe", "asia") else "asia" if continent == "australia" else "us"
 

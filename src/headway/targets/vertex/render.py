@@ -17,7 +17,7 @@ from headway.rundir.status import run_url
 from headway.storage import join
 from headway.targets.vertex import machines, package
 from headway.targets.vertex.boot import SPEC
-from headway.targets.vertex.machines import Region, of_job
+from headway.targets.vertex.machines import Placement, job_placements
 from headway.targets.vertex.options import Options
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ NFS = "/mnt/nfs/"  # Vertex AI mounts only below it
 
 def requests(plan: Plan, options: Options) -> list[Request]:
     """Return every request of `submit`: the image or the package, then one custom job per candidate region."""
-    return [*_image(plan, options), *_package(plan, options), *_jobs(plan, options)]
+    return [*_image_requests(plan, options), *_package_requests(plan, options), *_job_requests(plan, options)]
 
 
-def custom_job(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
+def custom_job(plan: Plan, options: Options, placement: Placement) -> dict[str, Any]:
     """Build the body of `customJobs.create`."""
     job: dict[str, Any] = {
         "displayName": RUN,
         "labels": labels(plan, options),
-        "jobSpec": _spec(plan, options, place),
+        "jobSpec": _spec(plan, options, placement),
     }
     if options.kms_key:
         job["encryptionSpec"] = {"kmsKeyName": options.kms_key}
@@ -53,7 +53,7 @@ def custom_job(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
 
 
 def labels(plan: Plan, options: Options) -> dict[str, str]:
-    own = {
+    result = {
         RUN_LABEL: RUN,
         FOLDER_LABEL: folder_label(run_url(str(plan.job["outputs"]), RUN)),
         EXPIRES_LABEL: EXPIRES,
@@ -61,7 +61,7 @@ def labels(plan: Plan, options: Options) -> dict[str, str]:
         OWNER_NAME_LABEL: OWNER_NAME,
         START_LABEL: START,
     }
-    return {**{str(name): str(value) for name, value in options.labels.items()}, **own}
+    return {**{str(name): str(value) for name, value in options.labels.items()}, **result}
 
 
 def folder_label(url: str) -> str:
@@ -83,15 +83,15 @@ def url_of(region: str, options: Options) -> str:
     return f"{API.format(region=region)}/projects/{options.project}/locations/{region}/customJobs"
 
 
-def image_of(plan: Plan, options: Options, place: Region) -> str:
+def image_of(plan: Plan, options: Options, placement: Placement) -> str:
     """Return the image that the machines run."""
     if options.mode == "container":
         return build.reference(plan, of_plan(plan))
     ready = plan.job.get("image", {}).get("uri")
-    return str(ready or package.default_uri(accelerated=place.accelerator is not None, region=place.region))
+    return str(ready or package.default_uri(accelerated=placement.accelerator is not None, region=placement.region))
 
 
-def to_be_built(plan: Plan, options: Options) -> Blueprint | None:
+def image_to_build(plan: Plan, options: Options) -> Blueprint | None:
     """Return the image that this machine must still build and push; None if there is none."""
     if options.mode != "container" or plan.job.get("image", {}).get("uri"):
         return None
@@ -99,8 +99,8 @@ def to_be_built(plan: Plan, options: Options) -> Blueprint | None:
     return None if build.pushed(image) else image
 
 
-def _image(plan: Plan, options: Options) -> list[Request]:
-    image = to_be_built(plan, options)
+def _image_requests(plan: Plan, options: Options) -> list[Request]:
+    image = image_to_build(plan, options)
     if image is None:
         return []
     argv = [build.build_command("docker", image), ["docker", "push", image.name]]
@@ -110,7 +110,7 @@ def _image(plan: Plan, options: Options) -> list[Request]:
     ]
 
 
-def _package(plan: Plan, options: Options) -> list[Request]:
+def _package_requests(plan: Plan, options: Options) -> list[Request]:
     if options.mode != "package":
         return []
     outputs = str(plan.job["outputs"])
@@ -122,34 +122,36 @@ def _package(plan: Plan, options: Options) -> list[Request]:
     return [Request(name="package.json", body=body)]
 
 
-def _jobs(plan: Plan, options: Options) -> list[Request]:
+def _job_requests(plan: Plan, options: Options) -> list[Request]:
     made = []
-    for number, place in enumerate(of_job(plan.job, options), start=1):
+    for number, placement in enumerate(job_placements(plan.job, options), start=1):
         mark = "" if number == 1 else f"-{number}"
-        body = custom_job(plan, options, place)
-        sent = {"method": "POST", "url": url_of(place.region, options), "body": body}
+        body = custom_job(plan, options, placement)
+        sent = {"method": "POST", "url": url_of(placement.region, options), "body": body}
         made.append(Request(name=f"custom-job{mark}.json", body=sent))
-        made.append(Request(name=f"job-spec{mark}.yaml", body={"text": _for_gcloud(body, options, place, mark)}))
+        made.append(
+            Request(name=f"job-spec{mark}.yaml", body={"text": _gcloud_command(body, options, placement, mark)})
+        )
     return made
 
 
-def _for_gcloud(body: Mapping[str, Any], options: Options, place: Region, mark: str) -> str:
+def _gcloud_command(body: Mapping[str, Any], options: Options, placement: Placement, mark: str) -> str:
     """Return the job spec as a file for `gcloud ai custom-jobs create --config`. JSON is valid YAML."""
     pairs = ",".join(f"{name}={value}" for name, value in body["labels"].items())
     about = [
-        f"# {place}. The same as custom-job{mark}.json, for gcloud:",
-        f"# gcloud ai custom-jobs create --project={options.project} --region={place.region} \\",
+        f"# {placement}. The same as custom-job{mark}.json, for gcloud:",
+        f"# gcloud ai custom-jobs create --project={options.project} --region={placement.region} \\",
         f"#   --display-name={body['displayName']} --labels={pairs} --config=job-spec{mark}.yaml",
         "# `headway run` writes the run's folder first, and puts its name where {RUN} stands.",
     ]
     return "\n".join([*about, json.dumps(body["jobSpec"], indent=2, ensure_ascii=False, sort_keys=True)]) + "\n"
 
 
-def _spec(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
+def _spec(plan: Plan, options: Options, placement: Placement) -> dict[str, Any]:
     url = run_url(str(plan.job["outputs"]), RUN)
     spec: dict[str, Any] = {
-        "workerPoolSpecs": _pools(plan, options, place),
-        "scheduling": _scheduling(plan, options, place),
+        "workerPoolSpecs": _pools(plan, options, placement),
+        "scheduling": _scheduling(plan, options, placement),
         "baseOutputDirectory": {"outputUriPrefix": f"{url}/vertex"},
     }
     said = {
@@ -161,12 +163,12 @@ def _spec(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     return {**spec, **{name: value for name, value in said.items() if value}}
 
 
-def _scheduling(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
+def _scheduling(plan: Plan, options: Options, placement: Placement) -> dict[str, Any]:
     """Build the scheduling section, with retries: a preempted machine is replaced and resumes from the last checkpoint.
 
     One worker's restart does not restart the whole job: the supervisors repeat their rendezvous.
     """
-    strategy = "SPOT" if place.spot else "FLEX_START" if options.strategy == "flex-start" else "STANDARD"
+    strategy = "SPOT" if placement.spot else "FLEX_START" if options.strategy == "flex-start" else "STANDARD"
     found: dict[str, Any] = {
         "timeout": f"{math.ceil(timeout_s(plan, options))}s",
         "strategy": strategy,
@@ -178,23 +180,23 @@ def _scheduling(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
     return found
 
 
-def _pools(plan: Plan, options: Options, place: Region) -> list[dict[str, Any]]:
+def _pools(plan: Plan, options: Options, placement: Placement) -> list[dict[str, Any]]:
     """Build the worker pools: pool 0 is the primary, exactly one node; pool 1 has all other nodes."""
-    return [_pool(plan, options, place, count) for count in (1, plan.nodes - 1) if count]
+    return [_pool(plan, options, placement, count) for count in (1, plan.nodes - 1) if count]
 
 
-def _pool(plan: Plan, options: Options, place: Region, count: int) -> dict[str, Any]:
-    machine: dict[str, Any] = {"machineType": place.machine}
-    if place.accelerator is not None:
-        machine["acceleratorType"] = machines.ACCELERATORS[place.accelerator.kind]
-        machine["acceleratorCount"] = place.accelerator.count
+def _pool(plan: Plan, options: Options, placement: Placement, count: int) -> dict[str, Any]:
+    machine: dict[str, Any] = {"machineType": placement.machine}
+    if placement.accelerator is not None:
+        machine["acceleratorType"] = machines.ACCELERATORS[placement.accelerator.kind]
+        machine["acceleratorCount"] = placement.accelerator.count
     disk = plan.job.get("resources", {}).get("disk")
     gb = max(SMALLEST_DISK_GB, math.ceil(disk / 1e9)) if disk else SMALLEST_DISK_GB
     pool: dict[str, Any] = {
         "machineSpec": machine,
         "replicaCount": count,
         "diskSpec": {"bootDiskType": options.disk_type, "bootDiskSizeGb": gb},
-        **_program(plan, options, place),
+        **_program(plan, options, placement),
     }
     mounts = [_nfs(mount) for mount in plan.job.get("mounts", ())]
     return {**pool, "nfsMounts": mounts} if mounts else pool
@@ -205,8 +207,8 @@ def _nfs(mount: Mapping[str, Any]) -> dict[str, str]:
     return {"server": server, "path": path, "mountPoint": str(mount["at"]).removeprefix(NFS).strip("/")}
 
 
-def _program(plan: Plan, options: Options, place: Region) -> dict[str, Any]:
-    outputs, image = str(plan.job["outputs"]), image_of(plan, options, place)
+def _program(plan: Plan, options: Options, placement: Placement) -> dict[str, Any]:
+    outputs, image = str(plan.job["outputs"]), image_of(plan, options, placement)
     url, env = run_url(outputs, RUN), _environment(plan, options)
     if options.mode == "package":
         uris = [join(outputs, f"code/{plan.code.wheel}"), join(outputs, f"code/{package.file_name(plan)}")]
@@ -243,6 +245,6 @@ def _boot_spec(plan: Plan) -> dict[str, Any]:
         "wheel": plan.code.wheel,
         "wheel_sha256": plan.code.wheel_sha256,
         "requirements": plan.job.get("requirements"),
-        "needs": package.needs(extras(plan.job)),
+        "needs": package.requirements(extras(plan.job)),
         "setup": [str(command) for command in plan.job.get("setup", ())],
     }

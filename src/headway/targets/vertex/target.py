@@ -28,30 +28,27 @@ from headway.rundir.status import (
 )
 from headway.targets.vertex import checks, client, lifecycle, machines, render
 from headway.targets.vertex.client import ApiError, Client
-from headway.targets.vertex.lifecycle import UNDER_WAY
-from headway.targets.vertex.lifecycle import Job as LifecycleJob
-from headway.targets.vertex.machines import places, regions
-from headway.targets.vertex.machines import regions as regions_regions
+from headway.targets.vertex.lifecycle import RUNNING_STATES
+from headway.targets.vertex.machines import placements, regions
 from headway.targets.vertex.options import Options
 from headway.targets.vertex.render import KIND
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.spec import Job
-    from headway.spec import Job as Wanted
 
 
 # Check a project's setup for a job, with the command that fixes each problem. Read-only, at no cost.
 
 
-AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+SERVICE_AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
-def refusals(client: Client, where: list[str]) -> Iterator[Problem]:
+def region_problems(client: Client, where: list[str]) -> Iterator[Problem]:
     """Yield a problem for each region in which Vertex AI refuses our requests."""
     for region in where:
         try:
-            client.one(region)
+            client.probe(region)
         except ApiError as error:
             yield Problem(what=error.problem.what, where=f"targets.region {region}", fix=error.problem.fix)
 
@@ -61,17 +58,17 @@ def findings(client: Client, options: Options, job: Job) -> Iterator[Finding]:
         yield Finding("bad", f"{problem.where}: {problem.what}", problem.fix)
     for region in regions(options):
         try:
-            client.one(region)
-            running = lifecycle.live(client, [region])
+            client.probe(region)
+            running = lifecycle.live_jobs(client, [region])
             yield Finding("ok", f"Vertex AI answers for {client.project} in {region}; {len(running)} live runs there")
         except ApiError as error:
             yield Finding("bad", f"{region}: {error.problem.what}", error.problem.fix)
-    yield _logging(client)
-    yield Finding("ok", "it would go to " + ", then ".join(map(str, places(job.resources, options))))
-    yield _account(client, options, job)
+    yield _logging_finding(client)
+    yield Finding("ok", "it would go to " + ", then ".join(map(str, placements(job.resources, options))))
+    yield _account_finding(client, options, job)
 
 
-def _logging(client: Client) -> Finding:
+def _logging_finding(client: Client) -> Finding:
     try:
         list(client.entries('resource.type="ml_job"', limit=1))
         return Finding("ok", "Cloud Logging can be read")
@@ -79,18 +76,18 @@ def _logging(client: Client) -> Finding:
         return Finding("note", f"Cloud Logging cannot be read: {error.problem.what}", error.problem.fix)
 
 
-def _account(client: Client, options: Options, job: Job) -> Finding:
+def _account_finding(client: Client, options: Options, job: Job) -> Finding:
     """Name the account that the job runs as and the role it needs. Only Google knows whether it has it."""
-    who = options.service_account or AGENT
+    member = options.service_account or SERVICE_AGENT
     bucket = job.outputs.removeprefix("gs://").partition("/")[0]
-    fix = f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{who}"
+    fix = f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{member}"
     what = f"the job runs as {options.service_account or 'Vertex AI’s own agent'}, which must be let write the bucket"
     return Finding("note", what, f"{fix} --role=roles/storage.objectUser")
 
 
 DEFAULTS = Options()
-LOOK_S = 2.0  # poll interval of the run folder while following a log …
-ASK_S = 15.0  # … and of Vertex AI
+POLL_S = 2.0  # poll interval of the run folder while following a log …
+QUERY_S = 15.0  # … and of Vertex AI
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +98,20 @@ class VertexTarget:
     sleep: Callable[[float], None] = time.sleep
     _clients: list[Client] = field(default_factory=list, compare=False, repr=False)
 
-    def check(self, job: Wanted) -> list[Problem]:
+    def check(self, job: Job) -> list[Problem]:
         return list(checks.problems(job, self.options))
 
-    def notes(self, job: Wanted, ranks: int) -> list[str]:
+    def notes(self, job: Job, ranks: int) -> list[str]:
         """Return remarks for the plan that do not stop the job."""
         return [*checks.notes(job, self.options, self.today()), *machines.notes(job, self.options)]
 
-    def online(self, job: Wanted) -> list[Problem]:
+    def online(self, job: Job) -> list[Problem]:
         """Find problems that only Google can report: refused access in a region of the run, and a missing image."""
-        refused = list(refusals(self._client(), regions_regions(self.options)))
-        absent = checks.missing(self._client(), job.image.uri) if job.image.uri and not refused else None
-        return refused if absent is None else [absent]
+        refusals = list(region_problems(self._client(), regions(self.options)))
+        missing_image = checks.image_problem(self._client(), job.image.uri) if job.image.uri and not refusals else None
+        return refusals if missing_image is None else [missing_image]
 
-    def doctor(self, job: Wanted) -> Iterator[Finding]:
+    def doctor(self, job: Job) -> Iterator[Finding]:
         """Check the project's setup; each finding has the command that fixes it."""
         return findings(self._client(), self.options, job)
 
@@ -133,9 +130,9 @@ class VertexTarget:
         job = self._newest(handle)
         if job is None:
             return []
-        return [line for line in (client.last_words(self._client(), job.id), job.error) if line]
+        return [line for line in (client.last_output(self._client(), job.id), job.error) if line]
 
-    def limits(self, job: Wanted) -> Limits:
+    def limits(self, job: Job) -> Limits:
         """Return the durations that apply on Vertex AI. Its own timeout, always set, is the backstop of the budget."""
         hours = machines.hours(job, self.options)
         budget_s = None if hours is None else hours * 3600
@@ -143,9 +140,9 @@ class VertexTarget:
         second = f"Vertex AI's own timeout of {limit / 3600:.4g} h, each submission"
         return Limits(budget_s=budget_s, max_wait_s=job.max_wait, grace_s=self.options.grace, second=second)
 
-    def cpus(self, job: Wanted, ranks: int) -> int:
+    def cpus(self, job: Job, ranks: int) -> int:
         """Return the CPUs per node that the ranks' threads share."""
-        return machines.cpus_of(places(job.resources, self.options)[0].machine)
+        return machines.cpus_of(placements(job.resources, self.options)[0].machine)
 
     def render(self, plan: Plan) -> list[Request]:
         """Return the package or image, and the custom job per candidate region. No request contains a secret."""
@@ -158,36 +155,36 @@ class VertexTarget:
         handle = Handle(target=plan.target, run=run, url=url)
         live = [job for job in self._jobs(handle) if job.live]
         if live:
-            raise RunBusy(f"{run}: {live[-1]} is {live[-1].words}", fix=f"headway stop {run}")
-        lifecycle.lay_ready(plan, self.options, self.engine)
+            raise RunBusy(f"{run}: {live[-1]} is {live[-1].state_text}", fix=f"headway stop {run}")
+        lifecycle.upload(plan, self.options, self.engine)
         try:
             # Vertex AI's timeout starts anew with each submission, so set it from the rest of the budget.
             left = remainder(plan, spent_s(folder_of(handle)))
-            job, place = lifecycle.create(self._client(), left, self.options, run, self.sleep)
+            job, placement = lifecycle.create(self._client(), left, self.options, run, self.sleep)
         except BaseException:  # Ctrl-C too: a queued job would run eventually
-            self._take_back(handle)
+            self._cancel_quietly(handle)
             raise
-        return Handle(target=plan.target, run=run, url=url, details={"job": job.name, "place": str(place)})
+        return Handle(target=plan.target, run=run, url=url, details={"job": job.name, "place": str(placement)})
 
     def status(self, handle: Handle) -> Status:
         # Query Vertex AI before reading the folder: a job that has ended by then writes nothing more.
         try:
-            job: LifecycleJob | None = self._newest(handle)
+            job: lifecycle.Job | None = self._newest(handle)
         except ApiError as error:
-            return evidence(folder_of(handle)).end or _unasked(handle, error)
-        seen = evidence(folder_of(handle))
-        if seen.end is not None and seen.end.state in FOR_GOOD:
-            return seen.end
+            return evidence(folder_of(handle)).end or _status_from_folder(handle, error)
+        inputs = evidence(folder_of(handle))
+        if inputs.end is not None and inputs.end.state in FOR_GOOD:
+            return inputs.end
         if job is not None and job.live:
-            return self._standing(handle, job, seen)
-        return seen.end or self._without_a_farewell(job, seen)
+            return self._live_status(handle, job, inputs)
+        return inputs.end or self._lost_status(job, inputs)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         """Yield the lines of the run folder; until the supervisor starts, those of Cloud Logging."""
-        over = self._over(handle) if follow else None
+        ended = self._end_check(handle) if follow else None
         if rank is None:
-            yield from self._before(handle, over)
-        yield from tail(folder_of(handle), spool=None, over=over, rank=rank)
+            yield from self._startup_logs(handle, ended)
+        yield from tail(folder_of(handle), spool=None, over=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Request a stop through the run folder, wait for the grace period, cancel the job, and list again."""
@@ -197,8 +194,10 @@ class VertexTarget:
         return receipt
 
     def found(self) -> list[Handle]:
-        live = {(job.url, job.owner): job for job in lifecycle.live(self._client(), regions_regions(self.options))}
-        return [Handle(target=KIND, run=job.run, url=job.url, details=_label(job)) for _, job in sorted(live.items())]
+        live = {(job.url, job.owner): job for job in lifecycle.live_jobs(self._client(), regions(self.options))}
+        return [
+            Handle(target=KIND, run=job.run, url=job.url, details=_job_details(job)) for _, job in sorted(live.items())
+        ]
 
     def _client(self) -> Client:
         if not self._clients:
@@ -207,24 +206,24 @@ class VertexTarget:
             self._clients.append(Client(self.options.project))
         return self._clients[0]
 
-    def _jobs(self, handle: Handle) -> list[LifecycleJob]:
+    def _jobs(self, handle: Handle) -> list[lifecycle.Job]:
         """List the run's jobs by label in all regions, and the recorded one in case a label is lost."""
-        found = lifecycle.of_run(self._client(), regions_regions(self.options), handle.url)
-        known = str(handle.details.get("job", ""))
-        if known and known not in {job.name for job in found}:
-            recorded = lifecycle.recorded(self._client(), known, handle.url)
+        found = lifecycle.jobs_of_run(self._client(), regions(self.options), handle.url)
+        recorded_name = str(handle.details.get("job", ""))
+        if recorded_name and recorded_name not in {job.name for job in found}:
+            recorded = lifecycle.read_run_job(self._client(), recorded_name, handle.url)
             found = [recorded, *found] if recorded is not None else found
         return found
 
-    def _newest(self, handle: Handle) -> LifecycleJob | None:
-        known = str(handle.details.get("job", ""))
-        recorded = lifecycle.recorded(self._client(), known, handle.url)
+    def _newest(self, handle: Handle) -> lifecycle.Job | None:
+        recorded_name = str(handle.details.get("job", ""))
+        recorded = lifecycle.read_run_job(self._client(), recorded_name, handle.url)
         if recorded is not None and recorded.live:
             return recorded
         found = self._jobs(handle)
         return next((job for job in reversed(found) if job.live), found[-1] if found else None)
 
-    def _take_back(self, handle: Handle) -> None:
+    def _cancel_quietly(self, handle: Handle) -> None:
         try:
             for job in self._jobs(handle):
                 if job.live:
@@ -232,30 +231,32 @@ class VertexTarget:
         except HeadwayError:
             pass  # the launcher lists and reports what is left
 
-    def _standing(self, handle: Handle, job: LifecycleJob, seen: StatusInputs) -> Status:
+    def _live_status(self, handle: Handle, job: lifecycle.Job, inputs: StatusInputs) -> Status:
         """Return the status of a run with a live job. A preempted run that Vertex AI restarts has not ended."""
-        where = f"{job} is {job.words}"
-        if job.state in UNDER_WAY and seen.started and seen.end is None:
-            return Status(state=State.RUNNING, reason=where)
-        again = next_start(handle, started=seen.started)
-        return Status(state=State.PENDING, reason=where + again)
+        reason = f"{job} is {job.state_text}"
+        if job.state in RUNNING_STATES and inputs.started and inputs.end is None:
+            return Status(state=State.RUNNING, reason=reason)
+        restart = next_start(handle, started=inputs.started)
+        return Status(state=State.PENDING, reason=reason + restart)
 
-    def _without_a_farewell(self, job: LifecycleJob | None, seen: StatusInputs) -> Status:
+    def _lost_status(self, job: lifecycle.Job | None, inputs: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event."""
         if job is None:
-            reason = "its job is gone, and Vertex AI has forgotten it" if seen.started else "was never submitted"
+            reason = "its job is gone, and Vertex AI has forgotten it" if inputs.started else "was never submitted"
             return Status(state=State.LOST, reason=reason)
-        why = f"{job} {job.words}" + (f": {job.error}" if job.error else "")
-        if seen.started:
-            return Status(state=State.LOST, reason=why)
+        reason = f"{job} {job.state_text}" + (f": {job.error}" if job.error else "")
+        if inputs.started:
+            return Status(state=State.LOST, reason=reason)
         if job.state in ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED"):
-            return Status(state=State.STOPPED, reason=f"{why} before its first attempt")
-        said = client.last_words(self._client(), job.id)
-        last = f"; it last said: {said}" if said else ""
+            return Status(state=State.STOPPED, reason=f"{reason} before its first attempt")
+        last_line = client.last_output(self._client(), job.id)
+        last_output = f"; it last said: {last_line}" if last_line else ""
         link = lifecycle.console_link(job.name, self._client().project)
-        return Status(state=State.FAILED, reason=f"{why}, before the supervisor started{last} ({link})", exit_code=1)
+        return Status(
+            state=State.FAILED, reason=f"{reason}, before the supervisor started{last_output} ({link})", exit_code=1
+        )
 
-    def _before(self, handle: Handle, over: Callable[[], bool] | None) -> Iterator[LogLine]:
+    def _startup_logs(self, handle: Handle, ended: Callable[[], bool] | None) -> Iterator[LogLine]:
         """Yield what Cloud Logging has from before the first attempt of this submission."""
         if evidence(folder_of(handle)).started:
             return
@@ -265,24 +266,22 @@ class VertexTarget:
             return  # the run folder is read next
         if job is None:
             return
-        preamble = client.CloudLogReader(self._client(), job.id)
-        if over is None:
-            yield from preamble.fresh()
+        reader = client.CloudLogReader(self._client(), job.id)
+        if ended is None:
+            yield from reader.read_new()
         else:
-            yield from client.followed(
-                preamble, lambda: over() or evidence(folder_of(handle)).started, sleep=self.sleep
-            )
+            yield from client.follow(reader, lambda: ended() or evidence(folder_of(handle)).started, sleep=self.sleep)
 
-    def _over(self, handle: Handle) -> Callable[[], bool]:
-        return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
+    def _end_check(self, handle: Handle) -> Callable[[], bool]:
+        return over(handle, self.status, look_s=POLL_S, ask_s=QUERY_S)
 
 
-def _label(job: LifecycleJob) -> dict[str, str]:
+def _job_details(job: lifecycle.Job) -> dict[str, str]:
     return {"job": job.name, "expires": job.expires, "owner": job.owner, "owner_name": job.owner_name}
 
 
-def _unasked(handle: Handle, trouble: ApiError) -> Status:
+def _status_from_folder(handle: Handle, api_error: ApiError) -> Status:
     """Return the status from the run folder alone, with the reason why Vertex AI could not be queried."""
     status = StatusPoller(folder_of(handle)).status()
-    reason = "; ".join(filter(None, (status.reason, trouble.problem.what)))
+    reason = "; ".join(filter(None, (status.reason, api_error.problem.what)))
     return Status(state=status.state, reason=reason, exit_code=status.exit_code)

@@ -117,7 +117,7 @@ class Branching(Scale):
 
 
 def test_what_cannot_be_traced_is_said_with_what_to_do_instead(tmp_path: Path) -> None:
-    with pytest.raises(NotExported, match="cannot be written") as caught:
+    with pytest.raises(NotExported, match="cannot be exported") as caught:
         write_pt2(graph(Branching().eval()), tmp_path)
     assert "--as pth" in caught.value.problem.fix
 

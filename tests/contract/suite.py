@@ -244,7 +244,7 @@ class TargetContract(ABC):
         said: list[str] = []
         with self.failing_submit(monkeypatch, target), pytest.raises(HeadwayError):
             lifecycle.launch(plan, name="unlucky", detach=True, target=target, say=said.append)
-        assert "taken down" in said[-1]
+        assert "was removed" in said[-1]
         assert target.found() == []
         assert "unlucky" not in subfolders(open_store(outputs))
 
@@ -276,7 +276,7 @@ class TargetContract(ABC):
         for receipt in (copy.down(), copy.stop().receipt):
             assert receipt is not None
             assert receipt.removed == receipt.left == ()
-        assert any(hold.url in line and "not touched" in line for line in said)
+        assert any(hold.url in line and "left unchanged" in line for line in said)
         assert list(copy.logs(follow=True, rank=0))
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert [found.url for found in target.found()] == [hold.url]

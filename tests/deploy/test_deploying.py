@@ -195,7 +195,7 @@ def test_what_stays_after_all_is_named_and_is_code_5(headway: Type, bundle: Path
     headway("deploy", bundle, *words("vertex", "--submit", "-y"))
     cloud.stuck = True
     down = headway("deploy", "--down", "--to", "vertex", "--project", "my-project", "--name", "my-leaves", "-y")
-    assert (down.code, "still there" in down.err) == (5, True)
+    assert (down.code, "not removed" in down.err) == (5, True)
 
 
 def test_a_bundle_in_a_bucket_is_read_at_the_start(tmp_path: Path) -> None:

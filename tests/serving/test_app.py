@@ -94,7 +94,7 @@ def test_explanations_come_when_asked_for(served: Served) -> None:
         (b'{"instances": [{"text": "x"}]}', 400, "/instances/0", "'image' is missing"),
         (b'{"instances": [{"image": "%%"}]}', 400, "/instances/0/image", "base64"),
         (b'{"instances": [{"image": 5}]}', 400, "/instances/0/image", "base64"),
-        (b'{"instances": [{"image": "aGVsbG8="}]}', 400, "/instances/0/image", "not a picture"),
+        (b'{"instances": [{"image": "aGVsbG8="}]}', 400, "/instances/0/image", "not an image"),
         (b'{"instances": [{"image": "https://x.org/a.png"}]}', 400, "/instances/0/image", "does not fetch URLs"),
         (b'{"instances": [{"text": " \\u001c\\ufeff", "image": ""}]}', 400, "/instances/0/text", "the text is empty"),
         (b'{"instances": ["x"], "parameters": {"beam": 9}}', 400, "/parameters", "'beam'"),

@@ -32,7 +32,7 @@ def test_what_is_no_picture_is_said_and_the_next_one_works(page: Any, served: Se
     with served() as client:
         page.goto(str(client.base_url))
         page.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
-        page.locator("#state.wrong", has_text="not a picture").wait_for()
+        page.locator("#state.wrong", has_text="not an image").wait_for()
         page.set_input_files("input[type=file]", {"name": "b.png", "mimeType": "image/png", "buffer": png(9)})
         page.locator("#answer .said", has_text="9").wait_for()
         assert page.locator("#state").inner_text() == ""

@@ -261,7 +261,7 @@ class TestLocal(TargetContract):
         there = lifecycle.reach(moved, target=target)
         status = there.outcome().status
         assert status.state is State.RUNNING
-        assert f"moved here from {hold.url}" in status.reason
+        assert f"moved from {hold.url}" in status.reason
         with pytest.raises(RunBusy, match="was moved from"):
             lifecycle.resume(moved, target=target)
         for verb in (there.down, there.stop):

@@ -27,6 +27,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -65,6 +66,8 @@ JOB: dict[str, Any] = {
 
 def missing_history() -> str:
     """Return why the old version cannot be had here; empty where it can."""
+    if shutil.which("git") is None:
+        return "git is not installed"
     found = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True)
     return "" if found.returncode == 0 else f"commit {COMMIT} is not in this clone: git fetch --unshallow"
 

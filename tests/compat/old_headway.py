@@ -15,7 +15,8 @@ processes of the old version are started, and who starts them when today's versi
 | headway.ci.trigger | workflow files in users' repositories | same name |
 | headway | rehearsals, verbs run in containers | same name |
 
-Recorded scripts import `headway`, `headway.runtime` and `headway.storage`: these names stay too.
+Recorded scripts import `headway` and `headway.runtime`: these names stay too. On `local` they meet today's package, in
+which other modules that the old pages named (headway.score.captions, headway.data.loader, headway.data.opening) moved.
 `plan.json`, `lease.json` and `intent.json` are read by the recorded wheel, which refuses a plan with keys it does not
 know: a resume adds none.
 """
@@ -26,6 +27,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -64,6 +66,8 @@ JOB: dict[str, Any] = {
 
 def missing_history() -> str:
     """Return why the old version cannot be had here; empty where it can."""
+    if shutil.which("git") is None:
+        return "git is not installed"
     found = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True)
     return "" if found.returncode == 0 else f"commit {COMMIT} is not in this clone: git fetch --unshallow"
 
@@ -132,7 +136,7 @@ class Project:
         found = {name: key for name in RESULTS for key in saved if key.endswith(name)}
         assert found.keys() == set(RESULTS), keys
         exported = [entry.key for entry in store.list("export") if entry.key.endswith("model.safetensors")]
-        (found["export"],) = exported  # in a bucket, below a folder named by its content
+        (found["export"],) = exported  # in a bucket, in a folder below it
         return {"step": last, **{name: _hash(name, store.read(key)) for name, key in found.items()}}
 
     def attempts(self, run: str) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ from headway.rundir.layout import RunFolder
 from headway.spec import from_plain, loads, to_plain, undump
 from headway.storage import open_store
 
+pytestmark = pytest.mark.slow
+
 RECORDS = Path(__file__).parent / "old_records"
 KILLED = -9
 STEPS = 8  # of the captioning record, in which the recorded share of 0.3 is 2

@@ -19,7 +19,7 @@ def test_a_run_that_the_old_version_stopped_goes_on_to_the_bit(project: Project,
     project.begin("a")
     stopped(project, "a", by=project.old)
     resumed(project, "a", straight)
-    assert "going on from step" in project.new("logs", "a")
+    assert "resuming from step" in project.new("logs", "a")
     assert "bleu" in project.new("eval", "a")
     project.new("export", "a", "--to", str(project.folder / "bundle"))
     assert (project.folder / "bundle" / "bundle.json").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Headway
+from tests.cli.conftest import headway as headway
 from tests.servers import processes
 from tests.servers.google_auth import GoogleAuthServer
 from tests.servers.kube_secrets import KubeSecretsServer
@@ -17,7 +18,6 @@ from tests.servers.secret_manager import SecretManagerServer
 CANARIES = {kind: f"canary-{kind}-41d7-never-to-be-seen" for kind in ("env", "file", "google", "kube", "amazon")}
 SCRIPT = """\
 import os
-from tests.cli.conftest import headway as headway
 for kind in ("ENV", "FILE", "GOOGLE", "KUBE", "AMAZON"):
     value = os.environ["TOKEN_" + kind]
     print(kind, len(value), value)

@@ -115,7 +115,7 @@ def test_a_script_of_any_framework_goes_on_with_its_own_files(headway: Any, tmp_
     assert json.loads(folder.store.read("files/state.json"))["step"] == 1050
     resumed = headway("resume", "any")
     assert resumed.returncode == 0, resumed.stderr
-    assert "resuming from step 1050" in "".join(line.text for line in folder.log_lines())
+    assert "going on from step 1050" in "".join(line.text for line in folder.log_lines())
     assert folder.store.read("files/model.json") == (tmp_path / "files" / "model.json").read_bytes()
 
 
@@ -129,7 +129,7 @@ def test_a_script_of_any_framework_survives_kill_9(headway: Any, tmp_path: Path)
     done = headway("run", *job)
     assert done.returncode == 0, done.stderr
     folder = folder_of(tmp_path, "any")
-    assert "resuming from step 1200" in "".join(line.text for line in folder.log_lines())
+    assert "going on from step 1200" in "".join(line.text for line in folder.log_lines())
     assert [event["signal"] for event in folder.events() if event["kind"] == "rank_exit"] == ["SIGKILL"]
     subprocess.run(
         [sys.executable, EXAMPLES / "any-framework" / "train.py"], cwd=tmp_path, check=True, capture_output=True

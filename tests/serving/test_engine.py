@@ -58,5 +58,5 @@ def _refused(bundle: Bundle) -> None:
 def test_a_recipe_that_decodes_word_by_word_stays_with_torch(tmp_path: Path) -> None:
     bundle = Bundle.open(str(MADE["translation"](tmp_path / "bundle")))
     assert predictor.choose(service_of(bundle), bundle, "auto").startswith("torch")
-    with pytest.raises(BadInput, match="word by word"):
+    with pytest.raises(BadInput, match="step by step"):
         predictor.choose(service_of(bundle), bundle, "onnx")

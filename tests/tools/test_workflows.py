@@ -15,6 +15,7 @@ import yaml
 
 from headway.tools.ci import github, gitlab
 from tests.cli.conftest import Headway
+from tests.cli.conftest import headway as headway
 
 WHEEL = "headway-0.1.0-0abc-py3-none-any.whl"
 GITHUB, GITLAB = github(wheel=WHEEL, on="vertex"), gitlab(wheel=WHEEL, on="gke")
@@ -23,7 +24,6 @@ ZIZMOR = shutil.which("zizmor") or shutil.which("zizmor", path=str(Path(sys.exec
 LINT = """
 import { createLinter } from "%s";
 import { readFileSync } from "node:fs";
-from tests.cli.conftest import headway as headway
 const lint = await createLinter();
 console.log(JSON.stringify(lint(readFileSync(process.argv[2], "utf8"), "headway.yml")));
 """

@@ -114,7 +114,7 @@ def test_a_master_port_that_is_taken_is_said_with_its_code(tmp_path: Path) -> No
         world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         _, err = finished(python(tmp_path, OMP_NUM_THREADS="1", **world), code=2)
     assert f"MASTER_PORT: port {port}, for the rendezvous of the ranks, is not available: Address already in use" in err
-    assert "fix: end what listens there" in err
+    assert "fix: stop the process that listens there" in err
     assert "Traceback" not in err
 
 

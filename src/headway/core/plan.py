@@ -204,7 +204,7 @@ def in_plan(kind: str) -> str:
     Example:
         >>> from headway.core.plan import in_plan
         >>> in_plan("exact")
-        'exact: goes on from the newest checkpoint'
+        'exact: continues from the last checkpoint'
     """
     return _PLAN.get(kind, _PLAN[UNKNOWN])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
@@ -23,6 +22,8 @@ def for_each(request: Callable[[str], Result], keys: Sequence[str]) -> list[Resu
     """Return the results in the order of `keys`. The first error is raised once the requests under way have ended."""
     if len(keys) < _WORTH_THREADS:
         return [request(key) for key in keys]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(AT_ONCE, len(keys)), thread_name_prefix="requests") as pool:
         asked = [pool.submit(request, key) for key in keys]
         try:

@@ -1,5 +1,5 @@
 # A server for my-leaves (classification), made by Headway 0.1.0.
-# `headway serve --image` prints it. It listens on $PORT, and on what Vertex AI says.
+# `headway serve --image` prints it. It listens on $PORT, or on Vertex AI's $AIP_HTTP_PORT.
 
 FROM --platform=linux/amd64 python:3.12-slim AS base
 
@@ -20,17 +20,17 @@ RUN install -d -m 1777 /home/headway /home/headway/.cache
 ENV PATH=/opt/headway/bin:$PATH HOME=/home/headway PYTHONUNBUFFERED=1 PORT=8080
 COPY --from=environment /opt/headway /opt/headway
 
-# Headway itself, from the file beside this one: never by name from an index.
+# Headway itself, from the wheel in this folder, never from a package index.
 COPY headway-0.1.0-0abc-py3-none-any.whl /tmp/
 RUN /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps /tmp/headway-0.1.0-0abc-py3-none-any.whl
 
-# The model comes last: another one costs one layer. Every byte of it is checked when it is opened.
+# The model is the last layer: a new model replaces only that. Its checksums are verified on load.
 COPY bundle/ /headway/bundle/
 LABEL headway.bundle="my-leaves" \
       headway.recipe="classification" \
       headway.version="0.1.0" \
       headway.wheel="1111111111111111111111111111111111111111111111111111111111111111"
-# Nothing here needs root, and nothing that is shipped can be changed by who runs it.
+# Runs without root; the user cannot change the installed files.
 USER 1000:1000
 EXPOSE 8080
 ENTRYPOINT ["headway", "serve"]

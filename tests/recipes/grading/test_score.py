@@ -95,5 +95,5 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_done(run: Path, pai
     with pytest.raises(BadInput, match="one set of weights"):
         evaluate(str(run / "export"), checkpoint="phase1_best")
     (run / "splits.json").write_text(json.dumps({"test": [{"front": "../x.png", "back": "b.png"}]}))
-    with pytest.raises(BadInput, match="leads outside"):
+    with pytest.raises(BadInput, match="is outside of"):
         evaluate(str(run), data=str(run / "splits.json"))

@@ -112,7 +112,7 @@ def test_weights_of_another_model_are_refused_by_name(run: Path, tmp_path: Path)
     plan = json.loads((other / "plan.json").read_text())
     plan["job"]["config"]["head"] = "coral"
     (other / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(NoCheckpoint, match=r"do not fit grading as it is now: .*head"):
+    with pytest.raises(NoCheckpoint, match=r"do not match the current grading recipe: .*head"):
         open_trained(str(other))
 
 

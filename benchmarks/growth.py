@@ -71,14 +71,14 @@ def rank(folder: Path) -> dict[int, Work]:
 
 def run(folder: Path) -> dict[int, Work]:
     """run: a row of the ledger written, all together."""
-    from headway.rundir.index import Ledger, Row
+    from headway.rundir.index import RunIndex, RunRow
 
     def record(count: int) -> None:
         file = folder / f"ledger-{count}.sqlite"
         file.unlink(missing_ok=True)
         names = [f"run-{number}" for number in range(count)]
-        rows = (Row(name=name, url=name, target="local", job="j", created=1.0, state="finished") for name in names)
-        Ledger(file).record(*rows)
+        rows = (RunRow(name=name, url=name, target="local", job="j", created=1.0, state="finished") for name in names)
+        RunIndex(file).record(*rows)
 
     return {count: lambda count=count: record(count) for count in (100, 1_000, 10_000)}  # type: ignore[misc]
 

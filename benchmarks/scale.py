@@ -189,7 +189,7 @@ def shuffling() -> str:
 
 def history() -> str:
     """A month of metrics of one run, read as `headway show` reads them."""
-    from headway.rundir.layout import LONGEST_S, RunFolder
+    from headway.rundir.layout import MAX_SEGMENT_S, RunFolder
     from headway.storage.memory import MemoryStore
 
     store, steps, each = MemoryStore("memory://scale-history"), 1_000_000, 25_000
@@ -197,7 +197,7 @@ def history() -> str:
         lines = (json.dumps({"step": number * each + step, "loss": 1.5}) for step in range(each))
         store.write(f"metrics/a0001-{number + 1:07d}.jsonl", ("\n".join(lines) + "\n").encode())
     seconds, found = timed(lambda: RunFolder(store).metrics())
-    segments = 30 * 86_400 / LONGEST_S
+    segments = 30 * 86_400 / MAX_SEGMENT_S
     logs = segments * NODES * RANKS_A_NODE
     return (
         f"history | {len(found):,} steps | {seconds:.1f} s to merge | {segments:,.0f} segments of metrics a month hold;"

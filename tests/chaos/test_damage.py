@@ -18,7 +18,7 @@ import pytest
 from headway.core.errors import Denied, NoCheckpoint
 from headway.spec import Cadence, Checkpoint, Job, dump
 from headway.storage import open_store
-from headway.storage.base import TEMPORARY
+from headway.storage.base import TEMPORARY_PREFIX
 from headway.storage.local import FolderStore
 from headway.training.checkpoint import manager
 from tests.supervisor import supervised
@@ -279,7 +279,7 @@ def test_what_a_killed_writer_had_begun_is_swept_when_it_is_old(tmp_path: Path) 
 
     store = open_store(str(tmp_path))
     store.write("checkpoints/00000001/manifest.json", b"{}")
-    old, young = (tmp_path / "checkpoints/00000001" / f"{TEMPORARY}{name}" for name in ("old", "young"))
+    old, young = (tmp_path / "checkpoints/00000001" / f"{TEMPORARY_PREFIX}{name}" for name in ("old", "young"))
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 2 * manager.OLD_S,) * 2)

@@ -248,7 +248,7 @@ def archives() -> Subject:
 
 def cluster_specs() -> Subject:
     """Vertex AI's variable; the other launchers' too, with the same text in each of theirs."""
-    from headway.supervisor.topology import foreign
+    from headway.supervisor.topology import other_launcher
 
     pools = {"workerpool0": ["cmle-training-workerpool0-ab-0:2222"], "workerpool1": ["a:2222", "b:2222"]}
     spec = {"cluster": pools, "environment": "cloud", "task": {"type": "workerpool1", "index": 1}, "job": "{}"}
@@ -258,7 +258,7 @@ def cluster_specs() -> Subject:
         for name in ("CLUSTER_SPEC", "PET_NNODES", "SLURM_NODELIST"):
             env = {name: text, "SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "m"}
             try:
-                foreign(env, 2)
+                other_launcher(env, 2)
             except HeadwayError:
                 pass
 

@@ -191,7 +191,7 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour(), env={"PIDFILE": str(pidfile)})
         assert hold.wait().status.state is State.FINISHED
         daemon = int(pidfile.read_text())
-        eventually(lambda: platform.started(daemon) == "", "the daemon is gone")
+        eventually(lambda: platform.process_start_time(daemon) == "", "the daemon is gone")
 
     def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
@@ -205,7 +205,12 @@ class TestLocal(TargetContract):
         hold.wait()
         bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
-            known = {"pid": bystander.pid, "started": "1", "boot": platform.here(), "host": os.uname().nodename}
+            known = {
+                "pid": bystander.pid,
+                "started": "1",
+                "boot": platform.pid_namespace_id(),
+                "host": os.uname().nodename,
+            }
             (place(hold) / local_processes.PID).write_text(json.dumps(known))
             hold.target.down(hold.handle)
             assert bystander.poll() is None

@@ -88,7 +88,7 @@ def test_an_attempt_held_still_after_its_manifest_leaves_its_successors_pointers
     store: Store, verb: str, key: str, nth: int
 ) -> None:
     """Also between its last look at the lease and the write. The second of last.json strikes out what is to go."""
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     commit(store, 1, 3, 1.0)
 
     def overtaken() -> None:
@@ -105,7 +105,7 @@ def test_an_attempt_held_still_after_its_manifest_leaves_its_successors_pointers
 @pytest.mark.parametrize("again", [False, True])
 def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successor(store: Store, again: bool) -> None:
     """Also where an earlier attempt had committed that very step."""
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     if again:
         commit(store, lease.attempt, 5, 0.5)
     mine = lease.advance()
@@ -121,7 +121,7 @@ def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successo
 
 @pytest.mark.parametrize("key", [MANIFEST, BEST, LAST])
 def test_a_successor_is_not_ended_by_the_last_write_of_one_that_was_held_still(store: Store, key: str) -> None:
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     commit(store, 1, 3, 1.0)
 
     def awake() -> None:

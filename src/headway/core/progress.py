@@ -23,14 +23,14 @@ def with_listener(report: Report) -> Iterator[None]:
         _LISTENER.reset(before)
 
 
-def tell(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     report = _LISTENER.get()
     if report is not None:
         report(what, done, total)
 
 
-def counted(things: Iterable[T], what: str, total: int) -> Iterator[T]:
+def with_progress(items: Iterable[T], what: str, total: int) -> Iterator[T]:
     """Yield the same items, reporting progress for each."""
-    for number, thing in enumerate(things):
-        tell(what, number, total)
-        yield thing
+    for number, item in enumerate(items):
+        report_progress(what, number, total)
+        yield item

@@ -135,7 +135,7 @@ class Session:
         if world.rank == 0:
             try:
                 mine = identities.by_hand(url, identities.script_name(), config, seed)
-                self._lease = LeaseKeeper(mine.store, Lease.take(mine.store, on_wait=_say_waiting))
+                self._lease = LeaseKeeper(mine.store, Lease.acquire(mine.store, on_wait=_say_waiting))
             except HeadwayError as error:
                 if world.size == 1:
                     raise

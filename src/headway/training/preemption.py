@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from headway.core.errors import WORKER_AGAIN
+from headway.core.errors import WORKER_RESTART
 
 HEEDED = (signal.SIGTERM, signal.SIGINT)
 RESERVE_S = 5.0  # of the grace period, for everything that follows the checkpoint
@@ -26,7 +26,7 @@ class Stop(SystemExit):
     """Exit after a checkpoint because a stop was requested, with the exit code that asks for a restart."""
 
     def __init__(self) -> None:
-        super().__init__(WORKER_AGAIN)
+        super().__init__(WORKER_RESTART)
 
 
 class Stopping:
@@ -100,7 +100,7 @@ class Stopping:
                 first = self._clock()
                 self._begin_countdown(signal.Signals(byte[0]).name)
             elif self._clock() - first >= SAME_REQUEST_S:
-                os._exit(WORKER_AGAIN)  # second request: exit at once, wherever we are. Commits are atomic.
+                os._exit(WORKER_RESTART)  # second request: exit at once, wherever we are. Commits are atomic.
 
     def _begin_countdown(self, name: str) -> None:
         allowed = max(min(SHORTEST_S, self._grace_s), self._grace_s - RESERVE_S)
@@ -114,4 +114,4 @@ class Stopping:
 
     def _give_up(self) -> None:
         self._say("the grace period is over: ending without the last checkpoint; the one before it stands")
-        os._exit(WORKER_AGAIN)
+        os._exit(WORKER_RESTART)

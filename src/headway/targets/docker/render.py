@@ -16,7 +16,7 @@ from headway.core.plan import RUN
 from headway.core.types import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL, Request
 from headway.packaging import build
 from headway.packaging.dockerfile import CODE, HOME, NODE, SUPERVISOR, dockerignore, of_plan
-from headway.rundir.status import FAREWELL_S, place_of, run_url
+from headway.rundir.status import END_RECORD_S, local_dir, run_url
 from headway.storage import local_path
 from headway.targets.docker import secrets
 from headway.targets.docker.options import Options
@@ -63,7 +63,7 @@ def folders(plan: Plan) -> list[str]:
 
     Docker refuses to mount a missing folder, and creates missing mount points as root.
     """
-    place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    place = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
     own = [f"{place}/spool", *(f"{place}/node-{node}/spool" for node in range(plan.nodes))]
     if plan.job.get("image", {}).get("uri"):
         own += [f"{place}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
@@ -92,7 +92,7 @@ def _written(plan: Plan) -> Iterator[Volume]:
 
 
 def _node(plan: Plan, node: int) -> Iterator[Volume]:
-    place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    place = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
     yield Volume(source=f"{place}/node-{node}", at=NODE)
     yield Volume(source=f"{place}/spool", at=f"{NODE}/spool")
 
@@ -110,7 +110,7 @@ def _secrets(plan: Plan, node: int) -> Iterator[Volume]:
 def _code(plan: Plan) -> Iterator[Volume]:
     """Mount the code and Headway into a ready image, which may contain neither."""
     if plan.job.get("image", {}).get("uri"):
-        place = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+        place = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
         yield Volume(source=f"{place}/code", at=CODE)
         yield Volume(source=f"{place}/headway", at=WHEEL, read_only=True)
         yield Volume(source=f"{place}/home", at=HOME)
@@ -276,7 +276,7 @@ def _who(options: Options) -> list[str]:
 def _limits(plan: Plan, options: Options, node: int) -> list[str]:
     resources = plan.job.get("resources", {})
     # Any `docker stop`, including the user's own, then waits for a checkpoint.
-    words = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
+    words = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + END_RECORD_S)), "--shm-size", str(options.shm)]
     if resources.get("memory"):  # no swap: a run that does not fit is killed instead of slowed down for days
         words += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
     if resources.get("cpus"):

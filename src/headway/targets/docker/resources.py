@@ -16,7 +16,7 @@ from headway.core import platform
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
 from headway.packaging.engine import ANSWER_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
-from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s
+from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s
 from headway.storage import same_place
 from headway.targets.docker.render import NODE_LABEL, URL_LABEL
 
@@ -118,8 +118,8 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     before = _things(engine, command, handle.url)
     ended = status.ended_or_never_started(handle)
     if ended:  # it is exiting by itself: there is no checkpoint to wait for
-        _await_the_end(engine, command, handle.url, LEAVING_S)
-    _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
+        _await_the_end(engine, command, handle.url, PROCESS_EXIT_S)
+    _stop(engine, command, handle.url, PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S)
     remove(engine, command, handle.url)
     left = [str(thing) for thing in _things(engine, command, handle.url)]
     ours = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
@@ -151,12 +151,12 @@ def remove(engine: Engine, command: str, url: str) -> None:
 
 def free_the_lease(handle: Handle) -> None:
     """Release the lease if its holder was process 1 of a removed container, so that nobody waits for it to go stale."""
-    status.free_the_lease(handle, gone=lambda record: _was_ours(record, handle))
+    status.release_dead_lease(handle, is_gone=lambda record: _was_ours(record, handle))
 
 
-def _was_ours(record: lease.Record, handle: Handle) -> bool:
+def _was_ours(record: lease.LeaseRecord, handle: Handle) -> bool:
     """Return whether a container of this run held the lease: a container's host name is its shortened id."""
-    this_kernel, _, namespace = platform.here().partition("/")
+    this_kernel, _, namespace = platform.pid_namespace_id().partition("/")
     kernel, _, other = record.boot.partition("/")
     ids = [str(each)[:12] for each in handle.details.get("containers", ())]
     return kernel == this_kernel and namespace != other and record.pid == 1 and record.host in ids

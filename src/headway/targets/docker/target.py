@@ -20,18 +20,18 @@ from headway.packaging.dockerfile import left_out, of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
 from headway.rundir.layout import RunFolder
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
     StatusPoller,
-    about_key_files,
-    evidence,
     folder_of,
     has_ended,
-    place_of,
+    key_file_notes,
+    local_dir,
+    output_problems,
+    read_status_inputs,
     run_url,
-    unwritable,
 )
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
@@ -57,7 +57,7 @@ class DockerTarget:
     engine: Engine = run_command  # the only access to the daemon
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options, self.engine), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options, self.engine), *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -74,7 +74,7 @@ class DockerTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         """Build or pull the image, then create and start all containers. A failure leaves only the image behind."""
         outputs = str(plan.job["outputs"])
-        url, place = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
+        url, place = run_url(outputs, run), local_dir(run_url(outputs, run), KIND)
         with processes.exclusively(place):
             if any(thing.live for thing in self._containers(url)):
                 raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
@@ -100,7 +100,7 @@ class DockerTarget:
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
+        return tail(folder_of(handle), spool=local_dir(handle.url, KIND) / "spool", ended=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Run `docker stop` with the plan's grace period, remove everything and list again.
@@ -118,7 +118,7 @@ class DockerTarget:
             secrets.clear(handle.url)
             docker_resources.free_the_lease(handle)
             if has_ended(handle):
-                processes.clear(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
+                processes.clear(local_dir(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -131,7 +131,7 @@ class DockerTarget:
         """Run one of Headway's verbs with the run's image, mounts and secrets, and return its output."""
         url = run_url(str(plan.job["outputs"]), run)
         try:
-            self._lay_ready(plan, run, place_of(url, KIND))
+            self._lay_ready(plan, run, local_dir(url, KIND))
             argv = render.filled(render.verb(plan, self.options, words), run, owner())
             return self.engine(argv, within_s=within_s)
         finally:  # also after a timeout
@@ -162,7 +162,7 @@ class DockerTarget:
 
     def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
         # The label counts from each start, so it gets the remaining budget.
-        limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
+        limit = render.lifetime_s(with_remaining_budget(plan, spent_s(RunFolder(open_store(url)))))
         us = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
         for request in render.gang(plan, self.options):
@@ -175,15 +175,15 @@ class DockerTarget:
     def _status(self, handle: Handle, watch: StatusPoller) -> Status:
         if _elsewhere(handle):
             return watch.status()
-        found = evidence(folder_of(handle))
+        found = read_status_inputs(folder_of(handle))
         if found.end is not None:  # needs no daemon
             return found.end
-        starting, things = processes.starting(place_of(handle.url, KIND)), self._containers(handle.url)
+        starting, things = processes.starting(local_dir(handle.url, KIND)), self._containers(handle.url)
         if starting or any(thing.live for thing in things):
             state = State.RUNNING if found.started else State.PENDING
             return Status(state=state, reason=_reason(things) or "is being started")
         # Read again: a supervisor that is gone has written everything by now.
-        found = evidence(folder_of(handle))
+        found = read_status_inputs(folder_of(handle))
         return found.end or Status(state=State.LOST, reason=self._why_lost(found, things))
 
     def _why_lost(self, found: StatusInputs, things: list[DockerResource]) -> str:
@@ -227,7 +227,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
         yield f"of no use here: resources.{', resources.'.join(unused)}"
-    yield from about_key_files(job)
+    yield from key_file_notes(job)
     data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:
         shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")

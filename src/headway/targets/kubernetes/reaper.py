@@ -111,9 +111,9 @@ def reason(watched: ReaperConfig, age_s: float, say: Callable[[str], None]) -> s
 
 def _by_folder(watched: ReaperConfig, age_s: float, folder: RunFolder) -> str:
     from headway.rundir.layout import STOP
-    from headway.rundir.status import evidence
+    from headway.rundir.status import read_status_inputs
 
-    found = evidence(folder)
+    found = read_status_inputs(folder)
     if found.end is not None and found.end.state in FOR_GOOD:
         return f"the run is {found.end.state.value}"
     if found.end is not None and folder.read_json(STOP) is not None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from headway.core.errors import WORKER_AGAIN
+from headway.core.errors import WORKER_RESTART
 from headway.core.plan import RUN
 from headway.core.types import Handle, State, Status
 from headway.rundir.layout import STOP
-from headway.rundir.status import FOR_GOOD, StatusInputs, folder_of, next_start
+from headway.rundir.status import FINAL_STATES, StatusInputs, folder_of, next_start_clause
 from headway.targets.kubernetes import client, manifests, pytorchjob, trainjob
 from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
@@ -300,7 +300,7 @@ def status(
 ) -> Status:
     """Combine folder and cluster: the end recorded in the folder counts, unless the cluster will restart the run."""
     end = found.end
-    if end is not None and (end.state in FOR_GOOD or not _goes_on(handle, looked)):
+    if end is not None and (end.state in FINAL_STATES or not _goes_on(handle, looked)):
         return end
     if looked.live:
         return _alive(api, options, handle, looked, found)
@@ -325,7 +325,7 @@ def _alive(api: Api, options: Options, handle: Handle, looked: ClusterView, foun
         if hopeless:
             return Status(state=State.FAILED, reason=hopeless, exit_code=1)
     why = _waiting(api, options, handle, looked)
-    again = next_start(handle, started=found.started)
+    again = next_start_clause(handle, started=found.started)
     return Status(state=State.PENDING, reason=f"{why}{again}")
 
 
@@ -347,7 +347,7 @@ def _waiting(api: Api, options: Options, handle: Handle, looked: ClusterView) ->
 def _hopeless(api: Api, options: Options, looked: ClusterView) -> str:
     """Return why the run will never start: a container that keeps exiting before its supervisor begins an attempt."""
     for pod in looked.pods or looked.reaper:
-        if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_AGAIN}":
+        if pod.restarts >= HOPELESS and pod.trouble and pod.ended != f"ended with {WORKER_RESTART}":
             words = _last_words(api, options, pod)
             return f"pod {pod.name} never got as far as an attempt: {pod.ended} {pod.restarts} times{words}"
     return ""

@@ -50,7 +50,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        return platform.alive(self.pid, self.started)
+        return platform.is_alive(self.pid, self.started)
 
     def runs(self, module: str) -> bool:
         """Return whether it was started as `python -m module`."""
@@ -105,7 +105,7 @@ def labels(*, target: str) -> list[dict[str, str]]:
     """Return the labels found on this user's processes, once per run and owner."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
-        carried = platform.environment(process.pid) or {}
+        carried = platform.headway_variables(process.pid) or {}
         if carried.get(TARGET) == target and carried.get(URL) and carried.get(RUN):
             seen.setdefault((carried[URL], carried.get(OWNER, "")), carried)
     return [seen[key] for key in sorted(seen)]
@@ -140,7 +140,7 @@ def _namespace(pid: str) -> str:
 
 def carries(pid: int, *, url: str, target: str) -> bool | None:
     """Return whether a process carries the label of the run at `url`; None if it is another user's and unreadable."""
-    carried = platform.environment(pid)
+    carried = platform.headway_variables(pid)
     if carried is None:
         return None
     return carried.get(TARGET) == target and same_place(carried.get(URL, ""), url)
@@ -312,7 +312,7 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
 def recorded(place: Path) -> Process | None:
     """Return the supervisor started last, alive or not; None if there was none since this machine booted."""
     known = _pid_file(place)
-    if known.get("boot") != platform.here():
+    if known.get("boot") != platform.pid_namespace_id():
         return None
     pid = int(known["pid"])
     return Process(pid, str(known["started"]), 0, pid, "supervisor")
@@ -388,8 +388,8 @@ def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _record(place: Path, pid: int) -> Process:
-    since = platform.started(pid)
-    known = {"pid": pid, "started": since, "boot": platform.here(), "host": socket.gethostname()}
+    since = platform.process_start_time(pid)
+    known = {"pid": pid, "started": since, "boot": platform.pid_namespace_id(), "host": socket.gethostname()}
     open_store(str(place)).write(PID, (json.dumps(known, sort_keys=True) + "\n").encode())
     return Process(pid, since, os.getpid(), pid, "supervisor")
 

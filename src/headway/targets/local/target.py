@@ -21,17 +21,17 @@ from headway.rundir import submission
 from headway.rundir.layout import RunFolder
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FAREWELL_S,
-    LEAVING_S,
+    END_RECORD_S,
+    PROCESS_EXIT_S,
     StatusInputs,
     StatusPoller,
-    evidence,
     folder_of,
     grace_s,
     has_ended,
-    place_of,
+    local_dir,
+    output_problems,
+    read_status_inputs,
     run_url,
-    unwritable,
 )
 from headway.storage import join, local_path, open_store
 from headway.targets.local import processes
@@ -58,7 +58,7 @@ class LocalTarget:
 
     def check(self, job: Job) -> list[Problem]:
         silent = [] if self.options.python else plugins.problems(job)
-        return [*_one_machine(job), *self._interpreter(job), *silent, *unwritable(job.outputs)]
+        return [*_one_machine(job), *self._interpreter(job), *silent, *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -72,7 +72,7 @@ class LocalTarget:
         """Render one request: the supervisor's process. Secrets appear as references only, never as values."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
-        place = str(place_of(url, KIND))
+        place = str(local_dir(url, KIND))
         body = {
             "argv": [self._python(), "-m", processes.SUPERVISOR, "--run", url],
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{place}/code"},
@@ -108,9 +108,9 @@ class LocalTarget:
         return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        place = place_of(handle.url, KIND)
+        place = local_dir(handle.url, KIND)
         over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=place / "spool", over=over, rank=rank)
+        return tail(folder_of(handle), spool=place / "spool", ended=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the plan's grace period, send SIGKILL and scan again.
@@ -123,7 +123,7 @@ class LocalTarget:
                 f"{handle.run} runs on {elsewhere}, and its processes cannot be seen from here",
                 fix=f"on {elsewhere}: headway down {handle.url}",
             )
-        place, ended = place_of(handle.url, KIND), has_ended(handle)
+        place, ended = local_dir(handle.url, KIND), has_ended(handle)
         leader = _recorded(handle.url)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
             leader = None  # it belongs to the original of this copied folder
@@ -132,8 +132,8 @@ class LocalTarget:
             handle.run,
             lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
             known=[leader] if leader else [],
-            ask_after_s=LEAVING_S if ended else 0.0,
-            grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
+            ask_after_s=PROCESS_EXIT_S if ended else 0.0,
+            grace_s=PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S,
         )
         if not receipt.left and (ended or has_ended(handle)):
             processes.clear(place, inside_run=local_path(handle.url) is not None)
@@ -170,14 +170,14 @@ class LocalTarget:
         if _elsewhere(handle):
             return watch.status()
         # Check the process before the folder: a supervisor that is gone has written everything by then.
-        starting, leader = processes.starting(place_of(handle.url, KIND)), self._leader(handle.url)
-        seen = evidence(folder_of(handle))
+        starting, leader = processes.starting(local_dir(handle.url, KIND)), self._leader(handle.url)
+        seen = read_status_inputs(folder_of(handle))
         if seen.end is not None:
             return seen.end
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
             return Status(state=State.RUNNING if seen.started else State.PENDING, reason=reason)
-        return Status(state=State.LOST, reason=_why_lost(seen, place_of(handle.url, KIND)))
+        return Status(state=State.LOST, reason=_why_lost(seen, local_dir(handle.url, KIND)))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
@@ -209,12 +209,12 @@ def _recorded(url: str) -> processes.Process | None:
 
     None if that process runs another folder, of which this one is a copy.
     """
-    found = processes.recorded(place_of(url, KIND))
+    found = processes.recorded(local_dir(url, KIND))
     if found is None or not found.alive:
         return found
     ours = processes.carries(found.pid, url=url, target=KIND)
     if ours is None:  # another user's: its label is not readable
-        ours = not submission.origin(RunFolder(open_store(url)))
+        ours = not submission.origin_url(RunFolder(open_store(url)))
     return found if ours else None
 
 
@@ -224,7 +224,7 @@ def _owner(label: Mapping[str, str]) -> dict[str, str]:
 
 def _elsewhere(handle: Handle) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
-    host = processes.recorded_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
+    host = processes.recorded_host(local_dir(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 

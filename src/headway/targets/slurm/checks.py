@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem
-from headway.rundir.index import LONGEST
-from headway.rundir.status import about_key_files, place_of, run_url
+from headway.rundir.index import MAX_NAME_LENGTH
+from headway.rundir.status import key_file_notes, local_dir, run_url
 from headway.spec.loading import dump
 from headway.spec.rules import processes
 from headway.storage import local_path
@@ -63,7 +63,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
     if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
-    yield from about_key_files(job)
+    yield from key_file_notes(job)
     yield from _sharing(job)
 
 
@@ -83,7 +83,7 @@ def _entry(job: Job, options: Options) -> Iterator[Problem]:
         value = getattr(options, name)
         if value is not None and (not value or any(sign.isspace() for sign in value)):
             yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"mend `{name}`")
-    if len(label(run_url(job.outputs, "n" * LONGEST), "n" * LONGEST)) > LONGEST_COMMENT:
+    if len(label(run_url(job.outputs, "n" * MAX_NAME_LENGTH), "n" * MAX_NAME_LENGTH)) > LONGEST_COMMENT:
         what = "the path is too long to be a job's label in Slurm"
         yield Problem(what=what, where="outputs", fix="name a shorter folder under `outputs`")
 
@@ -135,7 +135,7 @@ def _budget_s(job: Job) -> float | None:
 
 
 def _sharing(job: Job) -> Iterator[str]:
-    place = place_of(run_url(job.outputs, "run"), sbatch.KIND)
+    place = local_dir(run_url(job.outputs, "run"), sbatch.KIND)
     kind = _file_system(place)
     if kind.startswith(_SHARED):
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headway.core.types import OWNER, OWNER_NAME, Handle, Receipt
-from headway.rundir.status import FAREWELL_S, grace_s
+from headway.rundir.status import END_RECORD_S, grace_s
 from headway.rundir.submission import owner
 from headway.storage import join, open_store
 from headway.storage.secrets import Reference, parse, resolve
@@ -49,7 +49,7 @@ def take_down(ask: CommandRunner, handle: Handle, *, known: str, place: Path, en
         seen.update({job.id: job for job in live})
         return live
 
-    patience = grace_s(handle) + FAREWELL_S
+    patience = grace_s(handle) + END_RECORD_S
     for left, waited_s in _looks(remaining, LEAVING_S if ended else patience):
         for job in left:
             if job.state not in (*RUNNING, ENDING):

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from headway.core.errors import Problem, RunBusy
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FOR_GOOD,
+    FINAL_STATES,
     StatusInputs,
     StatusPoller,
-    evidence,
+    end_check,
     folder_of,
-    free_the_lease,
     has_ended,
-    next_start,
-    over,
-    place_of,
+    local_dir,
+    next_start_clause,
+    output_problems,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
-    unwritable,
 )
 from headway.storage import join, local_path
 from headway.targets.local import processes
@@ -50,7 +50,7 @@ class SlurmTarget:
     ask: CommandRunner = client.run  # the only access to a cluster
 
     def check(self, job: Wanted) -> list[Problem]:
-        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options), *output_problems(job.outputs)]
 
     def online(self, job: Wanted) -> list[Problem]:
         """Find problems that only the cluster can report: called at launch and by `plan --online`."""
@@ -80,7 +80,7 @@ class SlurmTarget:
     def render(self, plan: Plan) -> list[Request]:
         """Return the batch script and the sbatch call, with references to secrets but never their values."""
         outputs = str(plan.job["outputs"])
-        place = str(place_of(run_url(outputs, RUN), KIND))
+        place = str(local_dir(run_url(outputs, RUN), KIND))
         body = {
             "argv": ["sbatch", "--parsable", SCRIPT],
             "cwd": place,
@@ -93,25 +93,25 @@ class SlurmTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         """Stage code and secrets in the shared folder, then call sbatch once."""
         url = run_url(str(plan.job["outputs"]), run)
-        place = place_of(url, KIND)
+        place = local_dir(url, KIND)
         with processes.exclusively(place):
             live = [job for job in client.jobs_of(self.ask, url, lifecycle.recorded(place), place=place) if job.live]
             if live:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
             lifecycle.lay_ready(plan, place)
             # Slurm's limit starts anew with each submission, so set it from the rest of the budget.
-            left = remainder(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
+            left = with_remaining_budget(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
             number = lifecycle.submit(plan, run, place, self._script(left), self.options, self.ask)
         return Handle(target=plan.target, run=run, url=url, details={"dir": str(place), "job": number})
 
     def status(self, handle: Handle) -> Status:
         # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
-        starting_now = processes.starting(place_of(handle.url, KIND))
+        starting_now = processes.starting(local_dir(handle.url, KIND))
         try:
             listed: list[Job] | None = self._jobs(handle)
         except CommandError as error:
             listed, trouble = None, error
-        seen = evidence(folder_of(handle))
+        seen = read_status_inputs(folder_of(handle))
         if listed is None:
             return seen.end or _unasked(handle, trouble)
         live = next((job for job in listed if job.live), None)
@@ -125,16 +125,16 @@ class SlurmTarget:
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         over = self._over(handle) if follow else None
-        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=over, rank=rank)
+        return tail(folder_of(handle), spool=local_dir(handle.url, KIND) / "spool", ended=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the grace period, scancel, and list again. Idempotent."""
-        place = place_of(handle.url, KIND)
+        place = local_dir(handle.url, KIND)
         number, ended = self._number(handle), has_ended(handle)
         receipt = lifecycle.take_down(self.ask, handle, known=number, place=place, ended=ended)
         if not receipt.left:
             lifecycle.clear_secrets(place)
-            free_the_lease(handle)
+            release_dead_lease(handle)
             if has_ended(handle):
                 _clear(place, handle)
         return receipt
@@ -153,14 +153,14 @@ class SlurmTarget:
         """
         if handle.details.get(ORIGIN):
             return ""
-        return lifecycle.recorded(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
+        return lifecycle.recorded(local_dir(handle.url, KIND)) or str(handle.details.get("job", ""))
 
     def _jobs(self, handle: Handle) -> list[Job]:
-        return client.jobs_of(self.ask, handle.url, self._number(handle), place=place_of(handle.url, KIND))
+        return client.jobs_of(self.ask, handle.url, self._number(handle), place=local_dir(handle.url, KIND))
 
     def _without_a_farewell(self, handle: Handle, seen: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event, from Slurm's records or the script's."""
-        number, place = self._number(handle), place_of(handle.url, KIND)
+        number, place = self._number(handle), local_dir(handle.url, KIND)
         if not number:
             return Status(state=State.LOST, reason="was never submitted")
         ended, code = client.ending(self.ask, number), lifecycle.said_at_exit(place, number)
@@ -175,12 +175,12 @@ class SlurmTarget:
         return Status(state=State.LOST, reason=what + (said if last else ""))
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        place = place_of(handle.url, KIND)
-        return over(
+        place = local_dir(handle.url, KIND)
+        return end_check(
             handle,
             self.status,
-            look_s=LOOK_S,
-            ask_s=ASK_S,
+            folder_poll_s=LOOK_S,
+            status_poll_s=ASK_S,
             hint=lambda: lifecycle.said_at_exit(place, self._number(handle)) is not None,
         )
 
@@ -191,14 +191,14 @@ def _label(job: Job) -> dict[str, str]:
 
 def _standing(handle: Handle, job: Job, seen: StatusInputs) -> Status:
     """Return the status of a run with a job in the queue. A stopped run that was requeued has not ended."""
-    if seen.end is not None and seen.end.state in FOR_GOOD:
+    if seen.end is not None and seen.end.state in FINAL_STATES:
         return seen.end
     if job.state in RUNNING and seen.started and seen.end is None:
         return Status(state=State.RUNNING, reason=str(job))
     if job.state == ENDING:
         return Status(state=State.RUNNING if seen.started else State.PENDING, reason=str(job))
     why = f": {job.why}" if job.why else ""
-    again = next_start(handle, started=seen.started)
+    again = next_start_clause(handle, started=seen.started)
     return Status(state=State.PENDING, reason=f"{job}{why}{again}")
 
 
@@ -214,7 +214,7 @@ def _clear(place: Path, handle: Handle) -> None:
 
     If the run folder is in a bucket, which has those already, remove all of `place`.
     """
-    end = evidence(folder_of(handle)).end
+    end = read_status_inputs(folder_of(handle)).end
     shutil.rmtree(place / "headway", ignore_errors=True)
     if end is not None and end.state in (State.FINISHED, State.BUDGET):
         shutil.rmtree(place / "env", ignore_errors=True)  # large; minutes to recreate, so kept for a resume

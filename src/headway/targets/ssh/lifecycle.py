@@ -18,8 +18,8 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.requirements import extras, needed
-from headway.rundir.status import FAREWELL_S, grace_s, place_of
-from headway.rundir.status import LEAVING_S as STATUS_LEAVING_S
+from headway.rundir.status import END_RECORD_S, grace_s, local_dir
+from headway.rundir.status import PROCESS_EXIT_S as STATUS_LEAVING_S
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import parse, resolve
@@ -48,7 +48,7 @@ class SshConnections:
     def __init__(self, options: Options, handle: Handle, machines: list[Machine]) -> None:
         self.hosts = [Host(machine, options) for machine in machines]
         self._options, self._handle = options, handle
-        self.here = place_of(handle.url, KIND)
+        self.here = local_dir(handle.url, KIND)
 
     def __enter__(self) -> SshConnections:
         return self
@@ -166,7 +166,7 @@ def end(hosts: Sequence[Host], where: Layout, handle: Handle, *, ended: bool) ->
             seen.setdefault(_identity(host, process), f"process {process['pid']} ({process['name']}) on {host}")
         return found
 
-    patience = STATUS_LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    patience = STATUS_LEAVING_S if ended else grace_s(handle) + END_RECORD_S
     ask_after = STATUS_LEAVING_S / 2 if ended else 0.0
     for left, waited_s in _looks(remaining, ask_after + patience):
         if waited_s >= ask_after:
@@ -287,7 +287,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
             secrets=secrets,
             files=files,
             limit_s=limit,
-            grace_s=plan.limits.grace_s + FAREWELL_S,
+            grace_s=plan.limits.grace_s + END_RECORD_S,
             self_down=options.self_down or "",
             linger_s=options.linger if where.mirrored else LEAVING_S,
         )
@@ -367,7 +367,7 @@ def references(job: Mapping[str, Any]) -> dict[str, str]:
 def lifetime_s(plan: Plan) -> float | None:
     """Return the time limit that the watchdog enforces, including set-up, or None for no limit."""
     budget = plan.limits.budget_s
-    return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETTING_UP_S
+    return None if budget is None else budget + plan.limits.grace_s + END_RECORD_S + SETTING_UP_S
 
 
 def needed_by(plan: Plan) -> str:

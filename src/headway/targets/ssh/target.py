@@ -19,18 +19,18 @@ from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.rundir import submission
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
     StatusPoller,
-    evidence,
     folder_of,
-    free_the_lease,
     has_ended,
-    place_of,
+    local_dir,
+    output_problems,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
-    unwritable,
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
@@ -85,7 +85,7 @@ def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any
         if states[node]["there"]:
             fetch_file(host, f"{where.place(node)}/start.log", link.here / f"start-{node}.log")
     try:
-        seen = evidence(folder_of(handle))
+        seen = read_status_inputs(folder_of(handle))
         after = submission.attempts_before(submission.read(folder_of(handle)))
     except HeadwayError:  # no folder, or it cannot be reached: the record would never be read
         return
@@ -98,7 +98,7 @@ def keep(handle: Handle, link: SshConnections, states: Sequence[Mapping[str, Any
 def kept(handle: Handle) -> Status | None:
     """Return the saved exit status of the last start, or None if there is none or it belongs to an earlier start."""
     try:
-        known = json.loads((place_of(handle.url, KIND) / ENDING).read_bytes())
+        known = json.loads((local_dir(handle.url, KIND) / ENDING).read_bytes())
     except (OSError, ValueError):
         return None
     if known["after"] != submission.attempts_before(submission.read(folder_of(handle))):
@@ -123,7 +123,7 @@ class SshTarget:
     say: Say = to_stderr
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options), *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -185,7 +185,7 @@ class SshTarget:
         The watcher process starts before the first machine is provisioned.
         """
         url = run_url(str(plan.job["outputs"]), run)
-        place, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
+        place, handle = local_dir(url, KIND), Handle(target=plan.target, run=run, url=url)
         with processes.exclusively(place):
             self._require_nothing_rented(url)
             self._mark_untouched(url)
@@ -206,7 +206,7 @@ class SshTarget:
         return replace(handle, details=details)
 
     def status(self, handle: Handle) -> Status:
-        seen = evidence(folder_of(handle))
+        seen = read_status_inputs(folder_of(handle))
         known = seen.end or kept(handle)
         if known is not None:
             return known
@@ -214,13 +214,13 @@ class SshTarget:
             return self._status(handle, link)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        spool = place_of(handle.url, KIND) / "spool"
+        spool = local_dir(handle.url, KIND) / "spool"
         if not follow:
             self.status(handle)  # fetches new output
-            yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
+            yield from tail(folder_of(handle), spool=spool, ended=None, rank=rank)
             return
         with SshConnections(self.options, handle, self._machines(handle)) as link:
-            yield from tail(folder_of(handle), spool=spool, over=self._over(handle, link), rank=rank)
+            yield from tail(folder_of(handle), spool=spool, ended=self._over(handle, link), rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Stop the run, fetch its outputs, remove its files and release the machine.
@@ -229,7 +229,7 @@ class SshTarget:
         """
         if self._rented_for_another(handle):
             return _nothing_of_its_own(handle)
-        place = place_of(handle.url, KIND)
+        place = local_dir(handle.url, KIND)
         fresh = not place.exists()
         waiting = f"{handle.run} is being taken down by another process of this machine: waiting for it"
         with locked(*Records().lock(handle.url), waits=lambda: self.say(waiting)):
@@ -237,7 +237,7 @@ class SshTarget:
             created, left = self._end(handle, machines) if machines else ([], [])
             back = self._give_back(handle) if self.options.up else Returned()
             if not left and not back.left:
-                free_the_lease(handle)
+                release_dead_lease(handle)
                 watcher.dismiss(handle.url)
                 Records().forget(handle.url, back.rental)
                 if fresh:  # a start that left nothing leaves no folder either
@@ -318,12 +318,12 @@ class SshTarget:
         for node, host in enumerate(hosts):
             if host.ask("state", place=where.place(node), url=where.folder)["processes"]:
                 raise RunBusy(f"{handle.run} is running on {host}", fix=f"headway stop {handle.run}")
-        place = place_of(handle.url, KIND)
+        place = local_dir(handle.url, KIND)
         self._require_share(hosts)
         Records().untouched(handle.url).unlink(missing_ok=True)
         (place / ENDING).unlink(missing_ok=True)
         # The watchdog and the label count from each start, so they get the remaining budget.
-        left = remainder(plan, spent_s(folder_of(handle)))
+        left = with_remaining_budget(plan, spent_s(folder_of(handle)))
         lifecycle.lay_ready(plan, hosts, where, self.options, place, self.say, left=left)
         lifecycle.start(left, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
@@ -390,15 +390,15 @@ class SshTarget:
 
     def _status(self, handle: Handle, link: SshConnections) -> Status:
         if not link.hosts:
-            starting_now = processes.starting(place_of(handle.url, KIND))
+            starting_now = processes.starting(local_dir(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
             return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
-        starting_now = processes.starting(place_of(handle.url, KIND))
+        starting_now = processes.starting(local_dir(handle.url, KIND))
         try:
             states = link.refresh()
         except RemoteError as error:
             return _unasked(handle, error)
-        seen = evidence(folder_of(handle))
+        seen = read_status_inputs(folder_of(handle))
         if seen.end is not None:
             return seen.end
         live = [str(host) for host, state in zip(link.hosts, states, strict=True) if _runs(state)]

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from headway.core import platform
-from headway.rundir.status import place_of
+from headway.rundir.status import local_dir
 from headway.storage import open_store, same_place
 from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
@@ -23,7 +23,7 @@ _RECORD = "guardian.json"
 
 def begin(url: str) -> None:
     """Start the watcher of this run, unless it is running."""
-    place = place_of(url, KIND)
+    place = local_dir(url, KIND)
     if _of(url) is not None:
         return
     place.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,17 @@ def begin(url: str) -> None:
             env=processes.environment(os.environ, {}),
             start_new_session=True,
         )
-    known = {"pid": process.pid, "started": platform.started(process.pid), "boot": platform.here()}
+    known = {
+        "pid": process.pid,
+        "started": platform.process_start_time(process.pid),
+        "boot": platform.pid_namespace_id(),
+    }
     open_store(str(place)).write(_RECORD, json.dumps(known).encode())
 
 
 def dismiss(url: str) -> None:
     """Stop the watcher, once the run is torn down."""
-    place = place_of(url, KIND)
+    place = local_dir(url, KIND)
     pid = _of(url)
     if pid is not None and pid != os.getpid():
         try:
@@ -60,11 +64,11 @@ def _of(url: str) -> int | None:
     In a copied folder the record names the original's, which does not count.
     """
     try:
-        known = json.loads((place_of(url, KIND) / _RECORD).read_bytes())
+        known = json.loads((local_dir(url, KIND) / _RECORD).read_bytes())
     except (OSError, ValueError):
         return None
     pid = int(known["pid"])
-    alive = known["boot"] == platform.here() and platform.alive(pid, known["started"])
+    alive = known["boot"] == platform.pid_namespace_id() and platform.is_alive(pid, known["started"])
     return pid if alive and same_place(_guarded(pid), url) else None
 
 

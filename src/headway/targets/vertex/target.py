@@ -13,17 +13,17 @@ from headway.core.plan import Limits
 from headway.core.types import ORIGIN, Finding, Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging.engine import Engine
 from headway.packaging.engine import run as run_command
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FOR_GOOD,
+    FINAL_STATES,
     StatusInputs,
     StatusPoller,
-    evidence,
+    end_check,
     folder_of,
-    free_the_lease,
-    next_start,
-    over,
+    next_start_clause,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
 )
 from headway.targets.vertex import checks, client, lifecycle, machines, render
@@ -162,7 +162,7 @@ class VertexTarget:
         lifecycle.lay_ready(plan, self.options, self.engine)
         try:
             # Vertex AI's timeout starts anew with each submission, so set it from the rest of the budget.
-            left = remainder(plan, spent_s(folder_of(handle)))
+            left = with_remaining_budget(plan, spent_s(folder_of(handle)))
             job, place = lifecycle.create(self._client(), left, self.options, run, self.sleep)
         except BaseException:  # Ctrl-C too: a queued job would run eventually
             self._take_back(handle)
@@ -174,9 +174,9 @@ class VertexTarget:
         try:
             job: LifecycleJob | None = self._newest(handle)
         except ApiError as error:
-            return evidence(folder_of(handle)).end or _unasked(handle, error)
-        seen = evidence(folder_of(handle))
-        if seen.end is not None and seen.end.state in FOR_GOOD:
+            return read_status_inputs(folder_of(handle)).end or _unasked(handle, error)
+        seen = read_status_inputs(folder_of(handle))
+        if seen.end is not None and seen.end.state in FINAL_STATES:
             return seen.end
         if job is not None and job.live:
             return self._standing(handle, job, seen)
@@ -187,13 +187,13 @@ class VertexTarget:
         over = self._over(handle) if follow else None
         if rank is None:
             yield from self._before(handle, over)
-        yield from tail(folder_of(handle), spool=None, over=over, rank=rank)
+        yield from tail(folder_of(handle), spool=None, ended=over, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Request a stop through the run folder, wait for the grace period, cancel the job, and list again."""
         receipt = lifecycle.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
         if not receipt.left:
-            free_the_lease(handle)
+            release_dead_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -237,7 +237,7 @@ class VertexTarget:
         where = f"{job} is {job.words}"
         if job.state in UNDER_WAY and seen.started and seen.end is None:
             return Status(state=State.RUNNING, reason=where)
-        again = next_start(handle, started=seen.started)
+        again = next_start_clause(handle, started=seen.started)
         return Status(state=State.PENDING, reason=where + again)
 
     def _without_a_farewell(self, job: LifecycleJob | None, seen: StatusInputs) -> Status:
@@ -257,7 +257,7 @@ class VertexTarget:
 
     def _before(self, handle: Handle, over: Callable[[], bool] | None) -> Iterator[LogLine]:
         """Yield what Cloud Logging has from before the first attempt of this submission."""
-        if evidence(folder_of(handle)).started:
+        if read_status_inputs(folder_of(handle)).started:
             return
         try:
             job = self._newest(handle)
@@ -270,11 +270,11 @@ class VertexTarget:
             yield from preamble.fresh()
         else:
             yield from client.followed(
-                preamble, lambda: over() or evidence(folder_of(handle)).started, sleep=self.sleep
+                preamble, lambda: over() or read_status_inputs(folder_of(handle)).started, sleep=self.sleep
             )
 
     def _over(self, handle: Handle) -> Callable[[], bool]:
-        return over(handle, self.status, look_s=LOOK_S, ask_s=ASK_S)
+        return end_check(handle, self.status, folder_poll_s=LOOK_S, status_poll_s=ASK_S)
 
 
 def _label(job: LifecycleJob) -> dict[str, str]:

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.core.errors import Conflict, NotThere
-from headway.rundir.layout import LAST_CHECKPOINT, checkpoint_folder, damage_of_kept
+from headway.rundir.layout import LAST_CHECKPOINT, checkpoint_folder, checkpoint_list_problem
 from headway.rundir.lease import LeaseLost
 from headway.spec.model import Checkpoint
 from headway.storage.base import ABSENT, Store
-from headway.storage.transfer import for_each, subfolders
+from headway.storage.transfer import map_parallel, subfolders
 from headway.training.checkpoint.serialization import Damaged, encode_record, read_record
 
 # Fenced writes
@@ -202,7 +202,7 @@ def read_last(store: Store) -> list[CheckpointEntry] | None:
         record = read_record(store, LAST)
     except NotThere:
         return None
-    wrong = damage_of_kept(record.get("kept"))
+    wrong = checkpoint_list_problem(record.get("kept"))
     try:
         if wrong is None:
             return [CheckpointEntry(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
@@ -215,4 +215,4 @@ def remove(store: Store, step: int) -> None:
     """Delete a checkpoint, manifest first, so that a half-deleted one does not count as a checkpoint."""
     folder = checkpoint_folder(step)
     store.delete(f"{folder}/manifest.json")
-    for_each(store.delete, [entry.key for entry in store.list(f"{folder}/")])
+    map_parallel(store.delete, [entry.key for entry in store.list(f"{folder}/")])

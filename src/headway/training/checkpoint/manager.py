@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from headway.core.errors import BadInput, HeadwayError, NoCheckpoint, RunFailed
 from headway.storage import local_path
-from headway.storage.base import TEMPORARY, Store
+from headway.storage.base import TEMPORARY_PREFIX, Store
 from headway.training import determinism
 from headway.training.checkpoint.index import CheckpointIndex
 from headway.training.checkpoint.reader import CheckpointReader, Damage, Loaded
@@ -54,11 +54,11 @@ def sweep(store: Store, *, old_s: float = OLD_S) -> int:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(TEMPORARY)
+    return name.startswith(TEMPORARY_PREFIX)
 
 
 def _clock_of(folder: Path) -> float:
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY) as probe:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY_PREFIX) as probe:
         return os.fstat(probe.fileno()).st_mtime
 
 

@@ -23,7 +23,7 @@ from headway.core.errors import NotThere, StoreError
 from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
-from headway.storage.transfer import AT_ONCE, for_each
+from headway.storage.transfer import MAX_PARALLEL, map_parallel
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
 from headway.training.checkpoint.staging import Image, Layout, partition_tensors, signature
@@ -317,7 +317,7 @@ class AsyncCheckpointWriter:
         found: dict[int, dict[str, Any]] = {}
         missing = list(range(1, self._seat.ranks))
         while missing:
-            come = self._come(moment, missing[:AT_ONCE])
+            come = self._come(moment, missing[:MAX_PARALLEL])
             found |= come
             missing = [rank for rank in missing if rank not in come]
             if come:
@@ -336,7 +336,7 @@ class AsyncCheckpointWriter:
     def _come(self, moment: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the part records of those of `ranks` that have written theirs."""
         keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
-        records = self._patience(lambda: for_each(self._look, keys))
+        records = self._patience(lambda: map_parallel(self._look, keys))
         return {rank: record for rank, record in zip(ranks, records, strict=True) if record is not None}
 
     def _look(self, key: str) -> dict[str, Any] | None:
@@ -377,7 +377,7 @@ class AsyncCheckpointWriter:
         newest = _age(self._seat.part(0, turn))
         there = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
         served = [name for name in there if name not in mine and _age(name) <= newest]  # newer: a rank that is ahead
-        for_each(self._store.delete, [f"{folder}/{name}" for name in served])
+        map_parallel(self._store.delete, [f"{folder}/{name}" for name in served])
 
     def _hopeless(self, why: str) -> None:
         """Raise GiveUp if the grace period is over or the writer is closed. Called between retries."""

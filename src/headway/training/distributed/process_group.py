@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.core.errors import TargetError
-from headway.supervisor.rendezvous import port_taken
+from headway.supervisor.rendezvous import port_in_use_error
 from headway.training.distributed import grad_sync
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.rank_info import RankTopology
@@ -35,7 +35,7 @@ class ProcessGroup:
                 dist.init_process_group(backend, timeout=TIMEOUT)
             except (RuntimeError, ValueError) as error:
                 if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-                    raise port_taken(
+                    raise port_in_use_error(
                         os.environ.get("MASTER_PORT", "?"), "Address already in use", "MASTER_PORT"
                     ) from error
                 raise TargetError(

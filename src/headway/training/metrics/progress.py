@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.errors import BadInput, StoreError
-from headway.rundir.layout import interval_s
+from headway.rundir.layout import segment_interval_s
 from headway.training.context import ControlChannel, say
 
 RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
@@ -92,7 +92,7 @@ class Reporter:
         while not self._over.wait(LOOK_S):
             self._tell()
             now = time.monotonic()
-            if now - self._flushed > interval_s(now - self._began):
+            if now - self._flushed > segment_interval_s(now - self._began):
                 self._flushed = now
                 self._write()
 

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headway.core.errors import HeadwayError
 from headway.core.plan import Plan
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.rundir.layout import INTENT, RunFolder
 from headway.storage import local_path
 from headway.storage.base import Store
@@ -214,7 +214,7 @@ def _files(url: str, run: str) -> str:
     if chosen:
         return chosen
     here = local_path(url)
-    return str(home() / "trackers" / run if here is None else here / "files")
+    return str(state_dir() / "trackers" / run if here is None else here / "files")
 
 
 SILENCE_S = 180.0  # without a reply the process counts as stuck; W&B's own timeout for its server is 90 s

@@ -62,7 +62,7 @@ def rank(folder: Path) -> dict[int, Work]:
         for other in range(1, ranks):
             store.write(f"checkpoints/00000001/{seat.part(other, 0)}.json", body)
         saver = AsyncCheckpointWriter(store, seat, CheckpointIndex(store, Checkpoint()), Nobody(), environment={})
-        saver.take(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
+        saver.save(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
         if not saver.drain():
             raise RuntimeError("not committed")
 
@@ -127,7 +127,7 @@ def checkpoint(folder: Path) -> dict[int, Work]:
 
     def look(store: Any, count: int) -> None:
         catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
-        catalogue.adopt([CheckpointEntry(step, 0, (), None, True) for step in range(1, count + 1)])
+        catalogue.add_existing([CheckpointEntry(step, 0, (), None, True) for step in range(1, count + 1)])
         catalogue.prune()
 
     stores = {}

@@ -69,7 +69,7 @@ def test_a_second_start_on_a_live_run_is_refused_at_once(store: Store) -> None:
 def test_a_holder_seen_dead_on_this_host_is_replaced_at_once(store: Store) -> None:
     code = (
         "import sys; from headway.rundir.lease import Lease; from headway.storage import open_store;"
-        "Lease.take(open_store(sys.argv[1]))"
+        "Lease.acquire(open_store(sys.argv[1]))"
     )
     if store.url.startswith("memory://"):
         pytest.skip("memory is not shared between processes")
@@ -98,7 +98,7 @@ HOLDS = """
 import sys, time
 from headway.rundir.lease import Lease
 from headway.storage import open_store
-Lease.take(open_store(sys.argv[1]))
+Lease.acquire(open_store(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """

@@ -125,11 +125,11 @@ def test_an_index_of_a_newer_headway_is_left_alone(ledger: RunIndex, said: list[
 WRITER = """
 import sys
 from pathlib import Path
-from headway.rundir.index import Ledger, Row
-ledger = Ledger(Path(sys.argv[1]), say=lambda text: sys.exit(text))
+from headway.rundir.index import RunIndex, RunRow
+ledger = RunIndex(Path(sys.argv[1]), log=lambda text: sys.exit(text))
 for i in range(25):
     name = f"w{sys.argv[2]}-{i}"
-    ledger.record(Row(name=name, url=f"/runs/{name}", target="local", job="j", created=float(i)))
+    ledger.record(RunRow(name=name, url=f"/runs/{name}", target="local", job="j", created=float(i)))
     ledger.update_state(f"/runs/{name}", "finished")
 """
 

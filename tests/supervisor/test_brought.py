@@ -39,25 +39,25 @@ def test_a_folder_that_cannot_be_written_keeps_its_files(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "unlink", read_only)
     (tmp_path / "TOKEN").write_text("value")
     env = {rank_env.FOLDER: str(tmp_path)}
-    rank_env.take_injected_secrets(env)
+    rank_env.take_over(env)
     assert rank_env.injected_secrets(env) == {"TOKEN": "value"}
 
 
 def test_nothing_brought_is_nothing_changed() -> None:
     env = {"PATH": "/bin"}
-    rank_env.take_injected_secrets(env)
+    rank_env.take_over(env)
     assert env == {"PATH": "/bin"}
     assert rank_env.injected_secrets(env) == {}
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="HEADWAY_SECRETS_DIR"):
-        rank_env.take_injected_secrets({rank_env.FOLDER: str(tmp_path / "nowhere")})
+        rank_env.take_over({rank_env.FOLDER: str(tmp_path / "nowhere")})
 
 
 def test_what_was_told_over_standard_input_reaches_who_needs_it() -> None:
     env = {"PATH": "/bin", rank_env.STDIN: "1"}
-    rank_env.take_injected_secrets(env, io.StringIO('{"TOKEN": "größer\\nals eine Zeile"}'))
+    rank_env.take_over(env, io.StringIO('{"TOKEN": "größer\\nals eine Zeile"}'))
     assert rank_env.injected_secrets(env) == {"TOKEN": "größer\nals eine Zeile"}
     assert rank_env.STDIN not in env, "a rank would wait for it again"
 
@@ -65,5 +65,5 @@ def test_what_was_told_over_standard_input_reaches_who_needs_it() -> None:
 @pytest.mark.parametrize("told", ["", "half-a-secr", '["TOKEN"]', '{"TOKEN": 1}'])
 def test_what_was_told_badly_is_refused_without_a_word_of_it(told: str) -> None:
     with pytest.raises(BadInput) as refused:
-        rank_env.take_injected_secrets({rank_env.STDIN: "1"}, io.StringIO(told))
+        rank_env.take_over({rank_env.STDIN: "1"}, io.StringIO(told))
     assert not told or told not in str(refused.value)

@@ -38,7 +38,7 @@ def process_start_time(pid: int) -> str:
 
 
 def is_alive(pid: int, start_time: str) -> bool:
-    """Return whether the process that started at `since` still runs."""
+    """Return whether the process that started at `start_time` still runs."""
     return bool(start_time) and process_start_time(pid) == start_time
 
 

@@ -44,14 +44,14 @@ def verified(folder: RunFolder, step: int) -> dict[str, Any]:
 
 
 def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
-    from headway.training.checkpoint.serialization import Damaged, check_checksum
+    from headway.training.checkpoint.serialization import CheckpointDamaged, verify_checksum
 
     try:
-        manifest = check_checksum(folder.store.read(f"{place}/manifest.json"), "manifest.json")
+        manifest = verify_checksum(folder.store.read(f"{place}/manifest.json"), "manifest.json")
     except NotThere:
         yield "it has been removed"
         return
-    except Damaged as error:
+    except CheckpointDamaged as error:
         yield str(error)
         return
     state = manifest["state"]

@@ -134,7 +134,7 @@ class RunIndex:
         self._with_recovery(work, None)
 
     def _with_recovery(self, work: Callable[[sqlite3.Connection], T], default: T) -> T:
-        """Do the work, on a new file if this one is damaged; return `otherwise` where it cannot be done at all."""
+        """Do the work, on a new file if this one is damaged; return `default` where it cannot be done at all."""
         import sqlite3
 
         try:

@@ -177,7 +177,7 @@ class AmbiguousNotFound(NotThere):
 
 
 def map_error(error: Exception, cloud: Cloud, operation: str) -> StoreError:
-    """Map an obstore error to ours. `doing` names the operation: "write lease.json".
+    """Map an obstore error to ours. `operation` names the operation: "write lease.json".
 
     The order of the checks matters: a missing bucket may look like a failed condition (S3), and a denied one like "not
     found" to a HEAD request, whose response has no text; the caller resolves that last case.
@@ -488,7 +488,7 @@ class ObjectStore:
     # Retries and error mapping
 
     def _with_retries(self, operation: str, call: Callable[[], Result], *, needs_only_bucket: bool = False) -> Result:
-        """Retry and map errors. `of_bucket`: the operation needs only the bucket, so a 404 means that it is missing."""
+        """Retry and map errors. `needs_only_bucket`: the operation needs only the bucket, so a 404 means that it is missing."""
         try:
             result = retry_transient(lambda: self._map_errors(operation, call), self._retry)
         except NotThere as error:

@@ -154,7 +154,10 @@ def _fetch_google_secret(session: Any, url: str, reference: Reference, secret_na
     if response.status_code in (401, 403):
         account = getattr(session.credentials, "service_account_email", "") or ""
         member = f"serviceAccount:{account}" if "@" in account else 'user:"$(gcloud config get account)"'
-        fix = f"gcloud secrets add-iam-policy-binding {secret_name} --member={member} --role=roles/secretmanager.secretAccessor"
+        fix = (
+            f"gcloud secrets add-iam-policy-binding {secret_name} --member={member} "
+            "--role=roles/secretmanager.secretAccessor"
+        )
         raise Denied(f"may not read the secret {reference}", fix=fix)
     if response.status_code != 200:
         raise Transient(f"Google's Secret Manager answers {response.status_code} for {reference}")

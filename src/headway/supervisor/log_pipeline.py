@@ -1,7 +1,7 @@
 """The log pipeline: timestamp and redact output, spool it to local disk, upload it to the run folder in segments.
 
 The disk is the buffer: memory use stays small however fast a rank prints, and nothing is lost while the store is down.
-`StdoutPump` also copies the output to the supervisor's standard output, which containers and clouds collect.
+`ConsoleWriter` also copies the output to the supervisor's standard output, which containers and clouds collect.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Redactor:
 class Spool:
     """Append-only file with one writer's output in one attempt (`<folder>/a0001-r0.log`), uploaded in segments.
 
-    The thread that reads the pipe calls `feed`; the thread that talks to the store calls `upload`.
+    The thread that reads the pipe calls `append`; the thread that talks to the store calls `upload`.
     """
 
     def __init__(

@@ -273,7 +273,7 @@ class Ranks:
 
 
 def become_subreaper() -> None:
-    """Make this process adopt its orphaned descendants, so that `end_descendants` finds all of them."""
+    """Make this process adopt its orphaned descendants, so that `kill_descendants` finds all of them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -399,7 +399,7 @@ def _parse(line: bytes) -> ControlRecord | None:
 
 
 def reported_step(record: ControlRecord, default: int | None) -> int | None:
-    """Return the step that a control record reports, or `otherwise` if it reports none."""
+    """Return the step that a control record reports, or `default` if it reports none."""
     inner = record.get("progress")
     step = (inner if isinstance(inner, dict) else record).get("step")
     return step if isinstance(step, int) else default

@@ -31,7 +31,7 @@ from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 FOLDER, STDIN, NAMES = "HEADWAY_SECRETS_DIR", "HEADWAY_SECRETS_STDIN", "HEADWAY_BROUGHT"
 
 
-def take_injected_secrets(env: MutableMapping[str, str], stdin: TextIO | None = None) -> None:
+def take_over(env: MutableMapping[str, str], stdin: TextIO | None = None) -> None:
     """Put injected secrets into the environment, record their names in HEADWAY_BROUGHT, and remove the files."""
     if env.pop(STDIN, ""):
         _add_secrets(env, _read_secrets_from_stdin(stdin or sys.stdin))

@@ -87,7 +87,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
-        """Send a message. If the connection is broken, close it: the thread in `listen` then posts `Disconnected`."""
+        """Send a message. If the connection is broken, close it: the thread in `receive_all` then posts `Disconnected`."""
         data = json.dumps(message).encode() + b"\n"
         try:
             with self._lock:
@@ -198,7 +198,7 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
 
 
 class JoinThread(threading.Thread):
-    """Thread that retries `join` until `patience_s` is over.
+    """Thread that retries `join` until `timeout_s` is over.
 
     Posts `Connected` and then node 0's messages, or `RendezvousTimeout`.
     """

@@ -112,7 +112,7 @@ def decide(
 ) -> AttemptOutcome | Restart:
     """Decide whether to restart the ranks or end the run.
 
-    `before` does not include `ending`. A non-empty `not_by_itself` forbids automatic restarts and gives the reason.
+    `history` does not include `result`. A non-empty `no_auto_restart` forbids automatic restarts and gives the reason.
     """
     outcome = _outcome_without_crash(result)
     if outcome is not None:

@@ -45,7 +45,7 @@ from headway.supervisor.rank_env import (
     make_workdirs,
     remove_workdirs,
     resolve_secrets,
-    take_injected_secrets,
+    take_over,
 )
 from headway.supervisor.restart_policy import AttemptOutcome
 from headway.supervisor.threads import Heartbeat, now_text, stop_reason
@@ -117,7 +117,7 @@ def run(url: str) -> int:
     Signals(loop.inbox).install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP_SIGNALS)
     try:
-        take_injected_secrets(os.environ)
+        take_over(os.environ)
         return _supervise(url, dict(os.environ), loop)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)  # noqa: T201  there may be no log to write it to yet
@@ -386,7 +386,7 @@ def _wait_for_end(context: SupervisorContext, ended: Mapping[str, Any]) -> int:
 
 
 def _plan_text(folder: RunFolder, plan_file: str | None) -> bytes:
-    """Return the text of the run's plan, or of the file `brought`, where a target has changed the path of the data."""
+    """Return the text of the run's plan, or of the file `plan_file`, where a target has changed the path of the data."""
     if plan_file:
         return Path(plan_file).read_bytes()
     folder.plan()  # raises if the plan is invalid

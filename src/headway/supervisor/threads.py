@@ -51,7 +51,7 @@ class TaskDone:
 
 
 class StoreHealth:
-    """Whether the store responds, over all threads. Posts `StoreDown` and `StoreBack` once per change."""
+    """Whether the store responds, over all threads. Posts `StoreDown` and `StoreRecovered` once per change."""
 
     def __init__(self, inbox: MessageQueue) -> None:
         self._inbox, self._lock = inbox, threading.Lock()
@@ -74,7 +74,7 @@ class StoreHealth:
 
 
 class BackgroundThread(threading.Thread, ABC):
-    """Thread that calls `work` every `rest_s` seconds or when woken, and retries with back-off after a StoreError."""
+    """Thread that calls `work` every `interval_s` seconds or when woken, and retries with back-off after a StoreError."""
 
     def __init__(self, name: str, inbox: MessageQueue, health: StoreHealth) -> None:
         super().__init__(name=name, daemon=True)
@@ -142,7 +142,7 @@ class Heartbeat(BackgroundThread):
         self._stop_posted = False
 
     def advance(self) -> None:
-        """Ask for the next attempt number; `Advanced` is posted once the store has it, however long it is down."""
+        """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it, however long it is down."""
         self._advance = True
         self.wake()
 

@@ -2,7 +2,7 @@
 
 One function per launcher (Slurm, Kubeflow, Vertex AI, torchrun, a StatefulSet, ssh hosts) reads its variables into a
 `NodeInfo`; these are pure. One supervisor runs per node and starts the ranks itself, so only node-level numbers are
-read. `node_world` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch and
+read. `detect_topology` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch and
 TensorFlow expect. No torch.
 """
 
@@ -30,7 +30,7 @@ NO_LAUNCHER = "a plain process"  # no cluster, no launcher: nothing in the envir
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """Which node this is, as the launcher says. `said_by` is the variable that gave the number of nodes."""
+    """Which node this is, as the launcher says. `variable` is the variable that gave the number of nodes."""
 
     node: int
     nodes: int

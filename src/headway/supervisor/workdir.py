@@ -28,9 +28,10 @@ from headway.storage.base import Entry
 from headway.supervisor.file_sync import EARLIER, WORKDIR, FileStat, Mirror, download, file_stat
 from headway.supervisor.rank_env import Workdirs
 
-EXCLUDED_PATTERNS = (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
-            ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*",
-            ".nfs*")  # fmt: skip
+EXCLUDED_PATTERNS = (
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*", ".nfs*",
+)  # fmt: skip
 ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")  # a folder that contains one of these is a virtual environment
 WARN_BYTES, WARN_FILES = 20_000_000_000, 20_000  # beyond either, log once that all files are uploaded
 _CHUNK = 8 << 20
@@ -48,7 +49,7 @@ class PrepareResult:
 
 
 class Workdir(Mirror):
-    """Uploader of the script's files in a node's working folder. `sync` does nothing before `prepare` or `adopt`."""
+    """Uploader of the script's files in a node's working folder. `sync` does nothing before `prepare` or `register_existing`."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Workdir(Mirror):
         excluded: Sequence[Path] = (),
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`beside` is a folder that lasts as long as `root` does; `apart` are subfolders of `root` to leave out."""
+        """`state_dir` is a folder that lasts as long as `root` does; `excluded` are subfolders of `root` to leave out."""
         super().__init__(root, store, node=node, log=log)
         self._base, self._prefix = self._prefix, self._prefix + WORKDIR
         self._read_code = code

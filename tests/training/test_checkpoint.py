@@ -32,8 +32,8 @@ from tests.training.stores import Faulty, Heard
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FIRST_S", 0.001)
-    monkeypatch.setattr(writer, "LONGEST_S", 0.002)
+    monkeypatch.setattr(writer, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(writer, "MAX_PAUSE_S", 0.002)
 
 
 def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> AsyncCheckpointWriter:

@@ -1,4 +1,7 @@
-"""Progress reporting by a context variable: long work calls `report_progress`, a caller may listen. Free without a listener."""
+"""Progress reporting by a context variable: long work calls `report_progress`, a caller may listen.
+
+Free without a listener.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def tail(
     rank: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
-    """Yield all lines so far; then, if `ended` is given (returns whether the run has ended), new lines until the end."""
+    """Yield all lines so far; then, if `ended` is given (whether the run has ended), new lines until the end."""
     follower = _LogFollower(folder, spool)
     while True:
         last = ended is None or ended()  # checked before reading: lines printed before the end can then be read

@@ -330,8 +330,8 @@ def end_check(
 ) -> Callable[[], bool]:
     """Return a function that tells whether the run has ended.
 
-    It reads the folder every `folder_poll_s` and calls `status` every `status_poll_s`, which is longer because the API behind it is
-    shared with others. `hint` tells cheaply that calling `status` sooner is worthwhile.
+    It reads the folder every `folder_poll_s` and calls `status` every `status_poll_s`, which is longer because the API
+    behind it is shared with others. `hint` tells cheaply that calling `status` sooner is worthwhile.
     """
     folder_read_at = status_read_at = -status_poll_s
 

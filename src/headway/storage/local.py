@@ -303,7 +303,7 @@ def _scan(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
 
 
 def _walk(directory: Path, folder: str, name_prefix: str) -> Iterator[Entry]:
-    """Yield files below `directory` whose name there starts with `name_prefix`, in the order in which object stores list."""
+    """Yield files below `directory` whose name there starts with `name_prefix`, in the order of object stores."""
     found = []
     for name, entry in _scan(directory):
         if name.startswith(name_prefix):

@@ -488,7 +488,7 @@ class ObjectStore:
     # Retries and error mapping
 
     def _with_retries(self, operation: str, call: Callable[[], Result], *, needs_only_bucket: bool = False) -> Result:
-        """Retry and map errors. `needs_only_bucket`: the operation needs only the bucket, so a 404 means that it is missing."""
+        """Retry and map errors. With `needs_only_bucket`, a 404 means that the bucket is missing."""
         try:
             result = retry_transient(lambda: self._map_errors(operation, call), self._retry)
         except NotThere as error:

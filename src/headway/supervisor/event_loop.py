@@ -108,7 +108,7 @@ class Loop:
 
 
 class Signals:
-    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopRequested`, a second one `StopNow`. SIGCHLD wakes the loop."""
+    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopRequested`, then `StopNow`. SIGCHLD wakes the loop."""
 
     STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -47,7 +47,7 @@ class SupervisorSettings:
 
 @dataclass(kw_only=True)
 class Node:
-    """The supervisor's resources on one node: start with `open_log`, run the event loop with `run_until`, end with `close_log`."""
+    """One node's resources: start with `open_log`, run the event loop with `run_until`, end with `close_log`."""
 
     folder: RunFolder
     plan: Plan

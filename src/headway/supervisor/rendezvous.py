@@ -87,7 +87,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
-        """Send a message. If the connection is broken, close it: the thread in `receive_all` then posts `Disconnected`."""
+        """Send a message. If the connection is broken, close it: `receive_all` then posts `Disconnected`."""
         data = json.dumps(message).encode() + b"\n"
         try:
             with self._lock:

@@ -386,7 +386,7 @@ def _wait_for_end(context: SupervisorContext, ended: Mapping[str, Any]) -> int:
 
 
 def _plan_text(folder: RunFolder, plan_file: str | None) -> bytes:
-    """Return the text of the run's plan, or of the file `plan_file`, where a target has changed the path of the data."""
+    """Return the text of the run's plan, or of `plan_file`, where a target has changed the path of the data."""
     if plan_file:
         return Path(plan_file).read_bytes()
     folder.plan()  # raises if the plan is invalid

@@ -74,7 +74,7 @@ class StoreHealth:
 
 
 class BackgroundThread(threading.Thread, ABC):
-    """Thread that calls `work` every `interval_s` seconds or when woken, and retries with back-off after a StoreError."""
+    """Thread that calls `work` every `interval_s` or when woken, and retries with back-off after a StoreError."""
 
     def __init__(self, name: str, inbox: MessageQueue, health: StoreHealth) -> None:
         super().__init__(name=name, daemon=True)
@@ -142,7 +142,7 @@ class Heartbeat(BackgroundThread):
         self._stop_posted = False
 
     def advance(self) -> None:
-        """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it, however long it is down."""
+        """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it."""
         self._advance = True
         self.wake()
 

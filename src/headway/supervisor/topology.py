@@ -2,8 +2,8 @@
 
 One function per launcher (Slurm, Kubeflow, Vertex AI, torchrun, a StatefulSet, ssh hosts) reads its variables into a
 `NodeInfo`; these are pure. One supervisor runs per node and starts the ranks itself, so only node-level numbers are
-read. `detect_topology` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch and
-TensorFlow expect. No torch.
+read. `detect_topology` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch
+and TensorFlow expect. No torch.
 """
 
 from __future__ import annotations

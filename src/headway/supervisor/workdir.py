@@ -49,7 +49,7 @@ class PrepareResult:
 
 
 class Workdir(Mirror):
-    """Uploader of the script's files in a node's working folder. `sync` does nothing before `prepare` or `register_existing`."""
+    """Uploader of a script's files. `sync` does nothing before `prepare` or `register_existing`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Workdir(Mirror):
         excluded: Sequence[Path] = (),
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`state_dir` is a folder that lasts as long as `root` does; `excluded` are subfolders of `root` to leave out."""
+        """`state_dir` is a folder that lasts as long as `root`; `excluded` are subfolders of `root` to leave out."""
         super().__init__(root, store, node=node, log=log)
         self._base, self._prefix = self._prefix, self._prefix + WORKDIR
         self._read_code = code

@@ -95,7 +95,7 @@ class Session:
         return self.identity.world.rank == 0
 
     def log(self, text: str) -> None:
-        """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call the module's `log`."""
+        """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call `log_line`."""
         if self.is_first:
             log_line(text)
 

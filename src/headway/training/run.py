@@ -38,11 +38,11 @@ from headway.training.context import Session, log_line
 from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
 from headway.training.export import Bundle
 from headway.training.metrics.logger import MetricsLogger
+from headway.training.nonfinite import NanGuard
 from headway.training.optim import (
     Average,
     DistributedStepper,
     LocalStepper,
-    NanGuard,
     Optimizers,
     Precision,
     StepFlags,

@@ -21,7 +21,7 @@ TIMEOUT = timedelta(minutes=5)  # by default torch waits up to 30 minutes, all b
 
 
 class ProcessGroup:
-    """All ranks of the run. With a single rank no method communicates; `all_reduce_metrics` is for several ranks only."""
+    """All ranks of the run. With one rank no method communicates; `all_reduce_metrics` is for several ranks only."""
 
     def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device

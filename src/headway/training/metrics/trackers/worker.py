@@ -129,17 +129,17 @@ def main() -> int:
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keep what the tracker prints out of the answers
 
-    def answer(message: dict[str, Any]) -> None:
+    def reply(message: dict[str, Any]) -> None:
         channel.write(json.dumps(message) + "\n")
 
     try:
-        serve(name, sys.stdin, answer)
+        serve(name, sys.stdin, reply)
     except ModuleNotFoundError as error:
         missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", lacking=error.name or "a package")
-        answer({"failed": str(missing)})
+        reply({"failed": str(missing)})
         return 1
     except Exception as error:  # noqa: BLE001  reported to the rank, then the process ends
-        answer({"failed": f"{type(error).__name__}: {error}"})
+        reply({"failed": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 

@@ -62,7 +62,7 @@ def rank(folder: Path) -> dict[int, Work]:
         for other in range(1, ranks):
             store.write(f"checkpoints/00000001/{seat.part(other, 0)}.json", body)
         saver = AsyncCheckpointWriter(store, seat, CheckpointIndex(store, Checkpoint()), Nobody(), environment={})
-        saver.take(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
+        saver.save(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
         if not saver.drain():
             raise RuntimeError("not committed")
 
@@ -71,14 +71,14 @@ def rank(folder: Path) -> dict[int, Work]:
 
 def run(folder: Path) -> dict[int, Work]:
     """run: a row of the ledger written, all together."""
-    from headway.rundir.index import Ledger, Row
+    from headway.rundir.index import RunIndex, RunRow
 
     def record(count: int) -> None:
         file = folder / f"ledger-{count}.sqlite"
         file.unlink(missing_ok=True)
         names = [f"run-{number}" for number in range(count)]
-        rows = (Row(name=name, url=name, target="local", job="j", created=1.0, state="finished") for name in names)
-        Ledger(file).record(*rows)
+        rows = (RunRow(name=name, url=name, target="local", job="j", created=1.0, state="finished") for name in names)
+        RunIndex(file).record(*rows)
 
     return {count: lambda count=count: record(count) for count in (100, 1_000, 10_000)}  # type: ignore[misc]
 
@@ -127,7 +127,7 @@ def checkpoint(folder: Path) -> dict[int, Work]:
 
     def look(store: Any, count: int) -> None:
         catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=3))
-        catalogue.adopt([CheckpointEntry(step, 0, (), None, True) for step in range(1, count + 1)])
+        catalogue.add_existing([CheckpointEntry(step, 0, (), None, True) for step in range(1, count + 1)])
         catalogue.prune()
 
     stores = {}

@@ -17,7 +17,7 @@ from benchmarks.harness import Row as Measured
 from benchmarks.harness import interleave, note, show
 from headway.dashboard.runs import RunService
 from headway.dashboard.views import Metrics
-from headway.rundir.index import Ledger, Row
+from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
 
@@ -60,7 +60,7 @@ def _noted(group: str, rows: list[Measured], limit: str) -> None:
             note(group, f"headway, {row.name}", row.median * 1e3, "ms", limit=limit, floor=floor)
 
 
-def ledger_of(folder: Path, count: int) -> Ledger:
+def ledger_of(folder: Path, count: int) -> RunIndex:
     """Runs with as much in their folders as a page of them looks at."""
     rows = []
     for number in range(count):
@@ -69,8 +69,8 @@ def ledger_of(folder: Path, count: int) -> Ledger:
         (place / "progress.json").write_text(json.dumps({"step": number, "steps": count, "epoch": 1, "epochs": 2}))
         kept = {"kept": [{"step": 1, "score": 0.5, "names": ["phase1_best"]}], "step": 1, "steps": [1]}
         (place / "checkpoints" / "last.json").write_text(json.dumps(kept))
-        rows.append(Row(name=place.name, url=str(place), target="local", job="j", created=number, state="finished"))
-    ledger = Ledger(folder / "ledger.sqlite")
+        rows.append(RunRow(name=place.name, url=str(place), target="local", job="j", created=number, state="finished"))
+    ledger = RunIndex(folder / "ledger.sqlite")
     ledger.record(*rows)
     return ledger
 

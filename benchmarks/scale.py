@@ -68,10 +68,10 @@ def rendezvous() -> str:
 
 
 def manifest_of_a_checkpoint() -> str:
-    from headway.training.checkpoint.serialization import check_checksum, with_checksum
+    from headway.training.checkpoint.serialization import verify_checksum, with_checksum
 
     body = with_checksum(_manifest(NODES * RANKS_A_NODE))
-    seconds, _ = timed(lambda: check_checksum(body, "manifest.json"))
+    seconds, _ = timed(lambda: verify_checksum(body, "manifest.json"))
     size = len(body) / 1e6
     parts = f"{NODES * RANKS_A_NODE:,} parts: {size:.1f} MB"
     return f"a checkpoint's manifest | {parts} | {seconds * 1e3:.0f} ms to check | holds"
@@ -91,7 +91,7 @@ def commit() -> str:
         body = json.dumps({"bytes": 123_456_789, "sha256": "0" * 64}).encode()
         store.inner.write(f"checkpoints/00000001/{seat.part(rank, 0)}.json", body)
     saver = AsyncCheckpointWriter(store, seat, CheckpointIndex(store, Checkpoint()), Nobody(), environment={})
-    saver.take(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
+    saver.save(CheckpointRequest(step=1, epoch=0, tree={}), {"w": torch.zeros(8)}, ["w"])
     seconds, committed = timed(saver.drain)
     assert committed
     note("commit", f"{ranks:,} parts", seconds, "s")
@@ -111,7 +111,7 @@ def retention() -> str:
     for step in range(1, keep + 1):
         for name in ("manifest.json", *(f"a0001-r{rank}.safetensors" for rank in range(ranks))):
             store.inner.write(f"checkpoints/{step:08d}/{name}", b"")
-        catalogue.adopt([CheckpointEntry(step, 0, (), None, True)])
+        catalogue.add_existing([CheckpointEntry(step, 0, (), None, True)])
     seconds, _ = timed(catalogue.prune)
     return (
         f"retention | the names of {keep} checkpoints' folders, however many files are in them"
@@ -189,7 +189,7 @@ def shuffling() -> str:
 
 def history() -> str:
     """A month of metrics of one run, read as `headway show` reads them."""
-    from headway.rundir.layout import LONGEST_S, RunFolder
+    from headway.rundir.layout import MAX_SEGMENT_S, RunFolder
     from headway.storage.memory import MemoryStore
 
     store, steps, each = MemoryStore("memory://scale-history"), 1_000_000, 25_000
@@ -197,7 +197,7 @@ def history() -> str:
         lines = (json.dumps({"step": number * each + step, "loss": 1.5}) for step in range(each))
         store.write(f"metrics/a0001-{number + 1:07d}.jsonl", ("\n".join(lines) + "\n").encode())
     seconds, found = timed(lambda: RunFolder(store).metrics())
-    segments = 30 * 86_400 / LONGEST_S
+    segments = 30 * 86_400 / MAX_SEGMENT_S
     logs = segments * NODES * RANKS_A_NODE
     return (
         f"history | {len(found):,} steps | {seconds:.1f} s to merge | {segments:,.0f} segments of metrics a month hold;"

@@ -18,7 +18,7 @@ import pytest
 from headway.core.errors import Denied, NoCheckpoint
 from headway.spec import Cadence, Checkpoint, Job, dump
 from headway.storage import open_store
-from headway.storage.base import TEMPORARY
+from headway.storage.base import TEMPORARY_PREFIX
 from headway.storage.local import FolderStore
 from headway.training.checkpoint import manager
 from tests.supervisor import supervised
@@ -134,7 +134,7 @@ def _list_as(start: Start, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
     model, optimizer, feed = parts(run)
     run.restore(model=model, optimizer=optimizer, data=feed)
     train(run, model, optimizer, feed, epochs=1)
-    run._checkpoints.saver.drain()
+    run._checkpoints.writer.drain()
     run._session.control.event("checkpoint", step=4)
 
     def again(listing: Callable[..., Any]) -> int:
@@ -279,11 +279,11 @@ def test_what_a_killed_writer_had_begun_is_swept_when_it_is_old(tmp_path: Path) 
 
     store = open_store(str(tmp_path))
     store.write("checkpoints/00000001/manifest.json", b"{}")
-    old, young = (tmp_path / "checkpoints/00000001" / f"{TEMPORARY}{name}" for name in ("old", "young"))
+    old, young = (tmp_path / "checkpoints/00000001" / f"{TEMPORARY_PREFIX}{name}" for name in ("old", "young"))
     for path in (old, young):
         path.write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * manager.OLD_S,) * 2)
-    assert manager.sweep(store) == 1
+    os.utime(old, (time.time() - 2 * manager.STALE_S,) * 2)
+    assert manager.remove_stale_files(store) == 1
     assert (old.exists(), young.exists()) == (False, True)
     assert [entry.key for entry in store.list()] == ["checkpoints/00000001/manifest.json"]
 
@@ -295,7 +295,7 @@ def test_a_run_whose_record_and_files_vanished_does_not_begin_again(
     model, optimizer, feed = parts(run)
     run.restore(model=model, optimizer=optimizer, data=feed)
     train(run, model, optimizer, feed, epochs=1)
-    run._checkpoints.saver.drain()
+    run._checkpoints.writer.drain()
     store = open_store(run.folder)
     store.write("events/a0001-0000001.jsonl", b'{"kind": "checkpoint", "step": 4}\n')
     shutil.rmtree(tmp_path / "run" / "checkpoints")

@@ -129,7 +129,7 @@ def evaluate(run: headway.Run, model: nn.Module, pause_s: float) -> float:
 
 def _watch(run: headway.Run) -> None:
     """Have every snapshot, write and removal marked on the board while it lasts."""
-    saver, store = run._checkpoints.saver, run._session.store
+    saver, store = run._checkpoints.writer, run._session.store
     saver._copy = _marked(saver._copy, "take", lambda *_: "snapshot")  # type: ignore[method-assign]
     store.write = _marked(store.write, "write", lambda key, *_: kind_of(key))  # type: ignore[method-assign]
     store.delete = _marked(store.delete, "remove", lambda key, *_: kind_of(key))  # type: ignore[method-assign]

@@ -120,14 +120,14 @@ def test_after_an_exception_the_next_step_is_to_fix_the_script_and_run_it_again(
 
 
 def test_the_progress_lines_of_ranks_are_those_that_the_bar_replaces() -> None:
-    from headway.training.metrics.progress import line
+    from headway.training.metrics.progress import progress_line
 
     for numbers in (
         {"epoch": 0, "epochs": 2, "step": 3, "steps": 9, "loss": 0.5},
         {"step": 3},
         {"epoch": 1, "step": 4},
     ):
-        assert PROGRESS.match(f"headway: {line(numbers)}")
+        assert PROGRESS.match(f"headway: {progress_line(numbers)}")
     for text in ("headway: bleu_4 0.2", "step 3 loss 0.5", "headway: stopped at step 8; its checkpoint is written"):
         assert not PROGRESS.match(text)
 

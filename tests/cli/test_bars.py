@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.cli import render
-from headway.core.progress import counted, tell
+from headway.core.progress import report_progress, with_progress
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_what_takes_a_while_says_how_far_it_is(
     with render.working("counting"):
         while "headway: counting, 0s" not in said:
             said += capsys.readouterr().err
-        for number in counted(range(4), "counting to four", 4):
+        for number in with_progress(range(4), "counting to four", 4):
             while number == 1 and "headway: counting to four 25%, 0s" not in said:
                 said += capsys.readouterr().err
 
@@ -31,7 +31,7 @@ def test_what_takes_a_while_says_how_far_it_is(
 def test_an_error_ends_it_and_is_not_hidden() -> None:
     def divide() -> None:
         with render.working("dividing"):
-            tell("dividing", 1, 0)
+            report_progress("dividing", 1, 0)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -39,4 +39,4 @@ def test_an_error_ends_it_and_is_not_hidden() -> None:
 
 
 def test_nobody_need_listen() -> None:
-    assert list(counted("abc", "letters", 3)) == ["a", "b", "c"]
+    assert list(with_progress("abc", "letters", 3)) == ["a", "b", "c"]

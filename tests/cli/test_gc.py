@@ -19,7 +19,7 @@ from headway.launcher.gc import LIVE, NOT_YOURS, ORPHAN, UNKNOWN, TargetRef, loo
 from headway.planning import Plan
 from headway.plugins import TARGETS, Entry
 from headway.rundir import lease
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.spec import Job
 from headway.spec.model import TargetEntry
 from headway.storage import Store
@@ -133,7 +133,7 @@ def test_what_is_past_its_latest_end_and_silent_is_an_orphan(
     renewals = iter(range(1000))
     read = lease.read
 
-    def renewed(store: Store) -> tuple[lease.Record | None, str]:
+    def renewed(store: Store) -> tuple[lease.LeaseRecord | None, str]:
         store.write("lease.json", json.dumps({**elsewhere, "beat": next(renewals)}).encode())
         return read(store)
 
@@ -257,7 +257,7 @@ def test_places_are_those_of_the_job_file_and_of_runs_not_seen_to_their_end(plan
 
 def test_without_any_index_the_job_file_is_enough(plan_of: Callable[..., Plan]) -> None:
     start(plan_of())
-    Ledger().path.unlink()
+    RunIndex().path.unlink()
     job = Job(name="j", script="t.py", targets={"there": TargetEntry(kind="fake")})
     assert [place.kind for place in places(job)] == ["local", "fake"]
 

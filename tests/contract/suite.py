@@ -22,7 +22,7 @@ from headway.launcher import lifecycle
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
 from headway.rundir import lease, submission
-from headway.rundir.index import LONGEST
+from headway.rundir.index import MAX_NAME_LENGTH
 from headway.rundir.layout import INTENT, RECEIPT, STOP
 from headway.rundir.lease import spent_s
 from headway.rundir.submission import owner
@@ -328,7 +328,9 @@ class TargetContract(ABC):
         self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         text = "größer 模型 обучение 🚂 \u202e"
-        hold = start(FakeBehaviour(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs=str(tmp_path / "läufe 跑"))
+        hold = start(
+            FakeBehaviour(lines=(text,)), run="n" * MAX_NAME_LENGTH, name="j" * 40, outputs=str(tmp_path / "läufe 跑")
+        )
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == [text]
 
@@ -336,7 +338,7 @@ class TargetContract(ABC):
         self, start: Callable[..., RunHandle], outputs: str
     ) -> None:
         for name in (
-            "n" * (LONGEST + 1),
+            "n" * (MAX_NAME_LENGTH + 1),
             "Upper",
             "-dash",
             "dash-",

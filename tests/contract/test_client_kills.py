@@ -10,7 +10,7 @@ import pytest
 
 from headway.planning import Plan
 from headway.plugins import TARGETS
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
 from headway.spec.model import Budget
 from headway.storage import join, open_store, subfolders
@@ -62,8 +62,8 @@ def test_what_was_killed_half_way_can_be_listed_again(plan_of: Callable[..., Pla
     nothing_stays(FakeTarget(), plan, names, eventually)
     outputs = str(plan.job["outputs"])
     whole = {name for name in subfolders(open_store(outputs)) if name != "code" and _has_plan(outputs, name)}
-    Ledger().rebuild(outputs)
-    assert whole <= {row.name for row in Ledger().rows()}
+    RunIndex().rebuild(outputs)
+    assert whole <= {row.name for row in RunIndex().rows()}
     assert names[-1] in whole
 
 

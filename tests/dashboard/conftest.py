@@ -22,7 +22,7 @@ import uvicorn  # noqa: E402
 from headway.cli import main  # noqa: E402
 from headway.dashboard.app import DashboardApp  # noqa: E402
 from headway.dashboard.runs import RunService  # noqa: E402
-from headway.rundir.index import Ledger  # noqa: E402
+from headway.rundir.index import RunIndex  # noqa: E402
 from headway.rundir.layout import SegmentWriter  # noqa: E402
 from headway.storage import open_store  # noqa: E402
 from tests.browsing import browser, page  # noqa: E402, F401
@@ -108,7 +108,7 @@ def served(home: Path, acted: list[tuple[str, str]]) -> Callable[..., Any]:
 
     @contextmanager
     def start(token: str | None = None) -> Iterator[httpx.Client]:
-        site = DashboardApp(RunService(Ledger()), stop=act("stop"), resume=act("resume"), hosts=HOSTS, token=token)
+        site = DashboardApp(RunService(RunIndex()), stop=act("stop"), resume=act("resume"), hosts=HOSTS, token=token)
         server = uvicorn.Server(
             uvicorn.Config(site.application(), port=0, log_config=None, timeout_graceful_shutdown=1)
         )

@@ -13,7 +13,7 @@ import pytest
 
 from headway.cli import main
 from headway.dashboard.runs import run_id
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
 from headway.rundir.status import row_of
 from headway.storage import open_store
@@ -113,7 +113,7 @@ def damaged(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         path.write_bytes(body)
         good = row_of(RunFolder(open_store(runs[1])))
         assert good is not None
-        Ledger().record(good, replace(row, state="running"))
+        RunIndex().record(good, replace(row, state="running"))
         return runs[1], url
 
     return make

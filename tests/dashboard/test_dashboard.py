@@ -13,7 +13,7 @@ import pytest
 from headway.core.errors import NotThere
 from headway.dashboard.runs import FolderScanner, RecordCache, RunService, run_id
 from headway.dashboard.views import Metrics, last_lines, thinned
-from headway.rundir.index import Ledger, Row
+from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import RunFolder, SegmentWriter
 from headway.storage import open_store
 from tests.dashboard.conftest import write_curve
@@ -119,9 +119,9 @@ def test_a_resume_from_an_attempt_before_the_last_is_drawn_as_the_folder_tells_i
 
 
 def test_ten_thousand_runs_are_answered_by_looking_at_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger = RunIndex(tmp_path / "ledger.sqlite")
     ledger.record(*(
-        Row(name=f"run-{n}", url=f"{tmp_path}/{n}", target="local", job="j", created=float(n), state="finished")
+        RunRow(name=f"run-{n}", url=f"{tmp_path}/{n}", target="local", job="j", created=float(n), state="finished")
         for n in range(10_000)
     ))  # fmt: skip
     looked: list[str] = []
@@ -177,7 +177,7 @@ def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], 
     place = tmp_path / "elsewhere"
     (place / "not-a-run").mkdir(parents=True)
     shutil.copytree(runs[0], place / "early")
-    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger = RunIndex(tmp_path / "ledger.sqlite")
     places = FolderScanner(ledger, [str(place)])
     assert RunService(ledger, places).runs()["looking"] == [str(place)]
     assert places.look() == 1
@@ -189,8 +189,8 @@ def test_runs_of_a_place_are_listed_with_those_that_come_later(runs: list[str], 
 
 
 def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    row = Row(name="first", url=runs[0], target="local", job="toy", created=1.0, state="stopped")
+    ledger = RunIndex(tmp_path / "ledger.sqlite")
+    row = RunRow(name="first", url=runs[0], target="local", job="toy", created=1.0, state="stopped")
     ledger.record(row)
     board = RunService(ledger)
     assert board.runs()["runs"][0]["state"] == "stopped"
@@ -199,10 +199,10 @@ def test_a_run_that_was_resumed_is_looked_at_again(runs: list[str], tmp_path: Pa
 
 
 def test_words_may_be_anywhere_and_all_must_be_there(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger = RunIndex(tmp_path / "ledger.sqlite")
     assert ledger.page(["any"], offset=0, limit=5) == (0, [])
     ledger.record(*(
-        Row(name=f"Run-{n}", url=f"/{n}", target="box", job="j%", created=float(n), state="failed") for n in range(9)
+        RunRow(name=f"Run-{n}", url=f"/{n}", target="box", job="j%", created=float(n), state="failed") for n in range(9)
     ))  # fmt: skip
     total, rows = ledger.page(["RUN-", "fail", "j%"], offset=2, limit=3)
     assert (total, [row.name for row in rows]) == (9, ["Run-6", "Run-5", "Run-4"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.dashboard.runs import FolderScanner, RunService, run_id
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.storage import open_store
 from tests.servers.gcs import GcsServer
 
@@ -85,7 +85,7 @@ def test_runs_of_a_bucket_are_shown_from_the_bucket(
         for path in Path(runs[0]).rglob("*"):
             if path.is_file() and not path.name.startswith(".") and "local" not in path.relative_to(runs[0]).parts:
                 there.write(path.relative_to(runs[0]).as_posix(), path.read_bytes())
-        ledger = Ledger(tmp_path / "ledger.sqlite")
+        ledger = RunIndex(tmp_path / "ledger.sqlite")
         places = FolderScanner(ledger, ["gs://bucket/runs"])
         assert places.look() == 1
         board = RunService(ledger, places)

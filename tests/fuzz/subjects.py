@@ -79,34 +79,34 @@ def tensors() -> Subject:
     import torch
     from safetensors.torch import save
 
-    from headway.training.checkpoint.staging import read_image
+    from headway.training.checkpoint.staging import parse_safetensors
 
     sample = save({"a": torch.ones(3, 2), "b": torch.zeros(5, dtype=torch.int64), "c": torch.ones(1).half()})
-    return Subject([sample], lambda b: [t.sum() for t in read_image(bytearray(b)).values()])
+    return Subject([sample], lambda b: [t.sum() for t in parse_safetensors(bytearray(b)).values()])
 
 
 def foreign_weights() -> Subject:
     import torch
 
-    from headway.training.checkpoint.init_weights import foreign
+    from headway.training.checkpoint.init_weights import load_torch_file
 
     samples = []
     for zipped in (True, False):
         to = io.BytesIO()
         torch.save({"state_dict": {"w": torch.ones(2)}}, to, _use_new_zipfile_serialization=zipped)
         samples.append(to.getvalue())
-    return Subject(samples, lambda b: foreign(b, "weights.pth"))
+    return Subject(samples, lambda b: load_torch_file(b, "weights.pth"))
 
 
 def checkpoints() -> Subject:
     """The record of a checkpoint's state, and its manifest in a folder."""
     import torch
 
-    from headway.training.checkpoint.serialization import build, decode_record, encode_record, flatten
+    from headway.training.checkpoint.serialization import decode_record, encode_record, flatten, unflatten
 
     state = {"a": torch.ones(2), "t": (1, 2.5), "i": {3: b"x"}, "f": float("nan"), "d": torch.float32, "s": "text"}
     tree, tensors_ = flatten(state)
-    return Subject([encode_record(tree)], lambda b: build(decode_record(b, "state.json"), tensors_))
+    return Subject([encode_record(tree)], lambda b: unflatten(decode_record(b, "state.json"), tensors_))
 
 
 def checkpoint_manifests() -> Subject:
@@ -124,7 +124,7 @@ def checkpoint_manifests() -> Subject:
         assert folder
         for each in (body, _sealed(body, with_checksum)):
             store.write("checkpoints/00000004/manifest.json", each)
-            CheckpointReader(store, try_for_s=0.0, stale_for_s=0.0, sleep=lambda _: None).newest([])
+            CheckpointReader(store, try_for_s=0.0, stale_for_s=0.0, sleep=lambda _: None).load_newest([])
 
     return Subject([json.dumps(record).encode(), with_checksum(record)], read)
 
@@ -248,7 +248,7 @@ def archives() -> Subject:
 
 def cluster_specs() -> Subject:
     """Vertex AI's variable; the other launchers' too, with the same text in each of theirs."""
-    from headway.supervisor.topology import foreign
+    from headway.supervisor.topology import other_launcher
 
     pools = {"workerpool0": ["cmle-training-workerpool0-ab-0:2222"], "workerpool1": ["a:2222", "b:2222"]}
     spec = {"cluster": pools, "environment": "cloud", "task": {"type": "workerpool1", "index": 1}, "job": "{}"}
@@ -258,7 +258,7 @@ def cluster_specs() -> Subject:
         for name in ("CLUSTER_SPEC", "PET_NNODES", "SLURM_NODELIST"):
             env = {name: text, "SLURM_JOB_ID": "1", "SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "m"}
             try:
-                foreign(env, 2)
+                other_launcher(env, 2)
             except HeadwayError:
                 pass
 

@@ -83,11 +83,11 @@ STATE = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), STATE, max_size=4))
 def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
-    from headway.training.checkpoint.serialization import build, decode_record, encode_record, flatten
+    from headway.training.checkpoint.serialization import decode_record, encode_record, flatten, unflatten
 
     tree, tensors = flatten(state)
     assert not tensors
-    assert build(decode_record(encode_record({"state": tree}), "x"), {}) == {"state": state}
+    assert unflatten(decode_record(encode_record({"state": tree}), "x"), {}) == {"state": state}
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +103,7 @@ def test_every_plain_state_survives_a_checkpoint(state: dict[str, Any]) -> None:
     st.integers(1, 5),
 )
 def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[str, Any], ranks: int) -> None:
-    from headway.training.checkpoint.staging import Image, Layout, partition_tensors, read_image
+    from headway.training.checkpoint.staging import Layout, StagingBuffer, parse_safetensors, partition_tensors
 
     dice = torch.Generator().manual_seed(1)
     tensors = {
@@ -115,9 +115,9 @@ def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[
     found: dict[str, Any] = {}
     for share in shares:
         mine = {name: tensors[name] for name in share}
-        image = Image(Layout(mine), mine)
+        image = StagingBuffer(Layout(mine), mine)
         image.fill(mine)
-        found |= read_image(bytearray(image.bytes))
+        found |= parse_safetensors(bytearray(image.bytes))
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
@@ -127,15 +127,15 @@ def test_every_set_of_tensors_survives_being_dealt_out_and_written(shapes: dict[
 @settings(deadline=None)
 @given(RECORD, st.integers(0, 10_000), st.integers(0, 7))
 def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any], place: int, bit: int) -> None:
-    from headway.training.checkpoint.serialization import Damaged, check_checksum, with_checksum
+    from headway.training.checkpoint.serialization import CheckpointDamaged, verify_checksum, with_checksum
 
     record.pop("checksum", None)
     body = bytearray(with_checksum(record))
-    assert check_checksum(bytes(body), "x") == record
+    assert verify_checksum(bytes(body), "x") == record
     body[place % len(body)] ^= 1 << bit
     try:
-        assert check_checksum(bytes(body), "x") == record  # white space, or the same number in other digits
-    except Damaged:
+        assert verify_checksum(bytes(body), "x") == record  # white space, or the same number in other digits
+    except CheckpointDamaged:
         pass
 
 
@@ -148,7 +148,7 @@ def test_a_sealed_record_with_any_bit_changed_is_no_record(record: dict[str, Any
 def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
     commits: list[tuple[int, float | None, bool]], last: int, best: int
 ) -> None:
-    from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
+    from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_index
 
     store = MemoryStore(f"memory://{next(NAMES)}")
     catalogue = CheckpointIndex(store, Checkpoint(every=Cadence(steps=1), keep_last=last, keep_best=best))
@@ -167,7 +167,7 @@ def test_retention_keeps_the_last_the_best_and_the_named_and_nothing_else(
     assert set(names.values()) <= set(catalogue.steps)
     scored = sum(score is not None for _, score, _ in commits)
     assert len(catalogue.steps) <= last + min(best, scored) + len(names)
-    recorded = read_last(store)
+    recorded = read_index(store)
     assert recorded is not None
     assert [one.step for one in recorded] == catalogue.steps
     assert {entry.key.split("/")[1] for entry in store.list("checkpoints/") if entry.key.count("/") == 2} == {

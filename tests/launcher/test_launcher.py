@@ -32,7 +32,7 @@ from headway.packaging.code import archive_path, wheel_path
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease
-from headway.rundir.index import LONGEST, Ledger
+from headway.rundir.index import MAX_NAME_LENGTH, RunIndex
 from headway.rundir.layout import INTENT, RECEIPT
 from headway.storage import local as folder_store
 from headway.storage import open_store, subfolders
@@ -77,13 +77,13 @@ def test_a_run_is_named_by_job_plan_and_count(plan_of: Callable[..., Plan], targ
 def test_the_count_goes_on_without_the_index(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
     plan = plan_of()
     lifecycle.launch(plan, detach=True, target=target)
-    Ledger().path.unlink()
+    RunIndex().path.unlink()
     assert lifecycle.launch(plan, detach=True, target=target).run.endswith("-2")
 
 
 def test_the_longest_job_name_still_gives_a_name_that_fits(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
     run = lifecycle.launch(plan_of(name="j" * 40), detach=True, target=target).run
-    assert len(run) <= LONGEST
+    assert len(run) <= MAX_NAME_LENGTH
     assert run.endswith("-1")
 
 
@@ -194,7 +194,7 @@ class Watching(FakeTarget):
 
     def submit(self, plan: Plan, run: str) -> Handle:
         self.announced = open_store(f"{plan.job['outputs']}/{run}").read(INTENT)
-        self.indexed = [row.name for row in Ledger().rows()]
+        self.indexed = [row.name for row in RunIndex().rows()]
         return super().submit(plan, run)
 
 
@@ -209,7 +209,9 @@ def test_an_index_that_cannot_be_written_does_not_stop_a_launch(
     plan_of: Callable[..., Plan], target: FakeTarget, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    hold = lifecycle.launch(plan_of(FakeBehaviour()), target=target, ledger=Ledger(Path("/dev/full"), say=said.append))
+    hold = lifecycle.launch(
+        plan_of(FakeBehaviour()), target=target, ledger=RunIndex(Path("/dev/full"), log=said.append)
+    )
     assert hold.outcome().status.state is State.FINISHED
     assert "not affected" in said[0]
 
@@ -239,7 +241,7 @@ def test_a_full_disk_at_any_write_of_a_launch_leaves_no_run_and_nothing_running(
             failures += 1
         assert waiting.found() == []
         assert runs_in(plan.job["outputs"]) == set(), f"write {fails_at}"
-        assert [row.url for row in Ledger().rows()] == []
+        assert [row.url for row in RunIndex().rows()] == []
     assert failures >= 5  # code, wheel, plan, intent, details
 
 
@@ -284,7 +286,7 @@ def test_what_cannot_be_taken_back_is_said_and_stays_findable(plan_of: Callable[
     assert "disk 7" in said[-1]
     store = open_store(f"{plan.job['outputs']}/r")
     assert b"disk 7" in store.read(RECEIPT)
-    assert [row.name for row in Ledger().rows()] == ["r"]
+    assert [row.name for row in RunIndex().rows()] == ["r"]
 
 
 def test_a_resume_that_cannot_be_submitted_leaves_the_run_as_it_was(
@@ -385,11 +387,11 @@ def test_a_run_in_the_ledger_carries_the_state_it_was_last_seen_in(
     plan_of: Callable[..., Plan], target: FakeTarget
 ) -> None:
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
-    assert Ledger().rows()[0].state == "pending"
+    assert RunIndex().rows()[0].state == "pending"
     hold.status()
-    assert Ledger().rows()[0].state == "running"
+    assert RunIndex().rows()[0].state == "running"
     hold.stop()
-    assert Ledger().rows()[0].state == "stopped"
+    assert RunIndex().rows()[0].state == "stopped"
 
 
 # Resuming what cannot be seen from here.

@@ -14,7 +14,7 @@ from headway.launcher import lifecycle
 from headway.launcher.rehearse import rehearse
 from headway.planning import Plan
 from headway.plugins import TARGETS
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.spec import Image, Job, Secret
 from headway.targets.fake import FakeBehaviour, FakeTarget
 from headway.targets.local.target import LocalTarget
@@ -50,7 +50,7 @@ def test_a_script_that_runs_passes_and_nothing_is_left(project: Path, tmp_path: 
     found = rehearse(job_of(project, "print('hello')"))
     assert [act.name for act in found.acts] == ["train"]
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert Ledger().rows() == []
+    assert RunIndex().rows() == []
     assert running_below(tmp_path) == []
     assert not (project / "runs").exists()
 

@@ -42,11 +42,11 @@ def set_up() -> list[doctest.Example]:
 def prepare(folder: Path) -> None:
     """Write what docs/api.md promises: a job file, its script, and a finished run."""
     from headway.rundir.layout import SegmentWriter
-    from headway.training.rank_info import by_hand
+    from headway.training.rank_info import standalone_info
 
     (folder / "train.py").write_text(SCRIPT)
     (folder / "headway.yaml").write_text(JOB)
-    store = by_hand(str(folder / "runs" / "night"), "train.py", {}, 0).store
+    store = standalone_info(str(folder / "runs" / "night"), "train.py", {}, 0).store
     metrics, events = SegmentWriter(store, "metrics", 1), SegmentWriter(store, "events", 1)
     for step, loss in ((1, 1.0), (2, 0.5), (3, 0.25)):
         metrics.add(json.dumps({"step": step, "epoch": 0, "time": 0.0, "loss": loss}))

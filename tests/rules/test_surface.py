@@ -53,4 +53,4 @@ def test_public_names_are_these() -> None:
 def test_exit_codes_are_the_documented_ones() -> None:
     assert (errors.FINISHED, errors.FAILED, errors.BAD_INPUT) == (0, 1, 2)
     assert (errors.BUDGET_ENDED, errors.RESUMABLE, errors.LEFT_BEHIND) == (3, 4, 5)
-    assert (errors.WORKER_DONE, errors.WORKER_AGAIN) == (0, 143)
+    assert (errors.WORKER_DONE, errors.WORKER_RESTART) == (0, 143)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.index import Ledger, Row
+from headway.rundir.index import RunIndex, RunRow
 
 
 def row(
     name: str, created: float = 1.0, *, target: str = "local", outputs: str = "/runs", state: str = "running"
-) -> Row:
-    return Row(name=name, url=f"{outputs}/{name}", target=target, job="job", created=created, state=state)
+) -> RunRow:
+    return RunRow(name=name, url=f"{outputs}/{name}", target=target, job="job", created=created, state=state)
 
 
 @pytest.fixture
@@ -25,23 +25,23 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, said: list[str]) -> Ledger:
-    return Ledger(tmp_path / "ledger.sqlite", say=said.append)
+def ledger(tmp_path: Path, said: list[str]) -> RunIndex:
+    return RunIndex(tmp_path / "ledger.sqlite", log=said.append)
 
 
-def test_runs_are_listed_newest_first_and_the_later_of_two_at_once_comes_first(ledger: Ledger) -> None:
+def test_runs_are_listed_newest_first_and_the_later_of_two_at_once_comes_first(ledger: RunIndex) -> None:
     ledger.record(row("old", 1), row("new", 3), row("middle", 2), row("twin", 3))
     assert [found.name for found in ledger.rows()] == ["twin", "new", "middle", "old"]
 
 
-def test_a_listing_is_narrowed_by_pattern_target_and_limit(ledger: Ledger) -> None:
+def test_a_listing_is_narrowed_by_pattern_target_and_limit(ledger: RunIndex) -> None:
     ledger.record(row("cap-1", 1), row("cap-2", 2, target="gke"), row("other", 3))
     assert [found.name for found in ledger.rows(glob="cap-*")] == ["cap-2", "cap-1"]
     assert [found.name for found in ledger.rows(target="gke")] == ["cap-2"]
     assert [found.name for found in ledger.rows(limit=1)] == ["other"]
 
 
-def test_a_run_recorded_twice_is_one_row_brought_up_to_date(ledger: Ledger) -> None:
+def test_a_run_recorded_twice_is_one_row_brought_up_to_date(ledger: RunIndex) -> None:
     ledger.record(row("r", 1, state="pending"))
     ledger.record(row("r", 1, state="running"))
     ledger.update_state("/runs/r", "finished")
@@ -50,25 +50,25 @@ def test_a_run_recorded_twice_is_one_row_brought_up_to_date(ledger: Ledger) -> N
     assert found.seen <= time.time()
 
 
-def test_prefixes_are_taken_literally(ledger: Ledger) -> None:
+def test_prefixes_are_taken_literally(ledger: RunIndex) -> None:
     ledger.record(row("abc", 1), row("abd", 2), row("a-star", 3), row("b", 4))
-    assert [found.name for found in ledger.named("ab")] == ["abd", "abc"]
-    assert ledger.named("a*") == []
+    assert [found.name for found in ledger.with_prefix("ab")] == ["abd", "abc"]
+    assert ledger.with_prefix("a*") == []
 
 
-def test_a_forgotten_run_is_not_listed(ledger: Ledger) -> None:
+def test_a_forgotten_run_is_not_listed(ledger: RunIndex) -> None:
     ledger.record(row("r"))
-    ledger.forget("/runs/r")
+    ledger.remove("/runs/r")
     assert ledger.rows() == []
 
 
-def test_reading_creates_nothing(ledger: Ledger) -> None:
+def test_reading_creates_nothing(ledger: RunIndex) -> None:
     assert ledger.rows() == []
     assert not ledger.path.exists()
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "zeroed"])
-def test_a_damaged_index_is_set_aside_said_and_started_anew(ledger: Ledger, said: list[str], damage: str) -> None:
+def test_a_damaged_index_is_set_aside_said_and_started_anew(ledger: RunIndex, said: list[str], damage: str) -> None:
     ledger.record(*(row(f"r{i}", i) for i in range(300)))
     whole = ledger.path.read_bytes()
     middle = len(whole) // 2
@@ -85,7 +85,7 @@ def test_a_damaged_index_is_set_aside_said_and_started_anew(ledger: Ledger, said
     assert aside.read_bytes() == broken[damage]
 
 
-def test_a_journal_of_the_damaged_index_is_not_played_into_the_new_one(ledger: Ledger) -> None:
+def test_a_journal_of_the_damaged_index_is_not_played_into_the_new_one(ledger: RunIndex) -> None:
     ledger.record(row("r"))
     ledger.path.write_bytes(b"damaged beyond recognition" * 100)
     journal = ledger.path.with_name(ledger.path.name + "-journal")
@@ -97,19 +97,19 @@ def test_a_journal_of_the_damaged_index_is_not_played_into_the_new_one(ledger: L
 
 def test_an_index_that_cannot_be_written_is_said_and_does_not_stop_anything(tmp_path: Path, said: list[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    ledger = Ledger(tmp_path / "file" / "ledger.sqlite", say=said.append)
+    ledger = RunIndex(tmp_path / "file" / "ledger.sqlite", log=said.append)
     ledger.record(row("r"))
     assert ledger.rows() == []
     assert "the run is not affected" in said[0]
 
 
 def test_a_full_disk_is_said_and_does_not_stop_anything(said: list[str]) -> None:
-    ledger = Ledger(Path("/dev/full"), say=said.append)
+    ledger = RunIndex(Path("/dev/full"), log=said.append)
     ledger.record(row("r"))
     assert "the run is not affected" in said[0]
 
 
-def test_an_index_of_a_newer_headway_is_left_alone(ledger: Ledger, said: list[str]) -> None:
+def test_an_index_of_a_newer_headway_is_left_alone(ledger: RunIndex, said: list[str]) -> None:
     import sqlite3
     from contextlib import closing
 
@@ -125,16 +125,16 @@ def test_an_index_of_a_newer_headway_is_left_alone(ledger: Ledger, said: list[st
 WRITER = """
 import sys
 from pathlib import Path
-from headway.rundir.index import Ledger, Row
-ledger = Ledger(Path(sys.argv[1]), say=lambda text: sys.exit(text))
+from headway.rundir.index import RunIndex, RunRow
+ledger = RunIndex(Path(sys.argv[1]), log=lambda text: sys.exit(text))
 for i in range(25):
     name = f"w{sys.argv[2]}-{i}"
-    ledger.record(Row(name=name, url=f"/runs/{name}", target="local", job="j", created=float(i)))
+    ledger.record(RunRow(name=name, url=f"/runs/{name}", target="local", job="j", created=float(i)))
     ledger.update_state(f"/runs/{name}", "finished")
 """
 
 
-def test_several_processes_write_at_once_and_no_row_is_lost(ledger: Ledger) -> None:
+def test_several_processes_write_at_once_and_no_row_is_lost(ledger: RunIndex) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(ledger.path), str(i)]) for i in range(4)]
     assert [writer.wait(60) for writer in writers] == [0] * 4
     rows = ledger.rows()
@@ -142,7 +142,7 @@ def test_several_processes_write_at_once_and_no_row_is_lost(ledger: Ledger) -> N
     assert {found.state for found in rows} == {"finished"}
 
 
-def test_ten_thousand_runs_are_listed_without_reading_them_all(ledger: Ledger) -> None:
+def test_ten_thousand_runs_are_listed_without_reading_them_all(ledger: RunIndex) -> None:
     ledger.record(*(row(f"run-{i:05d}", i) for i in range(10_000)))
 
     def work(limit: int) -> float:
@@ -152,10 +152,10 @@ def test_ten_thousand_runs_are_listed_without_reading_them_all(ledger: Ledger) -
         return time.process_time() - start
 
     assert work(20) < work(5_000) / 3
-    assert ledger.named("run-09999")[0].name == "run-09999"
+    assert ledger.with_prefix("run-09999")[0].name == "run-09999"
 
 
 def test_the_index_lives_in_headways_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "elsewhere"))
-    Ledger().record(row("r"))
+    RunIndex().record(row("r"))
     assert os.listdir(tmp_path / "elsewhere") == ["ledger.sqlite"]

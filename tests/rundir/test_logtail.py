@@ -61,13 +61,13 @@ def test_ranks_are_merged_by_time_and_attempts_follow_each_other(folder: RunFold
     one.say("b", 2)
     zero.say("c", 3)
     later.say("d", 0)  # a clock that was set back between attempts does not mix them
-    assert texts(tail(folder, spool=spool, over=None)) == ["a", "b", "c", "d"]
-    assert texts(tail(folder, spool=spool, over=None, rank=1)) == ["b"]
+    assert texts(tail(folder, spool=spool, ended=None)) == ["a", "b", "c", "d"]
+    assert texts(tail(folder, spool=spool, ended=None, rank=1)) == ["b"]
 
 
 def test_the_supervisors_own_words_have_a_rank_of_their_own(folder: RunFolder, spool: Path) -> None:
     Printer(folder, spool, "s").say("restarting", 1)
-    (line,) = tail(folder, spool=spool, over=None)
+    (line,) = tail(folder, spool=spool, ended=None)
     assert (line.rank, line.text) == (SUPERVISOR, "restarting")
 
 
@@ -83,7 +83,7 @@ def test_half_a_line_waits_for_its_other_half(folder: RunFolder, spool: Path) ->
             file.write(b"ond\n")
 
     over, sleep = script(rest)
-    for line in tail(folder, spool=spool, over=over, sleep=sleep):
+    for line in tail(folder, spool=spool, ended=over, sleep=sleep):
         lines.append(line.text)
     assert seen == [["first"]]
     assert lines == ["first", "second"]
@@ -91,13 +91,13 @@ def test_half_a_line_waits_for_its_other_half(folder: RunFolder, spool: Path) ->
 
 def test_a_last_line_without_a_newline_is_not_lost(folder: RunFolder, spool: Path) -> None:
     (spool / "a0001-r0.log").write_bytes(b"T1 first\nT2 cut off")
-    assert texts(tail(folder, spool=spool, over=None)) == ["first", "cut off"]
+    assert texts(tail(folder, spool=spool, ended=None)) == ["first", "cut off"]
 
 
 def test_a_follower_that_came_before_the_first_line_sees_all(folder: RunFolder, spool: Path) -> None:
     printer = Printer(folder, spool)
     over, sleep = script(lambda: None, lambda: printer.say("a", 1), lambda: printer.say("b", 2))
-    assert texts(tail(folder, spool=spool, over=over, sleep=sleep)) == ["a", "b"]
+    assert texts(tail(folder, spool=spool, ended=over, sleep=sleep)) == ["a", "b"]
 
 
 def test_without_a_spool_the_segments_tell_it(folder: RunFolder, spool: Path) -> None:
@@ -105,7 +105,7 @@ def test_without_a_spool_the_segments_tell_it(folder: RunFolder, spool: Path) ->
     over, sleep = script(
         lambda: printer.say("a", 1), printer.segments.flush, lambda: printer.say("b", 2), printer.segments.flush
     )
-    assert texts(tail(folder, spool=None, over=over, sleep=sleep)) == ["a", "b"]
+    assert texts(tail(folder, spool=None, ended=over, sleep=sleep)) == ["a", "b"]
 
 
 @given(st.lists(st.sampled_from(["say", "flush", "look"]), max_size=30), st.integers(0, 30))
@@ -131,7 +131,7 @@ def test_no_line_is_lost_or_repeated_when_the_spool_goes(acts: list[str], gone_a
         played = [steps[act] for act in acts]
         played.insert(min(gone_at, len(played)), go)
         over, sleep = script(*played, printer.segments.flush)
-        assert texts(tail(folder, spool=spool, over=over, sleep=sleep)) == said
+        assert texts(tail(folder, spool=spool, ended=over, sleep=sleep)) == said
 
 
 def test_a_bucket_is_not_listed_for_every_look_at_a_live_spool(folder: RunFolder, spool: Path) -> None:
@@ -147,5 +147,5 @@ def test_a_bucket_is_not_listed_for_every_look_at_a_live_spool(folder: RunFolder
 
     folder.store.list = counted  # type: ignore[method-assign,assignment]
     over, sleep = script(*[lambda: printer.say("b", 2)] * 50)
-    assert len(texts(tail(folder, spool=spool, over=over, sleep=sleep))) == 51
+    assert len(texts(tail(folder, spool=spool, ended=over, sleep=sleep))) == 51
     assert listings <= 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.notify import Notification, post, run_command
+from headway.rundir.notify import Notification, post_webhook, run_command
 from tests.cli.conftest import Headway
 from tests.cli.conftest import headway as headway
 
@@ -61,7 +61,7 @@ def slack() -> Iterator[Slack]:
 
 def test_a_notice_reads_like_a_message(slack: Slack) -> None:
     said: list[str] = []
-    post(slack.url, NOTICE, said.append)
+    post_webhook(slack.url, NOTICE, said.append)
     (message,) = slack.seen
     assert message["text"] == "❌ r1 on gke failed: rank 0 exited with 1 (2.0 h, $1.46)\nnext: headway why r1"
     assert message["headway"]["usd"] == 1.46  # type: ignore[index]
@@ -73,7 +73,7 @@ def test_a_webhook_in_trouble_is_said_without_its_address(slack: Slack, trouble:
     slack.status = 500
     url = {"refused": slack.url, "down": "http://127.0.0.1:9/canary-7c1d-hook", "nonsense": "canary-7c1d-hook"}[trouble]
     said: list[str] = []
-    post(url, NOTICE, said.append)
+    post_webhook(url, NOTICE, said.append)
     assert "rejected the notification" in said[0]
     assert "canary" not in said[0]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.rundir.submission import FILE, known_id, owner
+from headway.rundir.submission import OWNER_FILE, owner, owner_id
 
 
 @pytest.fixture(autouse=True)
@@ -21,20 +21,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_id_is_made_once_and_says_nothing_of_the_user(home: Path) -> None:
-    assert known_id() == "", "whoever only looks makes none"
+    assert owner_id() == "", "whoever only looks makes none"
     assert not home.exists()
     first = owner()
     assert first == owner()
-    assert first.id == known_id() == (home / FILE).read_text().strip()
+    assert first.id == owner_id() == (home / OWNER_FILE).read_text().strip()
     assert len(first.id) == 16
     assert first.name == f"alice@{socket.gethostname()}"
-    assert [path.name for path in home.iterdir()] == [FILE]
+    assert [path.name for path in home.iterdir()] == [OWNER_FILE]
 
 
 def test_of_many_processes_at_once_all_have_the_same_id() -> None:
     code = "from headway.rundir.submission import owner; print(owner().id)"
     asked = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    assert {process.communicate()[0] for process in asked} == {f"{known_id()}\n"}
+    assert {process.communicate()[0] for process in asked} == {f"{owner_id()}\n"}
 
 
 def test_a_home_folder_that_cannot_be_written_stops_nothing_and_is_said(

@@ -16,7 +16,7 @@ from headway.launcher import lifecycle
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease, submission
-from headway.rundir.index import Ledger, Row
+from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.status import StatusPoller, find, folder_status, rows_below
 from headway.storage import open_store
@@ -39,7 +39,7 @@ def known(tmp_path: Path) -> Callable[..., str]:
         folder = tmp_path / outputs / name
         folder.mkdir(parents=True)
         (folder / PLAN).write_text("{}")
-        Ledger().record(Row(name=name, url=str(folder), target="local", job="j", created=float(next(ages))))
+        RunIndex().record(RunRow(name=name, url=str(folder), target="local", job="j", created=float(next(ages))))
         return str(folder)
 
     return add
@@ -109,7 +109,7 @@ def test_a_deleted_run_is_never_mistaken_for_one_that_begins_like_it(known: Call
 
 def test_a_run_below_the_usual_outputs_is_found_without_an_index(known: Callable[..., str]) -> None:
     folder = known("cap-1")
-    Ledger().path.unlink()
+    RunIndex().path.unlink()
     assert find("cap-1").url == folder
 
 
@@ -122,10 +122,10 @@ def test_a_lost_index_is_rebuilt_from_the_folders(tmp_path: Path, monkeypatch: p
     (tmp_path / "runs" / "not-a-run").mkdir()
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / PLAN).write_text("{")
-    before = {(row.name, row.state, row.created) for row in Ledger().rows()}
-    Ledger().path.unlink()
-    assert Ledger().rebuild("runs") == 2
-    assert {(row.name, row.state, row.created) for row in Ledger().rows()} == before
+    before = {(row.name, row.state, row.created) for row in RunIndex().rows()}
+    RunIndex().path.unlink()
+    assert RunIndex().rebuild("runs") == 2
+    assert {(row.name, row.state, row.created) for row in RunIndex().rows()} == before
     assert list(rows_below("memory://empty/runs")) == []
 
 
@@ -138,7 +138,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     made: Plan = plan_play(write_project(tmp_path / "p"), FakeBehaviour(), on="fake", outputs="memory://runs")
     folder = RunFolder(open_store(f"memory://{os.urandom(4).hex()}/run"))
     folder.store.write(PLAN, made.to_json().encode())
-    submission.announce(folder, made)
+    submission.record_submission(folder, made)
     return folder
 
 
@@ -167,21 +167,21 @@ def test_the_newest_attempts_own_word_counts(folder: RunFolder, state: str) -> N
 
 def test_the_end_of_an_earlier_attempt_is_not_the_end_of_this_one(folder: RunFolder) -> None:
     tell(folder, 1, kind="ended", state="stopped")
-    hold(folder, 2, boot=platform.here(), pid=os.getpid(), started=platform.started(os.getpid()))
+    hold(folder, 2, boot=platform.pid_namespace_id(), pid=os.getpid(), started=platform.process_start_time(os.getpid()))
     assert folder_status(folder).state is State.RUNNING
 
 
 def test_a_resumed_run_is_pending_until_its_new_attempt_begins(folder: RunFolder) -> None:
     hold(folder, 1, holder=None)
     tell(folder, 1, kind="ended", state="stopped")
-    submission.announce_again(folder, after=1)
+    submission.record_resubmission(folder, after=1)
     assert folder_status(folder).state is State.PENDING
-    submission.withdraw(folder, RuntimeError("no room"))
+    submission.record_failed_submission(folder, RuntimeError("no room"))
     assert folder_status(folder).state is State.STOPPED
 
 
 def test_a_killed_holder_is_seen_at_once_on_its_own_host(folder: RunFolder) -> None:
-    hold(folder, 1, boot=platform.here(), pid=os.getpid(), started="another process had this pid")
+    hold(folder, 1, boot=platform.pid_namespace_id(), pid=os.getpid(), started="another process had this pid")
     assert folder_status(folder).state is State.LOST
 
 
@@ -218,10 +218,10 @@ def test_of_two_resumes_at_once_one_is_refused(folder: RunFolder, monkeypatch: p
     def slow_read(of: RunFolder) -> dict[str, object]:
         found = reading(of)
         monkeypatch.setattr(submission, "read", reading)
-        submission.announce_again(of, after=1)  # somebody else, between our look and our write
+        submission.record_resubmission(of, after=1)  # somebody else, between our look and our write
         return found
 
     monkeypatch.setattr(submission, "read", slow_read)
     with pytest.raises(RunBusy):
-        submission.announce_again(folder, after=1)
+        submission.record_resubmission(folder, after=1)
     assert len(submission.read(folder)["attempts"]) == 2

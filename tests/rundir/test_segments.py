@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import StoreError, Transient
-from headway.rundir.layout import SUPERVISOR, RunFolder, SegmentWriter, interval_s, lines, segments
+from headway.rundir.layout import SUPERVISOR, RunFolder, SegmentWriter, read_lines, segment_interval_s, segments
 from headway.storage import Store, open_store
 
 
@@ -35,7 +35,7 @@ class Failing:
 
 
 def everything(store: Store, folder: str) -> list[str]:
-    return [line for segment in segments(store, folder) for line in lines(store, segment)]
+    return [line for segment in segments(store, folder) for line in read_lines(store, segment)]
 
 
 def test_lines_come_back_in_order_over_segments_and_attempts(store: Store) -> None:
@@ -81,9 +81,9 @@ def test_a_second_writer_of_the_same_attempt_is_an_error(store: Store) -> None:
 def test_a_long_run_has_hundreds_of_segments_not_thousands() -> None:
     age, written = 0.0, 0
     while age < 24 * 3600:
-        age += interval_s(age)
+        age += segment_interval_s(age)
         written += 1
-    assert interval_s(0) == 2
+    assert segment_interval_s(0) == 2
     assert written < 2000
 
 

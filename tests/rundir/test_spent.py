@@ -20,9 +20,9 @@ from headway.launcher.migrate import Migration
 from headway.planning import Plan
 from headway.plugins import TARGETS
 from headway.rundir import lease, status
-from headway.rundir.lease import rate_usd, remainder, spent_s, spent_usd, with_budget
+from headway.rundir.lease import spent_s, spent_usd, usd_per_hour, with_budget, with_remaining_budget
 from headway.spec.model import Budget
-from headway.supervisor.restart_policy import past
+from headway.supervisor.restart_policy import read_history
 from headway.targets.docker import resources
 from headway.targets.fake import FakeBehaviour, FakeTarget
 from tests.contract.plays import FAKE, plan_play, play_of, write_project
@@ -89,12 +89,18 @@ def lost(target: FakeTarget, hold: RunHandle, seconds: float, **more: object) ->
 
 def free_by_target(hold: RunHandle) -> None:
     """As Kubernetes, Slurm, Vertex AI and ssh do once nothing of a run is left there."""
-    status.free_the_lease(hold.handle)
+    status.release_dead_lease(hold.handle)
 
 
 def free_by_docker(hold: RunHandle) -> None:
     """As docker does for the process 1 of a container that it has removed."""
-    aged(hold, 3000.0, boot=f"{platform.here().partition('/')[0]}/the container's", host="0123456789ab", pid=1)
+    aged(
+        hold,
+        3000.0,
+        boot=f"{platform.pid_namespace_id().partition('/')[0]}/the container's",
+        host="0123456789ab",
+        pid=1,
+    )
     resources.release_lease(replace(hold.handle, details={"containers": ["0123456789abcdef"]}))
 
 
@@ -105,7 +111,7 @@ def free_by_waiting(hold: RunHandle) -> None:
 
 def free_to_move(hold: RunHandle) -> None:
     """As `resume --on` does for a process that is seen to be gone."""
-    gone = {"boot": platform.here(), "pid": os.getpid(), "started": "long ago"}
+    gone = {"boot": platform.pid_namespace_id(), "pid": os.getpid(), "started": "long ago"}
     aged(hold, 3000.0, **gone)
     with pytest.raises(BadInput, match="no target is called"):
         lifecycle.resume(hold.url, target=hold.target, move=Migration(on="nowhere"))
@@ -158,10 +164,10 @@ def test_the_next_supervisor_counts_as_everybody_else_does(plan_of: Callable[...
     hold = lifecycle.launch(plan_of(), detach=True, target=target)
     lost(target, hold, 3000.0)
     record, _ = lease.read(hold.folder.store)
-    assert past(hold.folder.events(), record).spent_s == spent_s(hold.folder) == 3000.0
+    assert read_history(hold.folder.events(), record).spent_s == spent_s(hold.folder) == 3000.0
     free_by_target(hold)
-    mine = lease.Lease.take(hold.folder.store)
-    assert past(hold.folder.events(), mine.record).spent_s == spent_s(hold.folder) == 3000.0
+    mine = lease.Lease.acquire(hold.folder.store)
+    assert read_history(hold.folder.events(), mine.record).spent_s == spent_s(hold.folder) == 3000.0
 
 
 def test_a_spent_budget_is_refused_and_says_how_to_go_on(plan_of: Callable[..., Plan], target: FakeTarget) -> None:
@@ -189,15 +195,15 @@ def test_some_budget_left_is_enough_to_go_on(plan_of: Callable[..., Plan], targe
 
 def test_the_remainder_is_the_limit_of_the_next_start(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of(budget=Budget(hours=1))
-    assert remainder(plan, 600.0).limits.budget_s == 3000.0
-    assert remainder(plan, 3599.0).limits.budget_s == 60.0
+    assert with_remaining_budget(plan, 600.0).limits.budget_s == 3000.0
+    assert with_remaining_budget(plan, 3599.0).limits.budget_s == 60.0
     free = replace(plan, limits=Limits(budget_s=None, max_wait_s=None, grace_s=1, second=""))
-    assert remainder(free, 600.0) == free
+    assert with_remaining_budget(free, 600.0) == free
 
 
 def test_money_is_time_by_the_price_that_was_reviewed(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of()
-    assert rate_usd(plan) is None
+    assert usd_per_hour(plan) is None
     assert spent_usd(plan, 1800.0) is None
     assert spent_usd(billed(plan), 1800.0) == 1.0
     assert spent_usd(billed(plan, billed="spot"), 3600.0) == 0.5

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import Conflict, Denied, DiskFull, HeadwayError, NotThere, StoreError, Transient
 from headway.storage import ABSENT, fetch_file, open_store
-from headway.storage.base import LOCK, TEMPORARY
+from headway.storage.base import LOCK_FILE, TEMPORARY_PREFIX
 from headway.storage.local import FolderStore
 
 
@@ -64,7 +64,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path, tmp_path: Path, as_file: bo
     with pytest.raises(DiskFull, match="what was there before is whole"):
         store.write("lease.json", body, when=version if when else None)
     assert store.read("lease.json") == b"before"
-    assert [name for name in files_below(small_disk) if TEMPORARY in name] == []
+    assert [name for name in files_below(small_disk) if TEMPORARY_PREFIX in name] == []
     store.write("small", b"there is room for this")
 
 
@@ -138,7 +138,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_object_and_no_visible_rest
     writer = subprocess.Popen([sys.executable, "-c", script, str(store.root), str(pipe)])
     with pipe.open("wb", buffering=0) as feed:
         feed.write(b"new but" * 100_000)
-        while not any(TEMPORARY in name for name in files_below(store.root)):
+        while not any(TEMPORARY_PREFIX in name for name in files_below(store.root)):
             assert writer.poll() is None
             time.sleep(0.005)
         writer.send_signal(signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_answer(
 
 
 def test_names_that_belong_to_the_store_cannot_be_taken(store: FolderStore) -> None:
-    for name in (f"{TEMPORARY}1", LOCK, f"folder/{LOCK}"):
+    for name in (f"{TEMPORARY_PREFIX}1", LOCK_FILE, f"folder/{LOCK_FILE}"):
         with pytest.raises(StoreError, match="belong to the store"):
             store.write(name, b"x")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.errors import Conflict, Transient
-from headway.core.retry import RetryPolicy, keep_trying
+from headway.core.retry import RetryPolicy, retry_transient
 
 BRIEF = RetryPolicy(tries=4, first_pause_s=0.001, longest_pause_s=0.002)
 
@@ -23,28 +23,28 @@ class Call:
 
 def test_a_call_is_repeated_until_it_works() -> None:
     call = Call(failures=3)
-    assert keep_trying(call, BRIEF) == "done"
+    assert retry_transient(call, BRIEF) == "done"
     assert call.count == 4
 
 
 def test_tries_end() -> None:
     call = Call(failures=100)
     with pytest.raises(Transient):
-        keep_trying(call, BRIEF)
+        retry_transient(call, BRIEF)
     assert call.count == BRIEF.tries
 
 
 def test_time_ends_tries_too() -> None:
     call = Call(failures=100)
     with pytest.raises(Transient):
-        keep_trying(call, RetryPolicy(tries=100, total_s=0.0))
+        retry_transient(call, RetryPolicy(tries=100, total_s=0.0))
     assert call.count == 1
 
 
 def test_only_what_may_pass_is_repeated() -> None:
     call = Call(failures=1, error=Conflict)
     with pytest.raises(Conflict):
-        keep_trying(call, BRIEF)
+        retry_transient(call, BRIEF)
     assert call.count == 1
 
 

@@ -98,7 +98,7 @@ def test_the_published_schema_refuses_the_same(form: str, typed: str) -> None:
     assert not matches(form, typed)
 
 
-@pytest.mark.parametrize("scheme", sorted({*opening._OPENERS, *opening._OTHER_NAMES, *opening._WEB} - {""}))
+@pytest.mark.parametrize("scheme", sorted({*opening._OPENERS, *opening._SCHEME_ALIASES, *opening._WEB_SCHEMES} - {""}))
 def test_a_job_file_knows_every_scheme_that_stores_know(scheme: str) -> None:
     assert mended_url(f"{scheme}:/x") is not None
     assert not matches("location", f"{scheme}:/x")

@@ -161,7 +161,7 @@ def test_links_are_followed_inside_the_folder_and_refused_outside_it(root: Path,
     (root / "out").symlink_to(tmp_path / "passwords")
     (root / "nowhere").symlink_to("gone")
     os.mkfifo(root / "pipe")
-    mirror = Mirror(root, store, say=said.append)
+    mirror = Mirror(root, store, log=said.append)
     mirror.sync(final=True)
     mirror.sync(final=True)
     assert stored(store) == {"files/step-5": b"5", "files/last": b"5"}
@@ -173,7 +173,7 @@ def test_a_name_that_no_store_takes_is_said_once_and_does_not_stop_the_others(ro
     said: list[str] = []
     (root / "back\\slash").write_text("1")
     (root / "fine").write_text("2")
-    mirror = Mirror(root, store, say=said.append)
+    mirror = Mirror(root, store, log=said.append)
     for _ in range(2):
         mirror.sync(final=True)
     assert stored(store) == {"files/fine": b"2"}
@@ -196,7 +196,7 @@ def test_a_file_that_the_store_will_not_have_does_not_stop_the_others(root: Path
 
     (root / "odd").write_text("1")
     (root / "plain").write_text("2")
-    mirror = Mirror(root, Picky(), say=said.append)  # type: ignore[arg-type]
+    mirror = Mirror(root, Picky(), log=said.append)  # type: ignore[arg-type]
     mirror.sync(final=True)
     assert stored(store) == {"files/plain": b"2"}
     assert said == ["not saved: 'odd': that name is too long for me"]

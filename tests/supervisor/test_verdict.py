@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from headway.rundir.lease import Record
+from headway.rundir.lease import LeaseRecord
 from headway.supervisor.processes import RankExit
-from headway.supervisor.restart_policy import AttemptHistory, AttemptResult, Outcome, Restart, judge, past
+from headway.supervisor.restart_policy import (
+    AttemptHistory,
+    AttemptOutcome,
+    AttemptResult,
+    Restart,
+    decide,
+    read_history,
+)
 
 
 def exits(*codes: int) -> tuple[RankExit, ...]:
@@ -20,9 +27,9 @@ def crash(code: int = 1, **more: Any) -> RankExit:
     return RankExit(rank=0, code=code, **more)
 
 
-def outcome(ending: AttemptResult, before: AttemptHistory | None = None, retries: int = 3) -> Outcome:
-    found = judge(ending, before or AttemptHistory(), retries=retries)
-    assert isinstance(found, Outcome)
+def outcome(ending: AttemptResult, before: AttemptHistory | None = None, retries: int = 3) -> AttemptOutcome:
+    found = decide(ending, before or AttemptHistory(), retries=retries)
+    assert isinstance(found, AttemptOutcome)
     return found
 
 
@@ -50,12 +57,12 @@ def test_what_the_ranks_say_decides(ending: AttemptResult, state: str, code: int
 
 def test_pauses_grow_to_a_minute() -> None:
     ending = AttemptResult(exits=exits(1), crash=crash(step=1, seconds=99))
-    found = [judge(ending, AttemptHistory(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
+    found = [decide(ending, AttemptHistory(restarts=used), retries=100) for used in (0, 1, 2, 5, 6, 50)]
     assert [again.pause_s for again in found if isinstance(again, Restart)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
-    found = judge(
+    found = decide(
         AttemptResult(exits=exits(1), crash=crash(step=1, seconds=99)), AttemptHistory(restarts=9_999), retries=10_000
     )
     assert isinstance(found, Restart)
@@ -64,11 +71,11 @@ def test_a_run_of_thousands_of_restarts_still_has_a_pause() -> None:
 
 def test_memory_that_ran_out_is_answered_by_a_finer_cut_and_costs_no_retry() -> None:
     ending = AttemptResult(exits=exits(1), crash=crash(step=0), cut_to=2)
-    again = judge(ending, AttemptHistory(restarts=3), retries=3)
+    again = decide(ending, AttemptHistory(restarts=3), retries=3)
     assert isinstance(again, Restart)
-    assert (again.count, again.pause_s, again.free) == (3, 0.0, True)
+    assert (again.count, again.pause_s, again.not_counted) == (3, 0.0, True)
     assert "2 micro-batches" in again.reason
-    assert AttemptHistory().with_ending(ending) == AttemptHistory(
+    assert AttemptHistory().with_result(ending) == AttemptHistory(
         crashes=(None,), parts=2
     )  # no crash that repeats itself
     assert outcome(ending, AttemptHistory(parts=2), retries=0).state == "failed"  # it was cut as fine already
@@ -80,12 +87,12 @@ def test_a_later_supervisor_knows_how_fine_batches_were_cut() -> None:
         {"kind": "restart", "count": 0, "free": True},
         {"kind": "failed"},
     ]
-    assert past(events, None) == AttemptHistory(parts=4)
+    assert read_history(events, None) == AttemptHistory(parts=4)
 
 
 def test_a_node_that_is_gone_counts_as_a_crash() -> None:
     ending = AttemptResult(exits=exits(0), lost="node 1 of 2 is gone")
-    assert isinstance(judge(ending, AttemptHistory(), retries=1), Restart)
+    assert isinstance(decide(ending, AttemptHistory(), retries=1), Restart)
     assert outcome(ending, AttemptHistory(restarts=1), retries=1).state == "failed"
 
 
@@ -110,8 +117,8 @@ def test_three_crashes_at_one_place_are_enough(
     before: tuple[int | None, ...], now: RankExit | None, given_up: bool
 ) -> None:
     ending = AttemptResult(exits=exits(1), crash=now, lost="" if now else "node 1 of 2 is gone")
-    found = judge(ending, AttemptHistory(crashes=before), retries=100)
-    assert isinstance(found, Outcome) == given_up
+    found = decide(ending, AttemptHistory(crashes=before), retries=100)
+    assert isinstance(found, AttemptOutcome) == given_up
 
 
 def test_the_past_is_read_from_events() -> None:
@@ -122,19 +129,19 @@ def test_the_past_is_read_from_events() -> None:
         {"kind": "restart", "attempt": 1, "spent_s": 51.0},
         {"kind": "attempt", "attempt": 2, "spent_s": 52.0, "held_from_s": 0.0},
     ]
-    held = Record(attempt=2, holder="x", beat=30)
-    assert past(events, held) == AttemptHistory(spent_s=300.0, restarts=1, crashes=(12,))
-    assert past(events, Record(attempt=2, holder=None, beat=30)).spent_s == 52.0
-    assert past([], None) == AttemptHistory()
+    held = LeaseRecord(attempt=2, holder="x", beat=30)
+    assert read_history(events, held) == AttemptHistory(spent_s=300.0, restarts=1, crashes=(12,))
+    assert read_history(events, LeaseRecord(attempt=2, holder=None, beat=30)).spent_s == 52.0
+    assert read_history([], None) == AttemptHistory()
 
 
 def test_the_past_has_what_a_lease_carries_of_holders_that_never_said_it() -> None:
     events = [{"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0}]
-    freed = Record(attempt=1, holder=None, beat=300, spent_s=3000.0)
-    assert past(events, freed).spent_s == 3000.0
-    ours = Record(attempt=2, holder="x", spent_s=3000.0)
-    assert past(events, ours).spent_s == 3000.0
-    assert past(events, replace(ours, beat=4, renew_s=0.5)).spent_s == 3002.0
+    freed = LeaseRecord(attempt=1, holder=None, beat=300, spent_s=3000.0)
+    assert read_history(events, freed).spent_s == 3000.0
+    ours = LeaseRecord(attempt=2, holder="x", spent_s=3000.0)
+    assert read_history(events, ours).spent_s == 3000.0
+    assert read_history(events, replace(ours, beat=4, renew_s=0.5)).spent_s == 3002.0
 
 
 def test_attempts_in_place_count_from_when_their_supervisor_took_the_lease() -> None:
@@ -143,7 +150,7 @@ def test_attempts_in_place_count_from_when_their_supervisor_took_the_lease() -> 
         {"kind": "restart", "attempt": 3, "spent_s": 1100.0},
         {"kind": "attempt", "attempt": 4, "spent_s": 1101.0, "held_from_s": 1000.0},
     ]
-    assert past(events, Record(attempt=4, holder="x", beat=50, spent_s=1000.0)).spent_s == 1500.0
+    assert read_history(events, LeaseRecord(attempt=4, holder="x", beat=50, spent_s=1000.0)).spent_s == 1500.0
 
 
 def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
@@ -151,23 +158,25 @@ def test_a_supervisor_that_said_its_last_word_has_spent_what_it_said() -> None:
         {"kind": "attempt", "attempt": 1, "spent_s": 0.1, "held_from_s": 0.0},
         {"kind": "ended", "attempt": 1, "spent_s": 2994.5, "state": "stopped"},
     ]
-    assert past(events, Record(attempt=1, holder=None, beat=300)).spent_s == 2994.5
-    assert past(events, Record(attempt=1, holder="x", beat=300)).spent_s == 2994.5  # killed before it gave it up
-    assert past(events, Record(attempt=2, holder="y", beat=1, spent_s=2994.5)).spent_s == 3004.5
+    assert read_history(events, LeaseRecord(attempt=1, holder=None, beat=300)).spent_s == 2994.5
+    assert (
+        read_history(events, LeaseRecord(attempt=1, holder="x", beat=300)).spent_s == 2994.5
+    )  # killed before it gave it up
+    assert read_history(events, LeaseRecord(attempt=2, holder="y", beat=1, spent_s=2994.5)).spent_s == 3004.5
 
 
 def test_ranks_that_only_a_person_may_start_again_are_not_started_again() -> None:
     killed = crash(137, signal="SIGKILL", seconds=100.0)
-    found = judge(
+    found = decide(
         AttemptResult(exits=(killed,), crash=killed),
         AttemptHistory(),
         retries=3,
-        not_by_itself="it would be paid for twice",
+        no_auto_restart="it would be paid for twice",
     )
-    assert isinstance(found, Outcome)
+    assert isinstance(found, AttemptOutcome)
     assert (found.state, found.exit_code, found.crash) == ("failed", 1, killed)
     assert found.reason.endswith("it would be paid for twice")
     done = AttemptResult(exits=exits(0))
-    assert judge(done, AttemptHistory(), retries=3, not_by_itself="it is over") == judge(
+    assert decide(done, AttemptHistory(), retries=3, no_auto_restart="it is over") == decide(
         done, AttemptHistory(), retries=3
     )

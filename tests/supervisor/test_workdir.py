@@ -13,7 +13,7 @@ import pytest
 
 from headway.rundir.layout import CODE_LISTING, INTENT
 from headway.storage import Store, open_store
-from headway.supervisor.workdir import Workdir, shared, size_words
+from headway.supervisor.workdir import Workdir, format_size, is_shared
 from tests.supervisor.supervised import Case, cases, eventually, plan_of
 
 
@@ -47,7 +47,7 @@ class Host:
     def workdir(self) -> Workdir:
         listing = {n: (len(t.encode()), hashlib.sha256(t.encode()).hexdigest()) for n, t in self.code.items()}
         return Workdir(
-            self.root, self.store, node=self.node, code=lambda: listing, beside=self.beside, say=self.said.append
+            self.root, self.store, node=self.node, code=lambda: listing, state_dir=self.beside, log=self.said.append
         )
 
     @property
@@ -69,7 +69,7 @@ def test_only_what_the_script_made_or_changed_is_kept(tmp_path: Path, store: Sto
         host.write(left_out, "x")
     workdir.sync(final=True)
     assert stored(store) == {"files/workdir/conf/a.yaml": b"a: 2", "files/workdir/models/model.pt": b"weights"}
-    assert workdir.kept == (2, 11)
+    assert workdir.saved == (2, 11)
     assert [text for text in host.said if "virtual environment" in text]
     host.write("conf/a.yaml", "a: 1")  # as it came
     host.write("built/by-setup.so", "changed by the script")
@@ -132,12 +132,12 @@ def test_a_start_from_the_beginning_moves_what_was_kept_aside(tmp_path: Path, st
     host = Host(tmp_path, store, CODE)
     host.write("built.so", "setup")
     workdir = host.workdir()
-    assert workdir.prepare(fresh=True, former=0).aside == 0
+    assert workdir.prepare(fresh=True, former=0).moved == 0
     host.write("out/checkpoint-500/w", "500")
     workdir.sync(final=True)
     host.write("out/checkpoint-600/w", "600")  # not yet in the store when the rank is killed
     done = workdir.prepare(fresh=True, former=1)
-    assert (done.aside, done.to) == (2, "files/earlier/a0001/")
+    assert (done.moved, done.moved_to) == (2, "files/earlier/a0001/")
     assert host.files == {**CODE, "built.so": "setup"}
     host.write("out/checkpoint-100/w", "100")
     workdir.sync(final=True)
@@ -167,9 +167,9 @@ def test_nodes_keep_their_files_apart_unless_they_share_a_folder(tmp_path: Path,
     again = Host(tmp_path / "again", store, CODE, node=1)
     again.workdir().prepare(fresh=False, former=1)
     assert again.files["model.pt"] == "of node 1"
-    assert shared(plan_of(kind="slurm"))
-    assert shared(plan_of(kind="docker", job={"image": {"uri": "mine"}}))
-    assert not shared(plan_of(kind="docker"))
+    assert is_shared(plan_of(kind="slurm"))
+    assert is_shared(plan_of(kind="docker", job={"image": {"uri": "mine"}}))
+    assert not is_shared(plan_of(kind="docker"))
 
 
 def test_it_goes_from_the_machine_only_when_all_is_kept(tmp_path: Path, store: Store) -> None:
@@ -202,7 +202,7 @@ def test_what_could_not_be_sent_waits_beside_a_working_folder_that_does_not_last
 
 
 def test_sizes_are_said_as_people_do() -> None:
-    assert [size_words(count) for count in (3, 12_400_000, 1_500_000_000_000)] == ["3 B", "12.4 MB", "1.5 TB"]
+    assert [format_size(count) for count in (3, 12_400_000, 1_500_000_000_000)] == ["3 B", "12.4 MB", "1.5 TB"]
 
 
 # -- with a supervisor ------------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ def test_a_billed_script_that_loads_its_state_is_started_again(make: Make) -> No
 
 
 def test_a_recipe_has_no_working_folder_to_keep() -> None:
-    from headway.supervisor.workdir import workdir_of
+    from headway.supervisor.workdir import make_workdir
 
     plan = plan_of(job={"script": None, "recipe": "classification"})
-    assert workdir_of(plan, None, None, node=0, env={"HEADWAY_CODE_DIR": "/x"}, say=print) is None  # type: ignore[arg-type]
+    assert make_workdir(plan, None, None, node=0, env={"HEADWAY_CODE_DIR": "/x"}, log=print) is None  # type: ignore[arg-type]
 
 
 def test_what_is_written_while_it_runs_is_kept_while_it_runs(make: Make) -> None:

@@ -438,16 +438,16 @@ def test_a_bug_of_the_supervisor_leaves_no_rank_behind_and_is_told(make: Make) -
         """
 import sys
 if "--run" in sys.orig_argv:
-    from headway.supervisor import coordinator as leader
+    from headway.supervisor import coordinator
     from pathlib import Path
     import os, time
-    start = leader.Leader._start
+    start = coordinator.Coordinator._start
     def start_and_fail(self):
         start(self)
         while not Path(os.environ["TEST_DIR"], "up").exists():
             time.sleep(0.01)
         raise ZeroDivisionError("a bug")
-    leader.Leader._start = start_and_fail
+    coordinator.Coordinator._start = start_and_fail
 """,
     )
     assert case.run(PYTHONPATH=path) == 1

@@ -293,7 +293,7 @@ def test_strangers_do_not_keep_the_gang_from_meeting(gate: tuple[int, SimpleQueu
     ours = rendezvous.join("127.0.0.1", port, b"key", 2, {"ports": [1]})
     joined = posted.get(timeout=PATIENCE_S)
     assert (joined.node, joined.hello["ports"]) == (2, [1])
-    ours.tell({"exit": "x" * 100_000})
+    ours.send({"exit": "x" * 100_000})
     assert posted.get(timeout=PATIENCE_S).message == {"exit": "x" * 100_000}
     ours.close()
     assert posted.get(timeout=PATIENCE_S).node == 2
@@ -311,7 +311,7 @@ def test_something_else_on_the_port_is_not_mistaken_for_node_0() -> None:
 
 def test_joining_waits_for_a_node_0_that_is_late() -> None:
     port, posted = two_free_ports(), SimpleQueue[Any]()
-    rendezvous.Joining(("127.0.0.1", port), b"key", 1, {}, posted.put, patience_s=PATIENCE_S).start()
+    rendezvous.JoinThread(("127.0.0.1", port), b"key", 1, {}, posted.put, timeout_s=PATIENCE_S).start()
     time.sleep(0.3)  # so that it has knocked in vain at least once
     gate = rendezvous.RendezvousServer(port, b"key", 2, lambda message: None)
     assert isinstance(posted.get(timeout=PATIENCE_S), rendezvous.Connected)

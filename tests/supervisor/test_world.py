@@ -16,11 +16,11 @@ from headway.supervisor import rendezvous
 from headway.supervisor.topology import (
     NodeTopology,
     accelerators_here,
-    alone,
+    detect_topology,
     expand_hostlist,
-    node_world,
     rank_env,
-    ready,
+    single_node,
+    with_workers,
 )
 from tests.supervisor.supervised import plan_of
 
@@ -32,13 +32,13 @@ def plan(nodes: int = 1, processes: int = 1, kind: str = "kubernetes") -> Plan:
 
 
 def place(env: Env, nodes: int, kind: str = "kubernetes", **more: Any) -> tuple[int, int, str, int]:
-    world = node_world(env, plan(nodes, kind=kind), **more)
+    world = detect_topology(env, plan(nodes, kind=kind), **more)
     return world.node, world.nodes, world.master_addr, world.master_port
 
 
 def refused(env: Env, nodes: int = 1, kind: str = "kubernetes", **more: Any) -> str:
     with pytest.raises(BadInput) as caught:
-        node_world(env, plan(nodes, kind=kind), **more)
+        detect_topology(env, plan(nodes, kind=kind), **more)
     assert caught.value.problem.fix
     return str(caught.value)
 
@@ -148,13 +148,13 @@ def vertex(**changes: Any) -> Env:
 
 
 def test_a_plain_process_is_a_world_of_its_own() -> None:
-    world = node_world({}, plan(processes=2, kind="local"))
+    world = detect_topology({}, plan(processes=2, kind="local"))
     assert (world.node, world.nodes, world.size, world.master_addr) == (0, 1, 2, "127.0.0.1")
     assert str(world) == "2 processes on this machine"
 
 
 def test_the_replica_index_of_a_pytorchjob_is_a_node_and_not_a_rank() -> None:
-    world = node_world(PYTORCHJOB, plan(3, processes=2))
+    world = detect_topology(PYTORCHJOB, plan(3, processes=2))
     assert (world.node, world.nodes, list(world.ranks), world.size) == (2, 3, [4, 5], 6)
     assert (world.master_addr, world.master_port) == ("captions-master-0", 23456)
     assert str(world) == ("node 2 of 3, ranks 4-5 of 6, master captions-master-0:23456 (Kubeflow's PyTorchJob (PET_*))")
@@ -272,12 +272,12 @@ def test_slurm_node_lists_expand_in_slurms_order() -> None:
 
 def three_nodes(node: int) -> NodeTopology:
     env = {"HEADWAY_HOSTS": "10.0.0.1,10.0.0.2,10.0.0.3", "HEADWAY_NODE": str(node)}
-    return node_world(env, plan(3, processes=2))
+    return detect_topology(env, plan(3, processes=2))
 
 
 def test_a_rank_is_told_its_world_as_torch_and_tensorflow_read_it() -> None:
     hosts = {0: "10.0.0.1", 1: "10.0.0.2", 2: "fd00::3"}
-    world = ready(three_nodes(1), hosts=hosts, ports={n: [7000, 7001] for n in hosts}, own_address="127.0.0.1")
+    world = with_workers(three_nodes(1), hosts=hosts, ports={n: [7000, 7001] for n in hosts}, own_address="127.0.0.1")
     told = rank_env(world, 1)
     assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == ("3", "1", "6", "2")
     assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "29500")
@@ -289,7 +289,7 @@ def test_a_rank_is_told_its_world_as_torch_and_tensorflow_read_it() -> None:
 
 
 def test_alone_everything_is_on_loopback_and_on_free_ports() -> None:
-    world = alone(node_world({}, plan(processes=3, kind="local")))
+    world = single_node(detect_topology({}, plan(processes=3, kind="local")))
     told = rank_env(world, 0)
     ports = [int(told["MASTER_PORT"]), *(int(worker.rpartition(":")[2]) for worker in world.workers)]
     assert len(set(ports)) == 4
@@ -326,4 +326,4 @@ def test_accelerators_are_counted_as_a_rank_would_see_them(tmp_path: Path) -> No
     tool.write_text("#!/bin/sh\necho 'GPU 0: Tesla T4 (UUID: GPU-1)'\necho 'GPU 1: Tesla T4 (UUID: GPU-2)'\n")
     tool.chmod(0o755)
     assert accelerators_here({"PATH": str(tmp_path)}) == 2
-    assert node_world({"PATH": str(tmp_path)}, plan(processes=0, kind="local")).processes == 2
+    assert detect_topology({"PATH": str(tmp_path)}, plan(processes=0, kind="local")).processes == 2

@@ -405,7 +405,7 @@ def run(argv, *, within_s=engine.ANSWER_S):
 if moment == "image":
     build.build = die
 if moment == "recorded":
-    intent.keep = die
+    intent.save_handle_details = die
 plan = Plan.from_json(Path(sys.argv[1]).read_text())
 launcher.launch(plan, name="orphan", detach=True, target=DockerTarget(engine=run))
 """

@@ -193,7 +193,7 @@ class TestLocal(TargetContract):
         hold = start(FakeBehaviour(), env={"PIDFILE": str(pidfile)})
         assert hold.wait().status.state is State.FINISHED
         daemon = int(pidfile.read_text())
-        eventually(lambda: platform.started(daemon) == "", "the daemon is gone")
+        eventually(lambda: platform.process_start_time(daemon) == "", "the daemon is gone")
 
     def test_the_pid_file_may_be_lost(self, start: Callable[..., RunHandle]) -> None:
         hold = self.running(start(WAITS))
@@ -207,7 +207,12 @@ class TestLocal(TargetContract):
         hold.wait()
         bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
-            known = {"pid": bystander.pid, "started": "1", "boot": platform.here(), "host": os.uname().nodename}
+            known = {
+                "pid": bystander.pid,
+                "started": "1",
+                "boot": platform.pid_namespace_id(),
+                "host": os.uname().nodename,
+            }
             (place(hold) / local_processes.PID_FILE).write_text(json.dumps(known))
             hold.target.down(hold.handle)
             assert bystander.poll() is None
@@ -449,13 +454,13 @@ def die(*args, **more):
 
 moment = sys.argv[2]
 if moment == "before":
-    intent.announce = die
+    intent.record_submission = die
 elif moment == "code":
     spawn._popen = die
 elif moment == "started":
     spawn._record = die
 else:
-    intent.keep = die
+    intent.save_handle_details = die
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)
 """
 

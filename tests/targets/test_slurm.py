@@ -456,13 +456,13 @@ def die(*args, **more):
 
 moment = sys.argv[2]
 if moment == "before":
-    intent.announce = die
+    intent.record_submission = die
 elif moment == "code":
     starting.submit = die
 elif moment == "submitted":
     starting._record = die
 else:
-    intent.keep = die
+    intent.save_handle_details = die
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)
 """
 

@@ -86,7 +86,7 @@ def test_a_child_that_wiped_its_environment_is_found_below_its_parent(spawn: Spa
     assert pids(of()) == sorted([parent.pid, child])
     assert pids(local_processes.roots(of())) == [parent.pid]
     take_down("r", of, grace_s=30)
-    assert platform.started(child) == ""
+    assert platform.process_start_time(child) == ""
 
 
 def test_a_corpse_is_not_alive(spawn: Spawn, of: Listing) -> None:
@@ -140,7 +140,7 @@ def test_what_does_not_die_is_said_to_be_left(spawn: Spawn, monkeypatch: pytest.
     monkeypatch.setattr("headway.targets.local.processes.FORCE_S", 0.1)
     monkeypatch.setattr(Process, "send", lambda self, number: None)  # as for a process that waits for a dead disk
     process = spawn(MEEK)
-    undead = Process(process.pid, platform.started(process.pid), 0, 0, "python")
+    undead = Process(process.pid, platform.process_start_time(process.pid), 0, 0, "python")
     receipt = take_down("r", lambda: [undead], grace_s=0.1)
     assert receipt.left == (str(undead),)
     assert receipt.removed == ()
@@ -160,5 +160,5 @@ def test_a_process_that_appears_during_the_take_down_is_ended_too(spawn: Spawn, 
     )
     assert take_down("r", of, grace_s=20).left == ()
     limit = time.monotonic() + 10
-    while platform.started(int(born.read_text())):
+    while platform.process_start_time(int(born.read_text())):
         assert time.monotonic() < limit

@@ -27,7 +27,7 @@ from headway.tools.verify_checks import (
     suspects,
 )
 from headway.tools.verify_resume import likely_cause
-from headway.training.step_boundary import StepLimit, stretch
+from headway.training.step_boundary import StepLimit, read_step_limit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 240.0
@@ -299,22 +299,22 @@ def test_a_tiny_difference_without_suspects_is_an_operations_own() -> None:
 
 
 def test_without_the_variables_there_is_no_stretch() -> None:
-    assert stretch({}, 1) is None
-    assert stretch({"HEADWAY_DIE_AFTER_STEP": "3"}, 2) is None  # the attempt that goes on is not to die
+    assert read_step_limit({}, 1) is None
+    assert read_step_limit({"HEADWAY_DIE_AFTER_STEP": "3"}, 2) is None  # the attempt that goes on is not to die
     with pytest.raises(BadInput, match="HEADWAY_STEP_LIMIT=soon is not a number of steps"):
-        stretch({"HEADWAY_STEP_LIMIT": "soon"}, 1)
+        read_step_limit({"HEADWAY_STEP_LIMIT": "soon"}, 1)
 
 
 def test_a_stretch_ends_after_its_steps() -> None:
-    short = stretch({"HEADWAY_STEP_LIMIT": "3"}, 1)
+    short = read_step_limit({"HEADWAY_STEP_LIMIT": "3"}, 1)
     assert isinstance(short, StepLimit)
     assert [short.after_step(step, lambda: None) for step in (1, 2, 3)] == [False, False, True]
 
 
 def test_a_death_is_died_after_the_commit_and_before_the_end() -> None:
     code = (
-        "import sys\nfrom headway.training.step_boundary import stretch\n"
-        "short = stretch({'HEADWAY_STEP_LIMIT': '4', 'HEADWAY_DIE_AFTER_STEP': '2'}, 1)\n"
+        "import sys\nfrom headway.training.step_boundary import read_step_limit\n"
+        "short = read_step_limit({'HEADWAY_STEP_LIMIT': '4', 'HEADWAY_DIE_AFTER_STEP': '2'}, 1)\n"
         "for step in range(1, 5):\n"
         "    short.before_checkpoint(step)\n"
         "    short.after_step(step, lambda: print('committed at', step, flush=True))\n"

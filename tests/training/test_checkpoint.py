@@ -21,10 +21,10 @@ from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
 from headway.training.checkpoint import writer
-from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_last
+from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex, read_index
 from headway.training.checkpoint.reader import CheckpointReader
-from headway.training.checkpoint.serialization import build, flatten
-from headway.training.checkpoint.staging import Image, Layout, partition_tensors, read_image
+from headway.training.checkpoint.serialization import flatten, unflatten
+from headway.training.checkpoint.staging import Layout, StagingBuffer, parse_safetensors, partition_tensors
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, GiveUp, RankSlot
 from tests.servers.faults import FaultyStore
 from tests.training.stores import Faulty, Heard
@@ -32,13 +32,13 @@ from tests.training.stores import Faulty, Heard
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FIRST_S", 0.001)
-    monkeypatch.setattr(writer, "LONGEST_S", 0.002)
+    monkeypatch.setattr(writer, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(writer, "MAX_PAUSE_S", 0.002)
 
 
 def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, **options: Any) -> AsyncCheckpointWriter:
     catalogue = CheckpointIndex(
-        store, options.pop("rule", Checkpoint()), still_ours=options.pop("still_ours", lambda: True)
+        store, options.pop("rule", Checkpoint()), holds_lease=options.pop("still_ours", lambda: True)
     )
     outside = options.pop("outside", Heard())
     seat = RankSlot(rank=rank, ranks=ranks, attempt=attempt)
@@ -47,7 +47,7 @@ def saver_on(store: Store, *, rank: int = 0, ranks: int = 1, attempt: int = 1, *
 
 def take(saver: AsyncCheckpointWriter, step: int, value: float = 1.0, **options: Any) -> None:
     tree, tensors = flatten({"model": {"w": torch.full((64,), value)}})
-    saver.take(CheckpointRequest(step=step, epoch=0, tree=tree, **options), tensors, ["model/w"])
+    saver.save(CheckpointRequest(step=step, epoch=0, tree=tree, **options), tensors, ["model/w"])
 
 
 def load(store: Store, step: int) -> torch.Tensor:
@@ -67,9 +67,9 @@ def test_any_state_comes_back_as_it_was() -> None:
         "own": {"inf": float("inf"), "third": 1 / 3, "text": "ü", "nothing": None, "raw": b"\x00\xff", "$odd": 1},
     }
     tree, tensors = flatten(state)
-    image = Image(Layout(tensors), tensors)
+    image = StagingBuffer(Layout(tensors), tensors)
     image.fill(tensors)
-    back = build(tree, read_image(bytearray(image.bytes)))
+    back = unflatten(tree, parse_safetensors(bytearray(image.bytes)))
     assert torch.equal(back["model"]["w"], weight)
     assert back["model"]["half"].dtype is torch.bfloat16
     assert back["model"]["none"].shape == (0, 4)
@@ -92,7 +92,7 @@ def test_a_part_is_a_safetensors_file_that_others_can_read() -> None:
         "c": torch.tensor(2.5, dtype=torch.float64),
     }
     tensors["strided"] = torch.randn(4, 6).t()
-    image = Image(Layout(tensors), tensors)
+    image = StagingBuffer(Layout(tensors), tensors)
     image.fill(tensors)
     read = load_safetensors(bytes(image.bytes))
     assert read.keys() == tensors.keys()
@@ -116,7 +116,7 @@ def test_training_may_go_on_changing_the_state_at_once(tmp_path: Path) -> None:
     saver = saver_on(store)
     weight = torch.ones(1000)
     tree, tensors = flatten({"model": {"w": weight}})
-    saver.take(CheckpointRequest(step=1, epoch=0, tree=tree), tensors, [])
+    saver.save(CheckpointRequest(step=1, epoch=0, tree=tree), tensors, [])
     weight.zero_()
     saver.close()
     assert torch.equal(load(store, 1), torch.ones(1000))
@@ -169,11 +169,11 @@ def test_a_newer_snapshot_replaces_the_one_that_waits_but_not_one_with_a_name(tm
         pass
     take(saver, 2)
     take(saver, 3, names=("best",))
-    assert saver.crowded
+    assert saver.must_keep_waiting
     take(saver, 4, names=("best",))
     gate.set()
     saver.close()
-    assert [kept.step for kept in read_last(store) or ()] == [1, 4]
+    assert [kept.step for kept in read_index(store) or ()] == [1, 4]
 
 
 def test_the_manifest_is_written_last_and_only_after_the_metrics(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_an_attempt_that_was_overtaken_commits_nothing(tmp_path: Path) -> None:
     saver = saver_on(store, still_ours=lambda: False)
     take(saver, 5)
     assert not saver.drain()
-    assert isinstance(saver.fenced, LeaseLost)
+    assert isinstance(saver.lease_lost, LeaseLost)
     assert not list(tmp_path.glob("checkpoints/*/manifest.json"))
 
 
@@ -215,7 +215,7 @@ def test_an_attempt_held_still_after_its_manifest_removes_nothing_of_its_success
     take(saver, 5, 1.0)
     assert not saver.drain()
     assert [load(store, step)[0] for step in (3, 4, 7)] == [2.0] * 3
-    assert [kept.step for kept in read_last(store) or ()] == [3, 4, 7]
+    assert [kept.step for kept in read_index(store) or ()] == [3, 4, 7]
 
 
 def test_a_manifest_whose_answer_was_lost_is_a_commit(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_rank_0_commits_when_all_parts_are_there(tmp_path: Path) -> None:
     savers = [saver_on(store, rank=rank, ranks=3) for rank in range(3)]
     tree, tensors = flatten({"model": {name: torch.full((50,), float(n)) for n, name in enumerate("abcde")}})
     for saver in (savers[0], savers[2]):
-        saver.take(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
+        saver.save(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
     assert savers[2].drain()
     assert not (tmp_path / "checkpoints/00000004/manifest.json").exists()
-    savers[1].take(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
+    savers[1].save(CheckpointRequest(step=4, epoch=0, tree=tree), tensors, list(tensors))
     for saver in savers:
         saver.close()
     state = CheckpointReader(store, stale_for_s=0.0).load(4).state
@@ -291,7 +291,7 @@ def test_a_step_that_another_rank_has_skipped_is_given_up_for_the_next(tmp_path:
     take(second, 2)
     first.close()
     second.close()
-    assert [kept.step for kept in read_last(store) or ()] == [2]
+    assert [kept.step for kept in read_index(store) or ()] == [2]
 
 
 def test_the_last_checkpoint_is_abandoned_when_its_time_is_over(tmp_path: Path) -> None:
@@ -358,6 +358,6 @@ def test_a_name_points_to_the_newest_that_was_given_it(tmp_path: Path) -> None:
     catalogue.record(CheckpointEntry(1, 0, ("best",)))
     catalogue.record(CheckpointEntry(2, 0, ("best", "epoch_5"), None, True))
     catalogue.prune()
-    assert catalogue.named("best") == 2
+    assert catalogue.step_named("best") == 2
     assert catalogue.steps == [2]
     assert (tmp_path / "checkpoints/best.json").read_text() == '{"step":2}\n'

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, share
-from headway.training.batches import Feed, Loader, Prefetcher, from_feed
+from headway.training.batches import Feed, Loader, WorkerPrefetcher, batches_from_feed
 
 
 class Drawn:
@@ -111,9 +111,9 @@ def test_a_dataset_that_uses_global_randomness_is_seeded_for_every_item() -> Non
 @pytest.mark.parametrize("dataset", [Drawn(20), Careless()])
 def test_worker_processes_change_nothing(dataset: Any) -> None:
     feed = Loader(dataset, 3, seed=5)
-    ahead = Prefetcher(feed, 2)
+    ahead = WorkerPrefetcher(feed, 2)
     for epoch, first in ((0, 0), (1, 4)):
-        here = list(from_feed(feed, epoch, first, range(1, 2), 2))
+        here = list(batches_from_feed(feed, epoch, first, range(1, 2), 2))
         there = list(ahead.batches(epoch, first, len(feed), range(1, 2), 2))
         assert repr(here) == repr(there)
         assert len(here) == 7 - first
@@ -138,7 +138,7 @@ class Waiting:
 def test_worker_processes_ignore_signals_and_die_with_their_rank(tmp_path: Path) -> None:
     rank = os.fork()
     if rank == 0:
-        list(Prefetcher(Loader(Waiting(tmp_path), 1, shuffle=False), 1).batches(0, 0, 4, range(1), 1))
+        list(WorkerPrefetcher(Loader(Waiting(tmp_path), 1, shuffle=False), 1).batches(0, 0, 4, range(1), 1))
         os._exit(0)
     told = tmp_path / "worker"
     while not (told.exists() and told.read_text().endswith("\n")):

@@ -13,7 +13,7 @@ from headway.rundir.lease import Lease, LeaseLost
 from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
-from headway.training.checkpoint.index import LAST, CheckpointIndex, read_last
+from headway.training.checkpoint.index import INDEX_KEY, CheckpointIndex, read_index
 from headway.training.checkpoint.reader import CheckpointReader
 from headway.training.checkpoint.serialization import flatten, read_record
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot, lease_is_ours
@@ -45,15 +45,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def saver_on(store: Store, attempt: int) -> AsyncCheckpointWriter:
     """Of a rank 0 that goes on from what is there."""
-    catalogue = CheckpointIndex(store, Checkpoint(keep_last=1), still_ours=lambda: lease_is_ours(store, attempt))
-    catalogue.adopt(CheckpointReader(store, stale_for_s=0.0).recorded())
+    catalogue = CheckpointIndex(store, Checkpoint(keep_last=1), holds_lease=lambda: lease_is_ours(store, attempt))
+    catalogue.add_existing(CheckpointReader(store, stale_for_s=0.0).list_commits())
     return AsyncCheckpointWriter(store, RankSlot(rank=0, ranks=1, attempt=attempt), catalogue, Heard(), environment={})
 
 
 def take(saver: AsyncCheckpointWriter, step: int, value: float) -> bool:
     """Whether it was committed; in time, whatever the store does."""
     tree, tensors = flatten({"model": {"w": torch.full((8,), value)}})
-    saver.take(CheckpointRequest(step=step, epoch=0, tree=tree, names=("best",)), tensors, [])
+    saver.save(CheckpointRequest(step=step, epoch=0, tree=tree, names=("best",)), tensors, [])
     return saver.drain(120)
 
 
@@ -82,13 +82,13 @@ def weights(store: Store, step: int) -> float:
 
 @pytest.mark.parametrize(
     ("verb", "key", "nth"),
-    [("stat", BEST, 1), ("stat", LAST, 1), ("write", BEST, 1), ("write", LAST, 1), ("write", LAST, 2)],
+    [("stat", BEST, 1), ("stat", INDEX_KEY, 1), ("write", BEST, 1), ("write", INDEX_KEY, 1), ("write", INDEX_KEY, 2)],
 )
 def test_an_attempt_held_still_after_its_manifest_leaves_its_successors_pointers(
     store: Store, verb: str, key: str, nth: int
 ) -> None:
     """Also between its last look at the lease and the write. The second of last.json strikes out what is to go."""
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     commit(store, 1, 3, 1.0)
 
     def overtaken() -> None:
@@ -96,16 +96,16 @@ def test_an_attempt_held_still_after_its_manifest_leaves_its_successors_pointers
 
     saver = saver_on(held_still(store, verb, key, overtaken, nth), 1)
     assert not take(saver, 5, 1.0)
-    assert isinstance(saver.fenced, LeaseLost)
+    assert isinstance(saver.lease_lost, LeaseLost)
     assert read_record(store, BEST)["step"] == 7
-    assert [kept.step for kept in read_last(store) or ()] == [7]
+    assert [kept.step for kept in read_index(store) or ()] == [7]
     assert weights(store, 7) == 2.0
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successor(store: Store, again: bool) -> None:
     """Also where an earlier attempt had committed that very step."""
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     if again:
         commit(store, lease.attempt, 5, 0.5)
     mine = lease.advance()
@@ -115,13 +115,13 @@ def test_an_attempt_held_still_before_its_manifest_replaces_none_of_its_successo
 
     saver = saver_on(held_still(store, "write", MANIFEST, overtaken), mine)
     assert not take(saver, 5, 1.0)
-    assert isinstance(saver.fenced, LeaseLost)
+    assert isinstance(saver.lease_lost, LeaseLost)
     assert weights(store, 5) == 2.0
 
 
-@pytest.mark.parametrize("key", [MANIFEST, BEST, LAST])
+@pytest.mark.parametrize("key", [MANIFEST, BEST, INDEX_KEY])
 def test_a_successor_is_not_ended_by_the_last_write_of_one_that_was_held_still(store: Store, key: str) -> None:
-    lease = Lease.take(store)
+    lease = Lease.acquire(store)
     commit(store, 1, 3, 1.0)
 
     def awake() -> None:
@@ -134,4 +134,4 @@ def test_a_successor_is_not_ended_by_the_last_write_of_one_that_was_held_still(s
     commit(held_still(store, "write", key, awake), lease.advance(), 5, 2.0)
     assert weights(store, 5) == 2.0
     assert read_record(store, BEST)["step"] == 5
-    assert [kept.step for kept in read_last(store) or ()] == [5]
+    assert [kept.step for kept in read_index(store) or ()] == [5]

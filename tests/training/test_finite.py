@@ -17,7 +17,7 @@ from headway.core.errors import RunFailed
 from headway.spec import Cadence, Checkpoint
 from headway.training import Loader, optim
 from headway.training.checkpoint.serialization import flatten
-from headway.training.finite import FiniteCheck
+from headway.training.nonfinite import WeightCheck
 from headway.training.run import Run
 from tests.training.inside import Start, runs
 from tests.training.test_run import Line, Numbers, history, weights
@@ -297,20 +297,20 @@ def test_what_a_model_held_when_it_was_made_is_its_own_business(start: Start, tm
 
 def test_a_buffer_may_become_infinite_and_not_nan() -> None:
     model = Masked()
-    check = FiniteCheck([], {"model": model})
-    check.accept(model, "model")
-    assert check.trouble() is None
+    check = WeightCheck([], {"model": model})
+    check.exempt_existing(model, "model")
+    assert check.find_nonfinite() is None
     nn.init.constant_(model.lowest, -INF)
-    assert check.trouble() is None
+    assert check.find_nonfinite() is None
     model.lowest = torch.tensor([NAN])
-    assert check.trouble() == ("model.lowest", "NaN")
+    assert check.find_nonfinite() == ("model.lowest", "NaN")
 
 
 def test_an_average_must_be_finite_and_half_precision_is_looked_at(start: Start) -> None:
     run = start()
     model = run.place(Line())
     average = run.average(model)
-    check = FiniteCheck([], {"average_1": average, "half": nn.Linear(2, 2).to(torch.bfloat16)})
-    assert check.trouble() is None
+    check = WeightCheck([], {"average_1": average, "half": nn.Linear(2, 2).to(torch.bfloat16)})
+    assert check.find_nonfinite() is None
     average.weights["rise"].fill_(INF)
-    assert check.trouble() == ("average_1.rise", "infinity")
+    assert check.find_nonfinite() == ("average_1.rise", "infinity")

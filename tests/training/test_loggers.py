@@ -19,9 +19,9 @@ from headway import plugins
 from headway.core.plan import Plan
 from headway.spec import Job
 from headway.storage import open_store
-from headway.training.metrics.logger import Metrics
-from headway.training.metrics.trackers.base import TrackerClient, TrackerRunInfo, facts
-from headway.training.metrics.trackers.worker import Steps, missed
+from headway.training.metrics.logger import MetricsBuffer
+from headway.training.metrics.trackers.base import TrackerClient, TrackerRunInfo, provenance
+from headway.training.metrics.trackers.worker import StepMerger, unsent_records
 from tests.training import tracker_files
 from tests.training.live import Case
 from tests.training.tracker_files import Series
@@ -72,10 +72,10 @@ class Scene:
         )
 
     def line(self, name: str, **options: Any) -> TrackerClient:
-        return TrackerClient(name, self.told, say=self._say, event=self._event, **options)
+        return TrackerClient(name, self.told, log=self._say, event=self._event, **options)
 
-    def metrics(self, line: TrackerClient) -> Metrics:
-        return Metrics(open_store(self.url), self.attempt, self.resume_step, also=line.feed)
+    def metrics(self, line: TrackerClient) -> MetricsBuffer:
+        return MetricsBuffer(open_store(self.url), self.attempt, self.resume_step, on_flushed=line.send)
 
     def next_attempt(self, resume_step: int) -> None:
         self.attempt, self.resume_step = self.attempt + 1, resume_step
@@ -108,7 +108,7 @@ def _nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def log(metrics: Metrics, steps: range, **more: float) -> None:
+def log(metrics: MetricsBuffer, steps: range, **more: float) -> None:
     for step in steps:
         metrics.log(step, 0, {"loss": 1 / step, **more})
 
@@ -403,7 +403,7 @@ def test_nan_reaches_trackers_as_a_number(scene: Scene) -> None:
 
 def test_a_step_is_passed_on_whole_and_once() -> None:
     sent: list[dict[str, Any]] = []
-    steps = Steps(sent.append)
+    steps = StepMerger(sent.append)
     for record in ({"step": 1, "loss": 3}, {"step": 2, "loss": 2}, {"step": 2, "accuracy": 1}, {"step": 1, "loss": 3}):
         steps.add(record)
     assert sent == [{"step": 1, "loss": 3}]
@@ -415,15 +415,15 @@ def test_a_step_is_passed_on_whole_and_once() -> None:
 
 
 def test_what_an_attempt_logged_beyond_the_checkpoint_is_void_for_the_next(scene: Scene) -> None:
-    metrics = Metrics(open_store(scene.url), 1, 0)
+    metrics = MetricsBuffer(open_store(scene.url), 1, 0)
     log(metrics, range(1, 8))
     metrics.finish()
     scene.next_attempt(resume_step=4)
-    assert [record["step"] for record in missed(scene.told())] == [1, 2, 3, 4]
-    again = Metrics(open_store(scene.url), 2, 4)
+    assert [record["step"] for record in unsent_records(scene.told())] == [1, 2, 3, 4]
+    again = MetricsBuffer(open_store(scene.url), 2, 4)
     log(again, range(5, 7))
     again.finish()
-    assert [record["step"] for record in missed(scene.told())] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in unsent_records(scene.told())] == [1, 2, 3, 4, 5, 6]
 
 
 def test_trackers_are_given_only_what_is_in_the_run_folder(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_trackers_are_given_only_what_is_in_the_run_folder(tmp_path: Path) -> No
         assert all(json.dumps(record) in written for record in records)
         given.extend(records)
 
-    metrics = Metrics(store, 1, 0, also=check)
+    metrics = MetricsBuffer(store, 1, 0, on_flushed=check)
     log(metrics, range(1, 4))
     metrics.flush()
     assert [record["step"] for record in given] == [1, 2]
@@ -461,8 +461,8 @@ def test_the_job_file_and_the_table_name_the_same_trackers() -> None:
 def test_facts_name_image_command_code_and_plan(tmp_path: Path) -> None:
     plan = Case(tmp_path).read.plan()
     job = {**plan.job, "args": ["--name", "a b"], "image": {"uri": "registry/me/x@sha256:1234"}}
-    told = facts(replace(plan, job=job))
+    told = provenance(replace(plan, job=job))
     assert told["image_digest"] == "sha256:1234"
     assert told["command"] == "train.py --name 'a b'"
     assert told["plan_sha256"] == replace(plan, job=job).hash
-    assert facts(plan)["image_digest"] is None
+    assert provenance(plan)["image_digest"] is None

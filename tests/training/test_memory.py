@@ -12,7 +12,7 @@ import torch
 
 from headway.core.errors import BadInput
 from headway.spec import Cadence, Checkpoint, Job, dump
-from headway.training.accumulation import MicroBatching, hint
+from headway.training.accumulation import MicroBatching, out_of_memory_hint
 from headway.training.run import Run
 from tests.supervisor import supervised
 from tests.training.inside import Start, runs
@@ -76,17 +76,17 @@ def test_without_being_asked_nothing_is_cut(make: Callable[..., supervised.Case]
 
 
 def test_running_out_of_memory_says_what_to_change() -> None:
-    assert "accumulate" in hint(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert hint(RuntimeError("shape mismatch")) == ""
+    assert "accumulate" in out_of_memory_hint(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert out_of_memory_hint(RuntimeError("shape mismatch")) == ""
 
 
 def test_the_cut_ends_somewhere() -> None:
     short = MemoryError()
-    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).finer(short) == 8
-    assert MicroBatching({}, {"HEADWAY_ACCUMULATE": "auto"}).finer(short) == 2
-    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).finer(short) is None
-    assert MicroBatching({"accumulate": "auto"}, {}).finer(RuntimeError("shape mismatch")) is None
-    assert MicroBatching({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).finer(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "4"}).next_parts(short) == 8
+    assert MicroBatching({}, {"HEADWAY_ACCUMULATE": "auto"}).next_parts(short) == 2
+    assert MicroBatching({"accumulate": "auto"}, {"HEADWAY_PARTS": "256"}).next_parts(short) is None
+    assert MicroBatching({"accumulate": "auto"}, {}).next_parts(RuntimeError("shape mismatch")) is None
+    assert MicroBatching({"accumulate": 2}, {"HEADWAY_PARTS": "4"}).next_parts(short) is None
 
 
 @pytest.mark.parametrize("asked", [0, "many", -1, [2]])

@@ -14,7 +14,7 @@ from headway.spec import Checkpoint
 from headway.storage import open_store
 from headway.storage.base import Store
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
-from headway.training.checkpoint.reader import CheckpointReader, Damage
+from headway.training.checkpoint.reader import CheckpointReader, SkippedCheckpoint
 from headway.training.checkpoint.serialization import flatten
 from headway.training.checkpoint.writer import AsyncCheckpointWriter, CheckpointRequest, RankSlot
 from tests.training.stores import Faulty, Heard, hidden
@@ -37,7 +37,7 @@ def write_checkpoints(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
     )
     for step in steps:
         tree, tensors = flatten(state(step))
-        saver.take(CheckpointRequest(step=step, epoch=0, tree=tree), tensors, [])
+        saver.save(CheckpointRequest(step=step, epoch=0, tree=tree), tensors, [])
         assert saver.drain()
     saver.close()
 
@@ -57,8 +57,8 @@ def newest_files(folder: Path) -> list[Path]:
 
 
 def test_the_newest_checkpoint_comes_back_to_the_bit(folder: Path) -> None:
-    damaged: list[Damage] = []
-    loaded = archive(folder).newest(damaged)
+    damaged: list[SkippedCheckpoint] = []
+    loaded = archive(folder).load_newest(damaged)
     assert loaded is not None
     assert loaded.step == 30
     assert torch.equal(loaded.state["model"]["w"], state(30)["model"]["w"])
@@ -101,8 +101,8 @@ def remove(path: Path) -> None:
 def test_damage_to_any_file_is_named_and_the_one_before_is_used(folder: Path, hurt: Any, number: int) -> None:
     path = newest_files(folder)[number]
     hurt(path)
-    damaged: list[Damage] = []
-    loaded = archive(folder).newest(damaged)
+    damaged: list[SkippedCheckpoint] = []
+    loaded = archive(folder).load_newest(damaged)
     assert loaded is not None
     assert loaded.step == 20
     assert torch.equal(loaded.state["model"]["w"], state(20)["model"]["w"])
@@ -114,8 +114,8 @@ def test_files_without_a_manifest_are_no_checkpoint(folder: Path) -> None:
     """A kill before the commit: nothing was promised, so nothing is damaged."""
     (folder / "checkpoints" / "00000040").mkdir()
     (folder / "checkpoints" / "00000040" / "a0001-r0.safetensors").write_bytes(b"half")
-    damaged: list[Damage] = []
-    loaded = archive(folder).newest(damaged)
+    damaged: list[SkippedCheckpoint] = []
+    loaded = archive(folder).load_newest(damaged)
     assert loaded is not None
     assert loaded.step == 30
     assert damaged == []
@@ -124,7 +124,7 @@ def test_files_without_a_manifest_are_no_checkpoint(folder: Path) -> None:
 def test_a_commit_whose_record_was_lost_is_found_by_its_manifest(folder: Path) -> None:
     """A kill between the manifest and last.json."""
     (folder / "checkpoints" / "last.json").unlink()
-    loaded = archive(folder).newest([])
+    loaded = archive(folder).load_newest([])
     assert loaded is not None
     assert loaded.step == 30
 
@@ -132,8 +132,8 @@ def test_a_commit_whose_record_was_lost_is_found_by_its_manifest(folder: Path) -
 def adopted(folder: Path, store: Store | None = None) -> CheckpointIndex:
     """As an attempt that goes on from what is there."""
     catalogue = CheckpointIndex(store or open_store(str(folder)), Checkpoint(keep_last=2))
-    catalogue.adopt(archive(folder).recorded())
-    catalogue.settle()
+    catalogue.add_existing(archive(folder).list_commits())
+    catalogue.rewrite()
     return catalogue
 
 
@@ -153,7 +153,7 @@ def commit(folder: Path, step: int, *, names: tuple[str, ...] = (), fault: Any =
     tree, tensors = flatten(state(step))
     snapshot = saver._copy(CheckpointRequest(step=step, epoch=0, tree=tree, names=names, turn=turn), tensors, [])
     try:
-        saver._save(snapshot)
+        saver._write_checkpoint(snapshot)
     except Killed:
         assert fault is not None
     saver.close()
@@ -199,7 +199,7 @@ def test_parts_that_others_did_not_follow_up_are_removed_but_not_what_is_damaged
         (folder / f"checkpoints/{step:08d}").mkdir()
         (folder / f"checkpoints/{step:08d}/a0001-r1.safetensors").write_bytes(b"part")
     catalogue = adopted(folder)
-    catalogue.forget(20)
+    catalogue.exclude(20)
     catalogue.record(CheckpointEntry(40, 0))
     catalogue.prune()
     left = {path.parent.name for path in (folder / "checkpoints").glob("*/*")}
@@ -210,35 +210,35 @@ def test_parts_that_others_did_not_follow_up_are_removed_but_not_what_is_damaged
 def test_a_damaged_record_is_said_and_the_manifests_are_read(folder: Path, body: bytes) -> None:
     (folder / "checkpoints" / "last.json").write_bytes(body)
     said: list[str] = []
-    loaded = archive(folder, say=said.append).newest([])
+    loaded = archive(folder, say=said.append).load_newest([])
     assert loaded is not None
     assert loaded.step == 30
     assert "last.json is damaged" in said[0]
 
 
 def test_an_empty_folder_is_a_fresh_start(tmp_path: Path) -> None:
-    assert archive(tmp_path).newest([]) is None
+    assert archive(tmp_path).load_newest([]) is None
 
 
 def test_when_none_can_be_read_it_stops_rather_than_start_again(folder: Path) -> None:
     for path in (folder / "checkpoints").glob("*/*.safetensors"):
         truncate(path)
     with pytest.raises(NoCheckpoint, match="3 checkpoints were recorded and none can be read"):
-        archive(folder).newest([])
+        archive(folder).load_newest([])
 
 
 def test_recorded_commits_that_have_vanished_are_not_a_fresh_start(folder: Path) -> None:
     for path in (folder / "checkpoints").glob("*/*"):
         path.unlink()
     with pytest.raises(NoCheckpoint):
-        archive(folder).newest([])
+        archive(folder).load_newest([])
 
 
 @pytest.mark.parametrize("part", ["manifest.json", "safetensors", "state.json"])
 def test_a_stale_view_is_looked_at_again(folder: Path, part: str) -> None:
     store = Faulty(open_store(str(folder)), hidden(f"00000030/{part}" if part == "manifest.json" else part, 2))
-    damaged: list[Damage] = []
-    loaded = CheckpointReader(store, stale_for_s=5.0, sleep=lambda pause: None).newest(damaged)
+    damaged: list[SkippedCheckpoint] = []
+    loaded = CheckpointReader(store, stale_for_s=5.0, sleep=lambda pause: None).load_newest(damaged)
     assert loaded is not None
     assert loaded.step == 30
     assert damaged == []
@@ -249,7 +249,7 @@ def test_a_silent_store_is_asked_again(folder: Path, verb: str) -> None:
     def fault(called: str, key: str, number: int) -> Transient | None:
         return Transient("503") if called == verb and number % 2 else None
 
-    loaded = CheckpointReader(Faulty(open_store(str(folder)), fault), sleep=lambda pause: None).newest([])
+    loaded = CheckpointReader(Faulty(open_store(str(folder)), fault), sleep=lambda pause: None).load_newest([])
     assert loaded is not None
     assert loaded.step == 30
 
@@ -257,10 +257,10 @@ def test_a_silent_store_is_asked_again(folder: Path, verb: str) -> None:
 def test_a_store_that_stays_silent_is_an_error_and_no_fresh_start(folder: Path) -> None:
     store = Faulty(open_store(str(folder)), lambda verb, key, number: Transient("503"))
     with pytest.raises(Transient):
-        CheckpointReader(store, try_for_s=3.0, sleep=lambda pause: None).newest([])
+        CheckpointReader(store, try_for_s=3.0, sleep=lambda pause: None).load_newest([])
 
 
 def test_a_denied_listing_is_an_error_and_no_fresh_start(folder: Path) -> None:
     store = Faulty(open_store(str(folder)), lambda verb, key, number: Denied("403") if verb == "list" else None)
     with pytest.raises(Denied):
-        CheckpointReader(store, sleep=lambda pause: None).newest([])
+        CheckpointReader(store, sleep=lambda pause: None).load_newest([])

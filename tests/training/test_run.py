@@ -133,10 +133,10 @@ def test_the_number_of_steps_is_the_same_inside_a_step_and_between(start: Start)
     seen = set()
     for _ in run.epochs(3):
         for x, y in run.steps(feed):
-            seen.add(run._look()["steps"])
+            seen.add(run._progress_numbers()["steps"])
             run.step(((model(x) - y) ** 2).sum(), optimizer)
-            seen.add(run._look()["steps"])
-        seen.add(run._look()["steps"])
+            seen.add(run._progress_numbers()["steps"])
+        seen.add(run._progress_numbers()["steps"])
     assert seen == {12}
 
 
@@ -196,7 +196,7 @@ def test_other_data_in_the_middle_of_an_epoch_is_refused(start: Start, capsys: p
         run.step(((model(x) - y) ** 2).sum(), optimizer)
         if run.global_step == 3:
             break
-    run._checkpoints.saver.drain()
+    run._checkpoints.writer.drain()
     run = start(checkpoint=every_step)
     model, optimizer, _ = parts(run)
     with pytest.raises(BadInput, match=r"in the middle of an epoch \(batch 2\) of 4 batches, which now has 10"):
@@ -477,7 +477,7 @@ def test_at_the_end_of_the_budget_the_best_so_far_is_exported(start: Start) -> N
             for x, y in run.steps(feed):
                 run.step(((model(x) - y) ** 2).sum(), optimizer)
                 if run.global_step == 10:
-                    run._session.stopping._deadline = 0.0
+                    run._session.preemption._deadline = 0.0
             if run.score({"score": -epoch}, best="score"):
                 best = weights(model)
 
@@ -495,7 +495,7 @@ def test_what_an_export_took_before_is_kept_of_the_budget(
     if measured_s is not None:
         monkeypatch.setenv("HEADWAY_EXPORT_S", measured_s)
     run = start(deadline_s=1e6)
-    run._session.stopping._deadline = run._session.stopping._clock() + 100.0
+    run._session.preemption._deadline = run._session.preemption._clock() + 100.0
     assert run._boundary._over_budget() is ends
 
 

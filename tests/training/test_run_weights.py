@@ -12,7 +12,7 @@ from torch import nn
 
 from headway.bundle.format import BundleParts
 from headway.core.errors import BadInput, NoCheckpoint
-from headway.training.checkpoint.init_weights import foreign, initialise, weights_at
+from headway.training.checkpoint.init_weights import initialise, load_torch_file, weights_at
 from tests.training.inside import Start, runs
 
 
@@ -91,7 +91,7 @@ def test_a_foreign_file_cannot_run_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"PK\x03\x04 broken"])
 def test_a_file_that_is_no_weights_is_said_to_be_none(body: bytes) -> None:
     with pytest.raises(BadInput):
-        foreign(body, "m.pth")
+        load_torch_file(body, "m.pth")
 
 
 def test_a_damaged_safetensors_file_is_no_beginning(tmp_path: Path) -> None:

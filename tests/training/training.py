@@ -107,7 +107,7 @@ def main(options: dict[str, Any]) -> None:
     if "die_at_write" in options and run.world.rank == options.get("die_rank", 0):
         _die_at_write(run._session.store, options["die_at_write"])
     if "stale_for_s" in options:
-        run._checkpoints._archive._stale_for_s = options["stale_for_s"]
+        run._checkpoints._reader._stale_for_s = options["stale_for_s"]
     config = run.config
     feed = Loader(Points(), config.get("batch", 8), workers=config.get("workers", 0))
     model = run.place(Net(config.get("dropout", 0.2), config.get("norm", True)))
@@ -120,7 +120,7 @@ def main(options: dict[str, Any]) -> None:
         for x, y in run.steps(feed):
             time.sleep(config.get("pause_s", 0.0))
             if options.get("slow_store_from") == run.global_step:
-                run._checkpoints.saver.drain()
+                run._checkpoints.writer.drain()
                 run._session.store.write = lambda *args, **more: threading.Event().wait(600)
             if options.get("clock_back_at") == run.global_step:
                 _set_clock_back(86_400)

@@ -14,7 +14,7 @@ from headway.spec import Job, undump
 from headway.spec.loading import from_plain
 from headway.storage import open_store
 from headway.training.checkpoint.reader import CheckpointReader
-from headway.training.checkpoint.serialization import Damaged, read_record
+from headway.training.checkpoint.serialization import CheckpointDamaged, read_record
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ def open_trained(run_url: str, checkpoint: str = BEST) -> CheckpointModel:
     step, found_as = _step(store, checkpoint)
     try:
         loaded = CheckpointReader(store).load(step)
-    except Damaged as damage:
+    except CheckpointDamaged as damage:
         raise NoCheckpoint(
             f"the checkpoint of step {step} cannot be used: {damage}",
             where=run_url,
@@ -120,7 +120,7 @@ def _best_of_phases(kept: Sequence[CheckpointEntry]) -> tuple[int, str] | None:
 
 def _step(store: Store, checkpoint: str) -> tuple[int, str]:
     """Resolve a checkpoint's name to its step and the name it was found under."""
-    kept = CheckpointReader(store).recorded()
+    kept = CheckpointReader(store).list_commits()
     if not kept:
         raise NoCheckpoint("this run has no checkpoint yet", where=store.url, fix="headway resume RUN")
     steps = [one.step for one in kept]
@@ -130,7 +130,7 @@ def _step(store: Store, checkpoint: str) -> tuple[int, str]:
         return int(read_record(store, f"checkpoints/{checkpoint}.json")["step"]), checkpoint
     except NotThere:
         pass
-    except (Damaged, KeyError, TypeError, ValueError):
+    except (CheckpointDamaged, KeyError, TypeError, ValueError):
         raise NoCheckpoint(
             f"checkpoints/{checkpoint}.json is damaged", where=store.url, fix="give a step instead: --checkpoint STEP"
         ) from None

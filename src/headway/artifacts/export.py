@@ -91,7 +91,7 @@ def write_pth(run_url: str, to: str) -> list[str]:
 
 
 def _pth_files(run_url: str) -> Iterator[tuple[str, bytes]]:
-    for kept in CheckpointReader(open_store(run_url)).recorded():
+    for kept in CheckpointReader(open_store(run_url)).list_commits():
         for name in kept.names:
             trained = open_trained(run_url, name)
             body = {

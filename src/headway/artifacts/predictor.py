@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkab
 
 from headway.bundle.format import WEIGHTS, Bundle
 from headway.core.errors import BadBundle, BadInput, HeadwayError
-from headway.core.platform import home
+from headway.core.platform import state_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def choose(service: object, bundle: Bundle, asked: Engine) -> str:
 
 
 def graph_path(bundle: Bundle) -> Path:
-    return home() / "graphs" / f"{bundle.recipe}-{bundle.record.files[WEIGHTS].sha256[:16]}.onnx"
+    return state_dir() / "graphs" / f"{bundle.recipe}-{bundle.record.files[WEIGHTS].sha256[:16]}.onnx"
 
 
 def _tried(service: SingleGraphService, path: Path, asked: Engine) -> str:

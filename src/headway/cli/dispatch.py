@@ -127,12 +127,12 @@ def _bug(error: BaseException) -> int:
     """Our own mistake: say so in two lines, and keep the evidence where it can be sent to us."""
     import traceback
 
-    from headway.core.platform import home
+    from headway.core.platform import state_dir
 
     if os.environ.get("HEADWAY_DEBUG"):
         traceback.print_exception(error)
         return FAILED
-    where = home() / "crash.txt"
+    where = state_dir() / "crash.txt"
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         where.write_text("".join(traceback.format_exception(error)))

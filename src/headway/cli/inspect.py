@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.dashboard.notebook.jupyter import Session
     from headway.diagnose.diagnosis import Diagnosis
     from headway.launcher.lifecycle import RunHandle
-    from headway.rundir.index import Row
+    from headway.rundir.index import RunRow
     from headway.rundir.layout import RunFolder
 
 
@@ -113,9 +113,9 @@ def ps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def ps_command(args: argparse.Namespace) -> int:
-    from headway.rundir.index import Ledger
+    from headway.rundir.index import RunIndex
 
-    ledger = Ledger()
+    ledger = RunIndex()
     if args.rebuild:
         with working(f"searching {args.rebuild}"):
             found = ledger.rebuild(args.rebuild)
@@ -137,7 +137,7 @@ def ps_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def refreshed(row: Row) -> Row:
+def refreshed(row: RunRow) -> RunRow:
     """The row as it is now. An ended run is not looked up again; one that is seen to have ended is settled."""
     from headway.cli.follow import say
     from headway.core.types import State
@@ -316,9 +316,9 @@ def ui_command(args: argparse.Namespace) -> int:
         from headway.dashboard.app import DashboardApp
         from headway.dashboard.runs import FolderScanner, RunService
         from headway.serving.server import Address, listen
-    from headway.rundir.index import Ledger
+    from headway.rundir.index import RunIndex
 
-    ledger = Ledger()
+    ledger = RunIndex()
     places = FolderScanner(ledger, args.outputs)
     places.start()
     taken = listen(Address(host=args.host, port=args.port))

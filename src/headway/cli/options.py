@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput
-from headway.core.format import paid, price_rows
+from headway.core.format import is_billed, price_rows
 
 if TYPE_CHECKING:
     from headway.core.plan import Plan
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def confirm(plan: Plan, *, yes: bool) -> None:
     """Show what it costs and ask. BadInput where nobody can answer, and on a no: nothing has been spent."""
-    if not paid(plan):
+    if not is_billed(plan):
         return
     for head, text in price_rows(plan.price).items():
         print(f"  {head:<9} {text}", file=sys.stderr)
@@ -91,9 +91,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(prefix: str, **_: Any) -> list[str]:
-    from headway.rundir.index import Ledger
+    from headway.rundir.index import RunIndex
 
-    return [row.name for row in Ledger().rows(glob=f"{prefix}*", limit=50)]
+    return [row.name for row in RunIndex().rows(glob=f"{prefix}*", limit=50)]
 
 
 def locate(text: str, *, bundles: bool = False) -> str:

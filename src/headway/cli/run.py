@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headway.cli.options import DEFAULT, LOCAL, add_job, add_json, add_run, load_job, locate
 from headway.cli.render import working
 from headway.core.errors import BadInput, BadPlan
-from headway.core.format import as_json, duration, elsewhere, paint, price_rows, size
+from headway.core.format import accelerator_table, as_json, duration, paint, price_rows, size
 from headway.core.plan import in_plan
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def describe(plan: Plan) -> str:
         rows["requests"] = ", ".join(request.name for request in plan.requests)
     lines = [paint(f"{job['name']} on {plan.target}", "bold"), *(f"  {key:<9} {text}" for key, text in rows.items())]
     notes = [f"  note      {note}" for note in (*plan.notes, *late_checkpoints(plan))]
-    compared = elsewhere(plan.price)
+    compared = accelerator_table(plan.price)
     return "\n".join([*lines, *notes, *([compared] if compared else [])])
 
 
@@ -207,9 +207,9 @@ def resume_command(args: argparse.Namespace) -> int:
     from headway.core.plan import EXACT
     from headway.core.types import State
     from headway.launcher.lifecycle import resume
-    from headway.rundir.submission import now
+    from headway.rundir.submission import utc_now
 
-    url, since = locate(args.run), now()
+    url, since = locate(args.run), utc_now()
     move = _move(args)
     with working(f"resuming {args.run}"):
         launched = resume(url, say=say, move=move, budget_hours=args.budget_hours, budget_usd=args.budget_usd)
@@ -273,10 +273,10 @@ def run_command(args: argparse.Namespace) -> int:
         return 0
     from headway.cli.follow import attach, say
     from headway.cli.options import confirm
-    from headway.core.format import paid
+    from headway.core.format import is_billed
     from headway.launcher.lifecycle import launch
 
-    if paid(plan) and not args.no_rehearse and not args.plan:
+    if is_billed(plan) and not args.no_rehearse and not args.plan:
         job = load_job(args)
         rehearsed(job, args.on)
         plan = _plan(args)  # with what was learnt
@@ -303,13 +303,13 @@ def _rerun(args: argparse.Namespace) -> str:
 
 
 def _kept(text: str | None) -> dict[str, str]:
-    from headway.rundir.teardown import KEEP
+    from headway.rundir.teardown import KEEP_VARIABLE
     from headway.spec.fields import BadUnit, duration
 
     if text is None:
         return {}
     try:
-        return {KEEP: f"{duration(text):g}"}
+        return {KEEP_VARIABLE: f"{duration(text):g}"}
     except BadUnit as error:
         raise BadInput(f"--keep-on-failure: {error}", fix="--keep-on-failure 60m") from None
 

@@ -70,10 +70,10 @@ def _extras() -> Iterator[Finding]:
 
 
 def _index() -> Iterator[Finding]:
-    from headway.rundir.index import Ledger
+    from headway.rundir.index import RunIndex
 
     said: list[str] = []
-    count = len(list(Ledger(say=said.append).rows(limit=100_000)))
+    count = len(list(RunIndex(log=said.append).rows(limit=100_000)))
     yield Finding("note", said[0]) if said else Finding("ok", f"{count} runs in this machine's index")
 
 

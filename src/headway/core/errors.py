@@ -16,7 +16,7 @@ from typing import Any
 FINISHED, FAILED, BAD_INPUT, BUDGET_ENDED, RESUMABLE, LEFT_BEHIND = range(6)
 
 # Exit codes of a worker (the supervisor, process 1) to the platform that runs it.
-WORKER_DONE, WORKER_AGAIN = 0, 143
+WORKER_DONE, WORKER_RESTART = 0, 143
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
-def colourful(stream: Any = None) -> bool:
+def supports_colour(stream: Any = None) -> bool:
     stream = sys.stdout if stream is None else stream
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, colour: str) -> str:
-    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colourful() else text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if supports_colour() else text
 
 
 def size(count: float) -> str:
@@ -68,7 +68,7 @@ def usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.3f}"
 
 
-def paid(plan: Plan) -> bool:
+def is_billed(plan: Plan) -> bool:
     return bool(plan.price.get("usd_per_hour"))
 
 
@@ -78,7 +78,7 @@ def price_rows(price: Mapping[str, Any]) -> dict[str, str]:
         return {"price": f"not known: {price['missing']}"}
     if not price.get("usd_per_hour"):
         return {"price": "nothing is billed", **_expected(price)}
-    return {"price": _per_hour(price), **_expected(price), **_ceiling(price), **_besides(price)}
+    return {"price": _per_hour(price), **_expected(price), **_ceiling(price), **_storage_rows(price)}
 
 
 def _per_hour(price: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _ceiling(price: Mapping[str, Any]) -> dict[str, str]:
     return {"ceiling": "none: no budget limits this run" if limit is None else f"{usd(limit)}, by the budget"}
 
 
-def _besides(price: Mapping[str, Any]) -> dict[str, str]:
+def _storage_rows(price: Mapping[str, Any]) -> dict[str, str]:
     rows = {}
     disk, storage = price.get("disk"), price.get("storage")
     if disk:
@@ -115,7 +115,7 @@ def _besides(price: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def elsewhere(price: Mapping[str, Any]) -> str:
+def accelerator_table(price: Mapping[str, Any]) -> str:
     """Format the table of hours and cost on common accelerators."""
     rows = [
         (row["accelerator"], row["machine"], f"{row['hours']:.2f}", usd(row["usd"]), usd(row["spot_usd"]), row["basis"])

@@ -119,7 +119,7 @@ class Plan:
         return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @property
-    def resumes(self) -> str:
+    def resume_kind(self) -> str:
         """How the run resumes, also for older plans: a recipe is EXACT; UNKNOWN if only the script's code tells."""
         return self.resume or (EXACT if self.job.get("recipe") else UNKNOWN)
 
@@ -178,13 +178,13 @@ BY_SCRIPT: Final = "script"  # the sources load earlier state: files are restore
 BEGINNING: Final = "beginning"  # nothing in the sources loads earlier state
 UNKNOWN: Final = ""  # the plan was made by an older version, which did not look
 
-_PLAN: Final = {
+_RESUME_LINES: Final = {
     EXACT: "exact: continues from the last checkpoint",
     BY_SCRIPT: "by the script: its files are restored; whether it continues from them is up to the script",
     BEGINNING: "starts from the beginning: the script does not load anything it has saved",
     UNKNOWN: "unknown: the plan was made by an older version of Headway",
 }
-_AGAIN: Final = {
+_NEXT_START_CLAUSES: Final = {
     EXACT: "it continues from its last checkpoint",
     BY_SCRIPT: "its files are restored; whether it continues from them is up to the script",
     BEGINNING: "it starts from the beginning",
@@ -206,7 +206,7 @@ def in_plan(kind: str) -> str:
         >>> in_plan("exact")
         'exact: continues from the last checkpoint'
     """
-    return _PLAN.get(kind, _PLAN[UNKNOWN])
+    return _RESUME_LINES.get(kind, _RESUME_LINES[UNKNOWN])
 
 
 def again(kind: str) -> str:
@@ -223,4 +223,4 @@ def again(kind: str) -> str:
         >>> again("beginning")
         'it starts from the beginning'
     """
-    return _AGAIN.get(kind, _AGAIN[UNKNOWN])
+    return _NEXT_START_CLAUSES.get(kind, _NEXT_START_CLAUSES[UNKNOWN])

@@ -12,7 +12,7 @@ from pathlib import Path
 from headway.core.errors import BadInput
 
 
-def home() -> Path:
+def state_dir() -> Path:
     """Return $HEADWAY_HOME, or `headway` in the user's XDG state folder. Does not create it."""
     chosen = os.environ.get("HEADWAY_HOME")
     if chosen:
@@ -24,7 +24,7 @@ def home() -> Path:
 # Identify processes by pid and start time: Linux reuses pids, so a pid alone proves nothing. Reads /proc only.
 
 
-def here() -> str:
+def pid_namespace_id() -> str:
     """Identify this boot and pid namespace: pids can be compared only within one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -33,7 +33,7 @@ def here() -> str:
         return f"unknown/{os.getpid()}"
 
 
-def started(pid: int) -> str:
+def process_start_time(pid: int) -> str:
     """Return a process's start time in clock ticks since boot; empty when it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -43,12 +43,12 @@ def started(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def alive(pid: int, since: str) -> bool:
-    """Return whether the process that started at `since` still runs."""
-    return bool(since) and started(pid) == since
+def is_alive(pid: int, start_time: str) -> bool:
+    """Return whether the process that started at `start_time` still runs."""
+    return bool(start_time) and process_start_time(pid) == start_time
 
 
-def environment(pid: int) -> dict[str, str] | None:
+def headway_variables(pid: int) -> dict[str, str] | None:
     """Return the HEADWAY_ variables that a process was started with; None if it is gone or not readable by us."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()

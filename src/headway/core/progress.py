@@ -1,4 +1,7 @@
-"""Progress reporting by a context variable: long work calls `tell`, a caller may listen. Free without a listener."""
+"""Progress reporting by a context variable: long work calls `report_progress`, a caller may listen.
+
+Free without a listener.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ def with_listener(report: Report) -> Iterator[None]:
         _LISTENER.reset(before)
 
 
-def tell(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     report = _LISTENER.get()
     if report is not None:
         report(what, done, total)
 
 
-def counted(things: Iterable[T], what: str, total: int) -> Iterator[T]:
+def with_progress(items: Iterable[T], what: str, total: int) -> Iterator[T]:
     """Yield the same items, reporting progress for each."""
-    for number, thing in enumerate(things):
-        tell(what, number, total)
-        yield thing
+    for number, item in enumerate(items):
+        report_progress(what, number, total)
+        yield item

@@ -35,14 +35,14 @@ class RetryPolicy:
             longest = min(longest * 2, self.longest_pause_s)
 
 
-def keep_trying(call: Callable[[], Result], patience: RetryPolicy) -> Result:
+def retry_transient(call: Callable[[], Result], policy: RetryPolicy) -> Result:
     """Return the call's result, retrying on Transient. Any other exception is raised at once."""
     started = time.monotonic()
-    for pause in patience.pauses():
+    for pause in policy.pauses():
         try:
             return call()
         except Transient:
-            if time.monotonic() - started + pause > patience.total_s:
+            if time.monotonic() - started + pause > policy.total_s:
                 raise
         time.sleep(pause)
     return call()

@@ -19,7 +19,7 @@ from headway.core.errors import BadPlan, HeadwayError, UnknownRun
 from headway.core.plan import Plan
 from headway.core.types import State
 from headway.dashboard.views import Metrics, checkpoints, last_lines, verified
-from headway.rundir.index import Ledger, Row
+from headway.rundir.index import RunIndex, RunRow
 from headway.rundir.layout import RECEIPT, REPORT, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
 from headway.rundir.status import folder_status, row_of
@@ -39,7 +39,7 @@ _A_BATCH: Final = 100  # record found runs in the index in batches of this size
 class FolderScanner:
     """Adds every run below `outputs` to the index: existing runs, and those started later."""
 
-    def __init__(self, ledger: Ledger, outputs: Sequence[str]) -> None:
+    def __init__(self, ledger: RunIndex, outputs: Sequence[str]) -> None:
         self._ledger = ledger
         self._roots = [open_store(each) for each in outputs]
         self._seen: set[str] = set()
@@ -169,8 +169,8 @@ class _Known:
 class RunService:
     """Reads runs for the pages. Never changes a run."""
 
-    def __init__(self, ledger: Ledger | None = None, places: FolderScanner | None = None) -> None:
-        self._ledger = ledger or Ledger()
+    def __init__(self, ledger: RunIndex | None = None, places: FolderScanner | None = None) -> None:
+        self._ledger = ledger or RunIndex()
         self._places = places
         self._memory = RecordCache()
         self._known: dict[str, _Known] = {}
@@ -187,7 +187,7 @@ class RunService:
             runs = list(pool.map(self._summary, rows))
         return {"total": total, "runs": runs, "looking": sorted(self._places.looking) if self._places else []}
 
-    def _summary(self, row: Row) -> dict[str, Any]:
+    def _summary(self, row: RunRow) -> dict[str, Any]:
         base = {"id": run_id(row.url), "name": row.name, "url": row.url, "target": row.target, "job": row.job,
                 "created": row.created, "state": row.state}  # fmt: skip
         known = self._known.setdefault(row.url, _Known())
@@ -197,7 +197,7 @@ class RunService:
             known.seen, known.ended = time.monotonic(), known.facts.get("ended", False)
         return {**base, **known.facts}
 
-    def _looked_at(self, row: Row) -> dict[str, Any]:
+    def _looked_at(self, row: RunRow) -> dict[str, Any]:
         try:
             folder = RunFolder(open_store(row.url))
             state = _state(row)
@@ -301,7 +301,7 @@ def best_score(folder: RunFolder) -> float | None:
     return scores[-1] if scores else None
 
 
-def _state(row: Row) -> str:
+def _state(row: RunRow) -> str:
     if State(row.state).ended and row.state != State.LOST.value:
         return row.state
     return _state_of(RunFolder(open_store(row.url)))

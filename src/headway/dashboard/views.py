@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headway.core.errors import NotThere
 from headway.core.types import LogLine
 from headway.rundir.history import Curves
-from headway.rundir.layout import RunFolder, Segment, checkpoint_folder, lines, parse_log, rank_of, segments
+from headway.rundir.layout import RunFolder, Segment, checkpoint_folder, parse_log, rank_of, read_lines, segments
 
 # Checkpoints
 
@@ -44,14 +44,14 @@ def verified(folder: RunFolder, step: int) -> dict[str, Any]:
 
 
 def _wrong(folder: RunFolder, place: str) -> Iterator[str]:
-    from headway.training.checkpoint.serialization import Damaged, check_checksum
+    from headway.training.checkpoint.serialization import CheckpointDamaged, verify_checksum
 
     try:
-        manifest = check_checksum(folder.store.read(f"{place}/manifest.json"), "manifest.json")
+        manifest = verify_checksum(folder.store.read(f"{place}/manifest.json"), "manifest.json")
     except NotThere:
         yield "it has been removed"
         return
-    except Damaged as error:
+    except CheckpointDamaged as error:
         yield str(error)
         return
     state = manifest["state"]
@@ -92,7 +92,7 @@ def _end(folder: RunFolder, parts: list[Segment], query: str, last: int) -> list
     """Return the last matching lines of one stream, reading its segments from the end backwards."""
     found: list[LogLine] = []
     for segment in reversed(parts):
-        read = (parse_log(rank_of(segment.writer), line) for line in lines(folder.store, segment))
+        read = (parse_log(rank_of(segment.writer), line) for line in read_lines(folder.store, segment))
         found = [line for line in read if query in line.text.lower()] + found
         if len(found) >= last:
             break

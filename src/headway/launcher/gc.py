@@ -17,10 +17,10 @@ from headway.core.errors import HeadwayError, NotThere, StoreError, UnknownRun
 from headway.core.types import Handle, Receipt, State, Status, Target
 from headway.launcher import lifecycle
 from headway.rundir import lease, submission
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
-from headway.rundir.status import evidence, folder_of
-from headway.rundir.submission import known_id
+from headway.rundir.status import folder_of, read_status_inputs
+from headway.rundir.submission import owner_id
 from headway.rundir.teardown import kept_until
 from headway.storage import local_path, open_store
 
@@ -54,7 +54,7 @@ class Found:
     why: str
 
 
-def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = None) -> list[TargetRef]:
+def places(job: Job | None, *, on: str | None = None, ledger: RunIndex | None = None) -> list[TargetRef]:
     """List the targets to search: one by name; or those of the job file and of recent runs, and this machine."""
     if on is not None:
         kind, options = (job.targets[on].kind, job.targets[on].options) if job and on in job.targets else (on, {})
@@ -62,7 +62,7 @@ def places(job: Job | None, *, on: str | None = None, ledger: Ledger | None = No
     found = [TargetRef(name="local", kind="local", options={})]
     if job is not None:
         found += [TargetRef(name=name, kind=entry.kind, options=entry.options) for name, entry in job.targets.items()]
-    found += list(_of_runs(ledger or Ledger()))
+    found += list(_of_runs(ledger or RunIndex()))
     found += list(_of_rentals())
     return list({(each.kind, _identity(each)): each for each in reversed(found)}.values())[::-1]
 
@@ -71,7 +71,7 @@ def _identity(place: TargetRef) -> str:
     return json.dumps(dict(place.options), sort_keys=True, default=str) if place.kind != "local" else ""
 
 
-def _of_runs(ledger: Ledger) -> Iterable[TargetRef]:
+def _of_runs(ledger: RunIndex) -> Iterable[TargetRef]:
     """Yield the targets of runs not known to have finished: no job file here may name them any more."""
     for row in ledger.rows(limit=LOOKED_AT):
         if row.state in (State.FINISHED.value, "gone"):
@@ -124,7 +124,7 @@ def look(place: TargetRef, *, say: Say = lambda text: None, patience_s: float = 
     its lease is not renewed for `patience_s`.
     """
     target = place.build()
-    us, judged = known_id(), []
+    us, judged = owner_id(), []
     for handle in _one_a_run(target.found(), us):
         whose = str(handle.details.get("owner", ""))
         if whose and whose != us:
@@ -148,7 +148,7 @@ def _verdict(target: Target, handle: Handle, say: Say, patience_s: float) -> tup
     ours = bool(handle.details.get("owner"))
     try:
         status = target.status(handle)
-        said = evidence(folder_of(handle)).end is not None
+        said = read_status_inputs(folder_of(handle)).end is not None
     except (UnknownRun, NotThere):
         return _without_a_folder(handle)
     except StoreError as error:  # an unreachable bucket says nothing about the run
@@ -190,8 +190,8 @@ def _silent(folder: RunFolder, patience_s: float, say: Say) -> bool:
     record, version = lease.read(folder.store)
     if record is None or record.holder is None:
         return False
-    if record.seen_at(folder.url) is not None:
-        return not record.seen_at(folder.url)
+    if record.alive_at(folder.url) is not None:
+        return not record.alive_at(folder.url)
     say(f"{folder.name} is past its deadline: waiting up to {patience_s:.0f} s to see whether it is still running")
     since = time.monotonic()
     while time.monotonic() - since < patience_s:
@@ -209,7 +209,7 @@ def _expires(handle: Handle) -> float | None:
         return None
 
 
-def remove(found: Found, *, say: Say, ledger: Ledger | None = None) -> Receipt:
+def remove(found: Found, *, say: Say, ledger: RunIndex | None = None) -> Receipt:
     """Take it down, and write the receipt into its run folder if there still is one."""
     target = found.place.build()
     try:

@@ -21,10 +21,10 @@ from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, 
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.pricing.estimate import learn_from
 from headway.rundir import lease, submission, teardown
-from headway.rundir.index import Ledger, Row, candidates, checked_name
+from headway.rundir.index import RunIndex, RunRow, candidate_names, checked_name
 from headway.rundir.layout import CODE_LISTING, INTENT, PLAN, RECEIPT, STOP, RunFolder
 from headway.rundir.lease import spent_s, spent_usd
-from headway.rundir.status import StatusPoller, evidence, newest_attempt
+from headway.rundir.status import StatusPoller, newest_attempt, read_status_inputs
 from headway.spec.loading import undump
 from headway.storage import ABSENT, join, local_path, open_store, require_conditional_put, same_place
 
@@ -38,17 +38,19 @@ def on_run_end(folder: RunFolder, say: Callable[[str], None]) -> None:
     """Record the run for time estimates and send notifications. Never fails: errors are passed to `say`."""
     try:
         seconds = spent_s(folder)
-        plan, end = folder.plan(), evidence(folder).end
+        plan, end = folder.plan(), read_status_inputs(folder).end
         status = end or Status(state=State.LOST, reason="it ended without reporting why")
         if status.state is State.FINISHED:
             learn_from(folder, seconds)
         wanted = plan.job.get("notify") or {}
         if not any(wanted.values()):
             return
-        from headway.rundir.notify import Notification, notify_here
+        from headway.rundir.notify import Notification, notify_from_client
 
-        notice = Notification.of(folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds))
-        notify_here(wanted, notice, lost=end is None, say=say)
+        notice = Notification.for_run(
+            folder, plan, status.state.value, status.reason, seconds, spent_usd(plan, seconds)
+        )
+        notify_from_client(wanted, notice, lost=end is None, log=say)
     except HeadwayError as error:
         say(f"could not record or announce the end of the run: {error}")
 
@@ -92,7 +94,7 @@ class RunHandle:
     url: str
     handle: Handle
     target: Target = field(repr=False)
-    ledger: Ledger = field(repr=False)
+    ledger: RunIndex = field(repr=False)
     say: Say = field(default=_silent, repr=False)
 
     @property
@@ -165,7 +167,7 @@ class RunHandle:
     def _moved_from(self) -> str:
         """Return where this folder was at launch if it was moved (not copied) and its run is still on the target."""
         origin = str(self.handle.details.get(ORIGIN, ""))
-        if not origin or submission.is_run(origin) or teardown.written(self.folder) is not None:
+        if not origin or submission.is_run(origin) or teardown.complete_receipt(self.folder) is not None:
             return ""
         try:
             found = self.target.found()
@@ -175,7 +177,9 @@ class RunHandle:
 
     def _ask(self, reason: str) -> None:
         try:
-            self.folder.write_json(STOP, {"by": submission.who(), "reason": reason, "at": submission.now()})
+            self.folder.write_json(
+                STOP, {"by": submission.user_at_host(), "reason": reason, "at": submission.utc_now()}
+            )
         except StoreError as error:  # a full disk must not prevent a stop: `down` sends a signal too
             self.say(f"the reason for the stop could not be recorded: {error}")
 
@@ -184,12 +188,12 @@ class RunHandle:
 
         None while the run is kept after a failure, or if only another machine can take it down.
         """
-        known = teardown.written(self.folder)
+        known = teardown.complete_receipt(self.folder)
         if known is not None:
             return known
         until = teardown.kept_until(self.folder)
         if until is not None:
-            self.say(teardown.words(self.folder, until))
+            self.say(teardown.describe_kept(self.folder, until))
             return None
         try:
             receipt = self.down()
@@ -221,23 +225,23 @@ def launch(
     on_line: OnLine | None = None,
     say: Say = _silent,
     target: Target | None = None,
-    ledger: Ledger | None = None,
+    ledger: RunIndex | None = None,
 ) -> RunHandle:
     """Start a run of this plan and, unless detached, follow it to its end.
 
     `env`, and `secrets` (names of variables of this shell), are added to the plan. A failed start is taken down.
     """
-    target, ledger = target or targets.of_plan(plan), ledger or Ledger()
+    target, ledger = target or targets.of_plan(plan), ledger or RunIndex()
     verify_plan(plan, target)
     plan = _amended(plan, target, env or {}, secrets)
     _check_online(plan, target)
     send_code(plan)
     folder = _claim(plan, name, ledger)
     try:
-        ledger.record(_row(plan, folder, submission.announce(folder, plan)["created_at"]))
+        ledger.record(_row(plan, folder, submission.record_submission(folder, plan)["created_at"]))
         list_code(plan, folder)
         handle = target.submit(plan, folder.name)
-        submission.keep(folder, handle)
+        submission.save_handle_details(folder, handle)
     except BaseException:  # Ctrl-C too: part of the run may exist
         _undo(folder, target, plan, ledger, say)
         raise
@@ -247,7 +251,9 @@ def launch(
     return hold
 
 
-def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: Ledger | None = None) -> RunHandle:
+def reach(
+    run_url: str, *, say: Say = _silent, target: Target | None = None, ledger: RunIndex | None = None
+) -> RunHandle:
     """Return a handle on an existing run, from its folder alone. A damaged plan does not prevent taking it down."""
     folder = RunFolder(open_store(run_url))
     known = submission.read(folder)
@@ -256,14 +262,14 @@ def reach(run_url: str, *, say: Say = _silent, target: Target | None = None, led
         url=folder.url,
         handle=Handle(target=known["target"], run=folder.name, url=folder.url, details=_details(folder, known)),
         target=target or targets.build(known["kind"], known["options"]),
-        ledger=ledger or Ledger(),
+        ledger=ledger or RunIndex(),
         say=say,
     )
 
 
 def _details(folder: RunFolder, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of the last start, with ORIGIN if they were recorded for another folder (copied or moved)."""
-    details, origin = dict(known.get("details", {})), submission.origin(folder, dict(known))
+    details, origin = dict(known.get("details", {})), submission.origin_url(folder, dict(known))
     return {**details, ORIGIN: origin} if origin else details
 
 
@@ -273,7 +279,7 @@ def resume(
     move: Migration | None = None,
     say: Say = _silent,
     target: Target | None = None,
-    ledger: Ledger | None = None,
+    ledger: RunIndex | None = None,
     patience_s: float = lease.STALE_S,
     budget_hours: float | None = None,
     budget_usd: float | None = None,
@@ -294,7 +300,7 @@ def resume(
         say(f"{hold.run} is already finished")
         return hold
     budgeted = lease.with_budget(recorded, hours=budget_hours, usd=budget_usd)
-    lease.require_some_left(budgeted, lease.spent_s(hold.folder), hold.run)
+    lease.require_budget_left(budgeted, lease.spent_s(hold.folder), hold.run)
     if budgeted != recorded:  # nobody runs it now: the next attempt's supervisor is the first to read it
         hold.folder.store.write(PLAN, budgeted.to_json().encode())
         recorded = budgeted
@@ -305,15 +311,15 @@ def resume(
     send_code(plan, also_at=str(recorded.job["outputs"]))
     _free_if_copied(hold.folder)
     _say_how(hold, plan)
-    submission.announce_again(hold.folder, after=newest_attempt(hold.folder))
+    submission.record_resubmission(hold.folder, after=newest_attempt(hold.folder))
     try:
         hold.folder.store.delete(STOP)
         list_code(plan, hold.folder)
         handle = hold.target.submit(plan, hold.run)
     except BaseException as error:
-        submission.withdraw(hold.folder, error)
+        submission.record_failed_submission(hold.folder, error)
         raise
-    submission.keep(hold.folder, handle)
+    submission.save_handle_details(hold.folder, handle)
     hold.ledger.record(_row(plan, hold.folder, submission.read(hold.folder)["created_at"]))
     return replace(hold, handle=handle)
 
@@ -331,13 +337,13 @@ def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> RunH
 
     _free_if_copied(hold.folder)
     # We can see from here that its holder's process is gone; another machine could not, and would wait.
-    lease.free(hold.folder.store, lambda record: record.seen_at(hold.folder.url) is False)
+    lease.release_dead_holder(hold.folder.store, lambda record: record.alive_at(hold.folder.url) is False)
     folder, plan = migrate.elsewhere(hold, recorded, move)
     target = targets.of_plan(plan)
     former = submission.read(folder)
     try:
         send_code(plan, also_at=str(recorded.job["outputs"]))
-        submission.announce_again(folder, after=newest_attempt(folder), plan=plan, code=move.code)
+        submission.record_resubmission(folder, after=newest_attempt(folder), plan=plan, code=move.code)
         folder.store.delete(STOP)
         list_code(plan, folder)
         _say_how(hold, plan)
@@ -347,9 +353,9 @@ def _resumed_elsewhere(hold: RunHandle, recorded: Plan, move: Migration) -> RunH
             migrate.restore(folder, recorded)
             folder.write_json(INTENT, former)
         else:
-            submission.withdraw(folder, error)
+            submission.record_failed_submission(folder, error)
         raise
-    submission.keep(folder, handle)
+    submission.save_handle_details(folder, handle)
     hold.ledger.record(_row(plan, folder, submission.read(folder)["created_at"]))
     return replace(hold, url=folder.url, handle=handle, target=target)
 
@@ -399,10 +405,10 @@ def _amended(plan: Plan, target: Target, env: Mapping[str, str], secrets: Sequen
     return replace(plan, requests=tuple(target.render(plan)))
 
 
-def _claim(plan: Plan, name: str | None, ledger: Ledger) -> RunFolder:
+def _claim(plan: Plan, name: str | None, ledger: RunIndex) -> RunFolder:
     """Claim a run folder: the first to write plan.json has the name."""
     outputs = str(plan.job["outputs"])
-    names = iter([checked_name(name)]) if name else candidates(plan, ledger)
+    names = iter([checked_name(name)]) if name else candidate_names(plan, ledger)
     require_conditional_put(open_store(outputs))
     for run in names:
         folder = RunFolder(open_store(join(outputs, run)))
@@ -434,13 +440,13 @@ def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
     """Watch a holder that cannot be seen from here; once its lease is stale, free it so that nobody waits again."""
     store = hold.folder.store
     record, version = lease.read(store)
-    if record is None or record.holder is None or record.seen_at(hold.url) is not None:
+    if record is None or record.holder is None or record.alive_at(hold.url) is not None:
         return None
     hold.say(f"waiting up to {patience_s:.0f} s to see whether {hold.run} is still running on {record.host}")
     watch = StatusPoller(hold.folder, stale_s=patience_s)
     while not (status := watch.status()).state.ended and lease.read(store)[1] == version:
         time.sleep(min(1.0, patience_s / 10))
-    if status.state is State.LOST and not lease.free(store, lambda record: True, version=version):
+    if status.state is State.LOST and not lease.release_dead_holder(store, lambda record: True, version=version):
         return None  # it was renewed after all
     return status
 
@@ -448,7 +454,7 @@ def _wait_until_stale(hold: RunHandle, patience_s: float) -> Status | None:
 def _free_if_copied(folder: RunFolder) -> None:
     """Free the lease in a copied folder: it is the original's, which may be live, and nobody holds the copy."""
     if submission.copied_from(folder):
-        lease.free(folder.store, lambda record: True)
+        lease.release_dead_holder(folder.store, lambda record: True)
 
 
 def _moved(origin: str) -> str:
@@ -465,18 +471,18 @@ def _move_back(origin: str, url: str) -> str:
     )
 
 
-def _row(plan: Plan, folder: RunFolder, created_at: str) -> Row:
-    return Row(
+def _row(plan: Plan, folder: RunFolder, created_at: str) -> RunRow:
+    return RunRow(
         name=folder.name,
         url=folder.url,
         target=plan.target,
         job=str(plan.job["name"]),
-        created=submission.unix(created_at),
+        created=submission.unix_seconds(created_at),
         state=State.PENDING.value,
     )
 
 
-def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Say) -> None:
+def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: RunIndex, say: Say) -> None:
     """Undo a failed start: take down, list again, and if nothing is left and nothing ran, leave no trace."""
     name = folder.name
     try:
@@ -492,7 +498,7 @@ def _undo(folder: RunFolder, target: Target, plan: Plan, ledger: Ledger, say: Sa
         say(f"{name} could not be started, and removing it failed: {error}\n    fix: headway down {folder.url}")
         return
     _remove_if_empty(folder)
-    ledger.forget(folder.url)
+    ledger.remove(folder.url)
     say(f"{name} could not be started; everything it had created was removed")
 
 

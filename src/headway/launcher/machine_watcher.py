@@ -15,8 +15,8 @@ from headway.core.errors import HeadwayError, TargetError, UnknownRun
 from headway.core.types import Receipt
 from headway.launcher import lifecycle
 from headway.rundir import teardown
-from headway.rundir.status import place_of
-from headway.rundir.submission import now
+from headway.rundir.status import local_dir
+from headway.rundir.submission import utc_now
 from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
 from headway.targets.ssh.rental import STARTED, Records
@@ -28,7 +28,7 @@ TROUBLE_S, LONGEST_TROUBLE_S = 15.0, 600.0  # back-off after a failure: the mach
 
 def guard(url: str) -> int:
     """Wait for the hand-over, then poll the run until it has been taken down."""
-    while processes.is_starting(place_of(url, KIND)):
+    while processes.is_starting(local_dir(url, KIND)):
         time.sleep(HANDING_OVER_S)
     pause, trouble = FIRST_S, TROUBLE_S
     rented = Records().read(url) is not None
@@ -52,7 +52,7 @@ def _settled(url: str, *, rented: bool) -> bool:
     """Poll once, and take the run down if it has ended. Raises TargetError while something is left behind."""
     hold = lifecycle.reach(url, say=_say)
     rental = Records().read(url)
-    if rental is None and (rented or teardown.written(hold.folder) is not None):
+    if rental is None and (rented or teardown.complete_receipt(hold.folder) is not None):
         return True  # taken down by another process; or its rental record was removed by hand
     if rental is not None and rental.state != STARTED:
         _say(f"the client has exited, and {hold.run} was never started: releasing its machine")
@@ -74,7 +74,7 @@ def _nothing_left(receipt: Receipt) -> bool:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{now()} {text}\n")
+    sys.stdout.write(f"{utc_now()} {text}\n")
     sys.stdout.flush()
 
 

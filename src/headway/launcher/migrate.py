@@ -209,7 +209,7 @@ def _copied(hold: RunHandle, recorded: Plan, made: Plan, upload: Upload, copy_to
         there.store.write(PLAN, made.to_json().encode(), when=ABSENT)
     except Conflict:
         raise BadInput(f"a run named {hold.run} already exists in {copy_to}", fix="choose another --copy-to") from None
-    hold.folder.write_json(MOVED, {"to": there.url, "at": submission.now(), "by": submission.who()})
+    hold.folder.write_json(MOVED, {"to": there.url, "at": submission.utc_now(), "by": submission.user_at_host()})
     return there
 
 

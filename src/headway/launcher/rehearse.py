@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RunFailed
-from headway.core.platform import TIMING, home, timing_with
+from headway.core.platform import TIMING, state_dir, timing_with
 from headway.pricing.estimate import (
     REHEARSAL,
     PastRun,
@@ -56,7 +56,7 @@ def environment(job: Job, say: Say) -> str | None:
 
     wanted = (Path(job.root) / job.requirements).read_bytes()
     name = hashlib.sha256(wanted + sys.version.encode() + sys.prefix.encode()).hexdigest()[:16]
-    place = home() / "rehearse" / name
+    place = state_dir() / "rehearse" / name
     python = place / "bin" / "python"
     if (place / "ready").exists():
         return str(python)
@@ -111,7 +111,7 @@ def scratch() -> Iterator[Path]:
 def own_index(folder: Path) -> Iterator[None]:
     """Use a state folder of its own, so that a rehearsal is in no list of runs and records only what it means to."""
     before = os.environ.get("HEADWAY_HOME")
-    shared = home()
+    shared = state_dir()
     os.environ["HEADWAY_HOME"] = str(folder / "home")
     (folder / "home").mkdir()
     for name in ("code", "wheels", "rehearse"):

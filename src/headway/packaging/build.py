@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, TargetError
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.packaging.context import context
 from headway.packaging.dockerfile import Blueprint
 from headway.packaging.engine import Engine, EngineError, NotFound
@@ -99,4 +99,4 @@ def digest_of(engine: Engine, command: str, image: Blueprint) -> str:
 
 
 def _record(image: Blueprint) -> Path:
-    return home() / "images" / f"{image.tag}.json"
+    return state_dir() / "images" / f"{image.tag}.json"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from headway._version import __version__
 from headway.core.errors import BadInput, BadPlan
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.storage import open_store
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Package:
 
 def archive_path(sha256: str) -> Path:
     """Return where this machine's cache keeps the archive of that content, if it has it."""
-    return home() / "code" / f"{sha256}.tar.gz"
+    return state_dir() / "code" / f"{sha256}.tar.gz"
 
 
 def package(job: Job) -> Package:
@@ -100,7 +100,7 @@ def unpack(archive: Path, sha256: str, to: Path) -> None:
 
 def _ours(job: Job, root: Path) -> set[Path]:
     """Return folders that Headway itself writes to: they are not part of the user's code."""
-    return {home().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
+    return {state_dir().resolve(), *([] if "://" in job.outputs else [(root / job.outputs).resolve()])}
 
 
 def _walk(root: Path, ours: set[Path], secrets: list[str]) -> Iterator[str]:
@@ -179,7 +179,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold: a fixed
 
 
 def wheel_path(name: str) -> Path:
-    return home() / "wheels" / name
+    return state_dir() / "wheels" / name
 
 
 def own_wheel() -> tuple[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.pricing.table import sustained_tflops
 from headway.rundir.layout import RunFolder
 from headway.spec.renamed import current_config
@@ -50,7 +50,7 @@ class PastRun:
 
 
 def path() -> Path:
-    return home() / "experience.jsonl"
+    return state_dir() / "experience.jsonl"
 
 
 def learn(new: PastRun) -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from headway.core.errors import BadInput
-from headway.core.platform import home
+from headway.core.platform import state_dir
 
 # Accelerators: how fast they train, and which Google machine types carry them. Pure.
 #
@@ -197,7 +197,7 @@ def load() -> Table:
 
 
 def kept_path() -> Path:
-    return home() / "prices.csv"
+    return state_dir() / "prices.csv"
 
 
 def parse(text: str, *, where: str = "prices") -> Table:

@@ -10,17 +10,24 @@ from threading import Lock
 from typing import Any, Final
 
 from headway.core.errors import BadPlan, json_of
-from headway.rundir.layout import RunFolder, Segment, lines, segments
+from headway.rundir.layout import RunFolder, Segment, read_lines, segments
 
 # Validation scores of the best weights so far, as checkpoints and events hold them. Imports nothing heavy.
 
 
-_BESIDE: Final = ("attempt", "kind", "rank", "spent_s", "step", "time")  # fields of every event, whatever its kind
+_COMMON_FIELDS: Final = (
+    "attempt",
+    "kind",
+    "rank",
+    "spent_s",
+    "step",
+    "time",
+)  # fields of every event, whatever its kind
 
 
 def scores_in(event: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a run's `score` event."""
-    return {name: float(value) for name, value in event.items() if name not in _BESIDE}
+    return {name: float(value) for name, value in event.items() if name not in _COMMON_FIELDS}
 
 
 class BestScores(dict[str, float]):
@@ -34,11 +41,11 @@ class BestScores(dict[str, float]):
         self.update(state)
 
 
-NOT_CURVES: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})
+NON_METRIC_FIELDS: Final = frozenset({"step", "epoch", "time", "resume_step", "resume_attempt"})
 _NUMBERS: Final = frozenset({int, float})  # exact types: bool is not a number here
 
 
-def _numbers() -> array[float]:
+def _float_array() -> array[float]:
     return array("d")
 
 
@@ -46,8 +53,8 @@ def _numbers() -> array[float]:
 class Curve:
     """One metric's points by step. Points that an earlier attempt wrote past the resume step are cut off."""
 
-    steps: array[float] = field(default_factory=_numbers)
-    values: array[float] = field(default_factory=_numbers)
+    steps: array[float] = field(default_factory=_float_array)
+    values: array[float] = field(default_factory=_float_array)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -72,7 +79,7 @@ class Curves:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._seen: set[str] = set()
+        self._read_keys: set[str] = set()
         self._attempt = 0  # newest attempt read
         self._curves: dict[str, Curve] = {}
         self.lock = Lock()  # held while curves change, and by callers that copy one
@@ -80,11 +87,11 @@ class Curves:
     def refresh(self) -> bool:
         """Read new segments; return whether there were any."""
         with self.lock:
-            fresh = [each for each in segments(self._folder.store, "metrics") if each.key not in self._seen]
-            for segment in fresh:
+            unread = [each for each in segments(self._folder.store, "metrics") if each.key not in self._read_keys]
+            for segment in unread:
                 self._read(segment)
                 self._attempt = max(self._attempt, segment.attempt)
-            return bool(fresh)
+            return bool(unread)
 
     def _read(self, segment: Segment) -> None:
         try:
@@ -92,30 +99,30 @@ class Curves:
         except (ValueError, TypeError, OverflowError) as error:
             where = f"{self._folder.url}/{segment.key}"
             raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
-        self._seen.add(segment.key)
+        self._read_keys.add(segment.key)
 
     def _add(self, segment: Segment) -> None:
         # One parse per segment: a third faster than one per line.
-        for record in json_of(f"[{','.join(filter(None, lines(self._folder.store, segment)))}]"):
+        for record in json_of(f"[{','.join(filter(None, read_lines(self._folder.store, segment)))}]"):
             if type(record) is not dict:
                 continue  # not one of our records
             if record.get("resume_attempt", self._attempt) not in (self._attempt, segment.attempt):
-                self._begin_anew()  # it resumes from an attempt before the last one: rare, so read the whole folder
+                self._reload()  # it resumes from an attempt before the last one: rare, so read the whole folder
             elif "resume_step" in record:
                 for curve in self._curves.values():
                     curve.cut(float(record["resume_step"]))
             elif "step" in record:
-                self._take(record)
+                self._add_record(record)
 
-    def _begin_anew(self) -> None:
+    def _reload(self) -> None:
         self._curves = {}
         for record in self._folder.metrics():
-            self._take(record)
+            self._add_record(record)
 
-    def _take(self, record: Mapping[str, Any]) -> None:
+    def _add_record(self, record: Mapping[str, Any]) -> None:
         step, curves = float(record["step"]), self._curves
         for name, value in record.items():
-            if name in NOT_CURVES or type(value) not in _NUMBERS:
+            if name in NON_METRIC_FIELDS or type(value) not in _NUMBERS:
                 continue
             value = float(value)  # before anything is added: may raise OverflowError
             curve = curves.get(name)

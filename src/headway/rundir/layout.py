@@ -20,16 +20,16 @@ from headway.storage.base import ABSENT, Store
 # Segments: immutable numbered objects, the way to append where a store cannot.
 
 
-SHORTEST_S, LONGEST_S = 2.0, 60.0
+MIN_SEGMENT_S, MAX_SEGMENT_S = 2.0, 60.0
 _NAME = re.compile(r"a(?P<attempt>\d{4,})-(?:(?P<writer>[a-z]\d*)-)?(?P<number>\d{7,})\.(?:jsonl|log)$")
 
 
-def interval_s(age_s: float) -> float:
+def segment_interval_s(age_s: float) -> float:
     """How long a segment stays open: short at first, for people who wait; longer later, so that listings stay small."""
-    return min(LONGEST_S, max(SHORTEST_S, age_s / 100))
+    return min(MAX_SEGMENT_S, max(MIN_SEGMENT_S, age_s / 100))
 
 
-def stem(attempt: int, writer: str = "") -> str:
+def segment_prefix(attempt: int, writer: str = "") -> str:
     """Return the prefix `a0001-`, or `a0001-r0-` for one of several writers: rank r0, supervisor s, node n1."""
     return f"a{attempt:04d}-{writer}-" if writer else f"a{attempt:04d}-"
 
@@ -47,33 +47,33 @@ class SegmentWriter:
 
     def __init__(self, store: Store, folder: str, attempt: int, writer: str = "", suffix: str = "jsonl") -> None:
         self._store = store
-        self._prefix = f"{folder}/{stem(attempt, writer)}"
+        self._prefix = f"{folder}/{segment_prefix(attempt, writer)}"
         self._suffix = suffix
         self._number = 1
         self._lines: list[str] = []
-        self._sealed: bytes | None = None  # a segment whose write failed; its number and bytes stay the same
-        self._adding, self._writing = threading.Lock(), threading.Lock()
+        self._unwritten: bytes | None = None  # a segment whose write failed; its number and bytes stay the same
+        self._lines_lock, self._write_lock = threading.Lock(), threading.Lock()
 
     def add(self, line: str) -> None:
-        with self._adding:
+        with self._lines_lock:
             self._lines.append(line)
 
     @property
     def pending(self) -> int:
-        return len(self._lines) + (self._sealed is not None)
+        return len(self._lines) + (self._unwritten is not None)
 
     def flush(self) -> None:
         """Write everything added so far to the store. On a StoreError nothing is lost: call flush again."""
-        with self._writing:
-            if self._sealed is not None:
-                self._write(self._sealed)
-            with self._adding:
+        with self._write_lock:
+            if self._unwritten is not None:
+                self._write(self._unwritten)
+            with self._lines_lock:
                 lines, self._lines = self._lines, []
             if lines:
                 self._write(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
     def _write(self, body: bytes) -> None:
-        self._sealed = body
+        self._unwritten = body
         key = f"{self._prefix}{self._number:07d}.{self._suffix}"
         try:
             self._store.write(key, body, when=ABSENT)
@@ -82,7 +82,7 @@ class SegmentWriter:
             if self._store.read(key) != body:
                 raise StoreError(f"{key} was written by another process", where=self._store.url) from None
         self._number += 1
-        self._sealed = None
+        self._unwritten = None
 
 
 def segments(store: Store, folder: str) -> list[Segment]:
@@ -96,7 +96,7 @@ def segments(store: Store, folder: str) -> list[Segment]:
     return sorted(found)
 
 
-def lines(store: Store, segment: Segment) -> Iterator[str]:
+def read_lines(store: Store, segment: Segment) -> Iterator[str]:
     try:
         text = store.read(segment.key).decode("utf-8", "replace")
     except NotThere:  # removed between listing and reading
@@ -111,8 +111,8 @@ LAST_CHECKPOINT = "checkpoints/last.json"
 SUPERVISOR = -1  # the rank under which the supervisor's own lines are logged
 
 
-_PROGRESS = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
-_OF_EVENTS = ("attempt", "spent_s", "held_from_s")  # fields of events that must be numbers
+_PROGRESS_FIELDS = ("step", "steps", "epoch", "epochs", "eta_s", "rate", "spent_s", "loss", "usd", "budget_usd")
+_NUMERIC_EVENT_FIELDS = ("attempt", "spent_s", "held_from_s")  # fields of events that must be numbers
 
 
 def checkpoint_folder(step: int) -> str:
@@ -167,7 +167,7 @@ class RunFolder:
     def progress(self) -> dict[str, Any] | None:
         """Read the newest progress record, its numbers checked; None if there is none."""
         record = self.read_json(PROGRESS)
-        for name in _PROGRESS:
+        for name in _PROGRESS_FIELDS:
             if record is not None and record.get(name) is not None and not is_number(record[name]):
                 raise BadPlan(f"damaged: {name} is not a number", where=f"{self.url}/{PROGRESS}")
         return record
@@ -175,17 +175,17 @@ class RunFolder:
     def kept_checkpoints(self) -> list[dict[str, Any]]:
         """Read the run's list of committed checkpoints: each has a step, names and perhaps a score."""
         record = self.read_json(LAST_CHECKPOINT) or {}
-        wrong = damage_of_kept(record.get("kept") or [])
-        if wrong is not None:
+        problem = checkpoint_list_problem(record.get("kept") or [])
+        if problem is not None:
             raise BadPlan(
-                f"damaged: {wrong}", where=f"{self.url}/{LAST_CHECKPOINT}", fix="restore the file, or remove it"
+                f"damaged: {problem}", where=f"{self.url}/{LAST_CHECKPOINT}", fix="restore the file, or remove it"
             )
         return record.get("kept") or []
 
     def events(self) -> list[dict[str, Any]]:
         """Read all events, oldest first, each with its attempt. Raises BadPlan for a damaged one."""
         return [
-            {"attempt": segment.attempt, **_sound(record, f"{self.url}/{segment.key}")}
+            {"attempt": segment.attempt, **_validated_event(record, f"{self.url}/{segment.key}")}
             for segment in segments(self.store, "events")
             for record in _records(self.store, segment, {"kind": str})
         ]
@@ -196,14 +196,16 @@ class RunFolder:
         A step's numbers may come in pieces: its loss, and later the score of an evaluation, which may be repeated.
         """
         history: dict[int, dict[str, Any]] = {}
-        past: dict[int, dict[int, dict[str, Any]]] = {}  # by attempt: its history, including all attempts before it
+        histories: dict[
+            int, dict[int, dict[str, Any]]
+        ] = {}  # by attempt: its history, including all attempts before it
         for segment in segments(self.store, "metrics"):
             for record in _records(self.store, segment, {"step": int, "resume_step": int}):
                 if "resume_step" in record:
                     start = record["resume_step"]
-                    before = past.get(record.get("resume_attempt", -1), history)
+                    before = histories.get(record.get("resume_attempt", -1), history)
                     history = {step: dict(kept) for step, kept in before.items() if step <= start}
-                    past[segment.attempt] = history
+                    histories[segment.attempt] = history
                 elif "step" in record:
                     history.setdefault(record["step"], {}).update(record)
         return list(history.values())
@@ -217,14 +219,14 @@ class RunFolder:
             streams = {rank: streams.get(rank, [])}
         from heapq import merge
 
-        yield from merge(*(_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
+        yield from merge(*(_read_log(self.store, r, s) for r, s in streams.items()), key=lambda line: line.time)
 
     def ended(self) -> dict[str, Any] | None:
         """Return the newest attempt's `ended` event; None while it runs, or if it ended without one."""
         events = self.events()
         newest = max((event["attempt"] for event in events), default=0)
-        farewells = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
-        return farewells[-1] if farewells else None
+        end_events = [event for event in events if event["attempt"] == newest and event["kind"] == "ended"]
+        return end_events[-1] if end_events else None
 
 
 def rank_of(writer: str) -> int:
@@ -236,9 +238,9 @@ def parse_log(rank: int, line: str) -> LogLine:
     return LogLine(rank=rank, time=time, text=text)
 
 
-def _log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
+def _read_log(store: Store, rank: int, parts: list[Segment]) -> Iterator[LogLine]:
     for segment in parts:
-        for line in lines(store, segment):
+        for line in read_lines(store, segment):
             yield parse_log(rank, line)
 
 
@@ -246,37 +248,39 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def damage_of_kept(kept: object) -> str | None:
+def checkpoint_list_problem(entries: object) -> str | None:
     """Return what is wrong with a list of committed checkpoints; None if it is valid."""
-    if not isinstance(kept, list):
+    if not isinstance(entries, list):
         return "'kept' is not a list"
-    for one in kept:
-        if not isinstance(one, dict) or not isinstance(one.get("step"), int):
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
             return "a checkpoint has no step"
-        names = one.get("names", [])
+        names = entry.get("names", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return f"the names of the checkpoint of step {one['step']} are not strings"
-        if one.get("score") is not None and not is_number(one["score"]):
-            return f"the score of the checkpoint of step {one['step']} is not a number"
+            return f"the names of the checkpoint of step {entry['step']} are not strings"
+        if entry.get("score") is not None and not is_number(entry["score"]):
+            return f"the score of the checkpoint of step {entry['step']} is not a number"
     return None
 
 
-def _sound(event: dict[str, Any], where: str) -> dict[str, Any]:
-    needed = ("step",) if event["kind"] == "checkpoint" else ()
-    for name in (*_OF_EVENTS, *needed):
-        if (name in event or name in needed) and not is_number(event.get(name)):
+def _validated_event(event: dict[str, Any], where: str) -> dict[str, Any]:
+    required = ("step",) if event["kind"] == "checkpoint" else ()
+    for name in (*_NUMERIC_EVENT_FIELDS, *required):
+        if (name in event or name in required) and not is_number(event.get(name)):
             what = f"a record is damaged: the {name} of an event '{event['kind'][:40]}' is not a number"
             raise BadPlan(what, where=where, fix="restore the file, or remove it")
     return event
 
 
-def _records(store: Store, segment: Segment, needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+def _records(store: Store, segment: Segment, required_types: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     """Yield the records that have one of these fields with its type; skip others. A line that is not JSON is damage."""
-    for number, line in enumerate(lines(store, segment), 1):
+    for number, line in enumerate(read_lines(store, segment), 1):
         try:
             record = json_of(line)
         except ValueError as error:
             where = f"{store.url}/{segment.key}:{number}"
             raise BadPlan(f"a record is damaged: {error}", where=where, fix="restore the file, or remove it") from None
-        if isinstance(record, dict) and any(isinstance(record.get(name), kind) for name, kind in needs.items()):
+        if isinstance(record, dict) and any(
+            isinstance(record.get(name), kind) for name, kind in required_types.items()
+        ):
             yield record

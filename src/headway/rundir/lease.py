@@ -22,7 +22,7 @@ from headway.storage.base import ABSENT, Store
 
 KEY = "lease.json"
 RENEW_S, STALE_S = 10.0, 60.0
-_URLS = (
+_URL_VARIABLES = (
     "HEADWAY_RUN_URL",
     "HEADWAY_CLIENT_URL",
 )  # variables that name the run folder, as its own machine and as its client see it
@@ -33,7 +33,7 @@ class LeaseLost(HeadwayError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class LeaseRecord:
     attempt: int
     holder: str | None  # None: released
     host: str = ""
@@ -45,47 +45,47 @@ class Record:
     renew_s: float = RENEW_S  # seconds that one beat counts for
 
     @classmethod
-    def of(cls, raw: Any) -> Record:
+    def parse(cls, raw: Any) -> LeaseRecord:
         """Parse a record. Raises TypeError unless every field has the type that we write.
 
         A missing field was unknown to an earlier Headway; an unknown field is a later one's and is ignored.
         """
         names = {field.name for field in fields(cls)}
         found = cls(**{name: value for name, value in {**raw}.items() if name in names})
-        numbers, words = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
-        if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in words):
+        numbers, strings = (found.attempt, found.pid, found.beat), (found.host, found.boot, found.started)
+        if not all(type(value) is int for value in numbers) or not all(isinstance(value, str) for value in strings):
             raise TypeError("not a lease")
         if not all(_is_duration(value) for value in (found.beat, found.spent_s, found.renew_s)):
             raise TypeError("not a lease")
         return found
 
-    def seen_at(self, url: str) -> bool | None:
+    def alive_at(self, url: str) -> bool | None:
         """Return whether the process that runs the folder at `url` is alive, if this host can see it; otherwise None.
 
         In a copy of a live run's folder, the record names a live process that runs the original folder, not the copy.
         """
-        if self.boot != platform.here():
+        if self.boot != platform.pid_namespace_id():
             return None
-        if not platform.alive(self.pid, self.started):
+        if not platform.is_alive(self.pid, self.started):
             return False
         labels = self._labels()
         return None if labels is None else not labels or any(same_place(label, url) for label in labels)
 
     def labelled_at(self, url: str) -> bool:
         """Return whether a live process of this host declares in its environment that it runs the folder at `url`."""
-        return bool(self.seen_at(url) and self._labels())
+        return bool(self.alive_at(url) and self._labels())
 
     def _labels(self) -> list[str] | None:
         """Return the folders that its process declares: empty if started by hand, None if it cannot be inspected."""
-        carried = platform.environment(self.pid)
-        return None if carried is None else [carried[name] for name in _URLS if carried.get(name)]
+        variables = platform.headway_variables(self.pid)
+        return None if variables is None else [variables[name] for name in _URL_VARIABLES if variables.get(name)]
 
 
-def read(store: Store) -> tuple[Record | None, str]:
+def read(store: Store) -> tuple[LeaseRecord | None, str]:
     """Return the record and its version; (None, ABSENT) if nobody ever took the lease."""
     try:
         version = store.stat(KEY).version
-        return Record.of(json_of(store.read(KEY))), version
+        return LeaseRecord.parse(json_of(store.read(KEY))), version
     except NotThere:
         return None, ABSENT
     except (ValueError, TypeError):
@@ -93,36 +93,36 @@ def read(store: Store) -> tuple[Record | None, str]:
         return None, store.stat(KEY).version
 
 
-def seconds_spent(events: Sequence[Mapping[str, Any]], record: Record | None) -> float:
+def seconds_spent(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None) -> float:
     """Count the seconds that a run has spent over all its attempts. The only place where they are counted.
 
     A holder counts by its own clock and records the total in its events, so clocks may jump and time in a queue is not
     counted. For a holder that was killed, the lease counts: the total when it was taken, plus its beats.
     All of these are running totals and the maximum is taken, so nothing is counted twice, in whatever order it is read.
     """
-    said = max((float(event.get("spent_s") or 0.0) for event in events), default=0.0)
+    recorded = max((float(event.get("spent_s") or 0.0) for event in events), default=0.0)
     if record is None:
-        return said
-    if record.holder is None or _said_last_word(events, record.attempt):
-        return max(said, record.spent_s)
+        return recorded
+    if record.holder is None or _recorded_end(events, record.attempt):
+        return max(recorded, record.spent_s)
     # Leases of earlier versions do not record where they count from: there the newest attempt's first event does.
     starts = [float(event.get("held_from_s", 0.0)) for event in events if event.get("kind") == "attempt"]
     before = max([record.spent_s, *starts[-1:]])
-    return max(said, before + record.beat * record.renew_s)
+    return max(recorded, before + record.beat * record.renew_s)
 
 
-def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = None) -> bool:
+def release_dead_holder(store: Store, is_gone: Callable[[LeaseRecord], bool], *, version: str | None = None) -> bool:
     """Release the lease of a holder that is certainly gone, so that nobody has to wait for it to go stale.
 
     One conditional write releases it and credits what the holder had spent. Returns False, with nothing written, if
     nobody holds it, if `gone(record)` is false, or if it was written meanwhile (since `version`, if given).
     """
     record, found = read(store)
-    if record is None or record.holder is None or version not in (None, found) or not gone(record):
+    if record is None or record.holder is None or version not in (None, found) or not is_gone(record):
         return False
-    freed = replace(record, holder=None, spent_s=_credited(store, record))
+    released = replace(record, holder=None, spent_s=_total_spent_s(store, record))
     try:
-        store.write(KEY, _encode(freed), when=found)
+        store.write(KEY, _encode(released), when=found)
     except Conflict:
         return False
     return True
@@ -131,7 +131,7 @@ def free(store: Store, gone: Callable[[Record], bool], *, version: str | None = 
 class Lease:
     """A held lease, owned by the supervisor. `attempt` rises with every start of the ranks, first or repeated."""
 
-    def __init__(self, store: Store, record: Record, version: str) -> None:
+    def __init__(self, store: Store, record: LeaseRecord, version: str) -> None:
         self._store, self._record, self._version = store, record, version
 
     @property
@@ -139,11 +139,11 @@ class Lease:
         return self._record.attempt
 
     @property
-    def record(self) -> Record:
+    def record(self) -> LeaseRecord:
         return self._record
 
     @classmethod
-    def take(
+    def acquire(
         cls,
         store: Store,
         *,
@@ -151,7 +151,7 @@ class Lease:
         holder: str = "",
         stale_s: float = STALE_S,
         renew_s: float = RENEW_S,
-        on_wait: Callable[[Record], None] = lambda record: None,
+        on_wait: Callable[[LeaseRecord], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Lease:
@@ -166,13 +166,13 @@ class Lease:
             found, version = read(store)
             if found is not None and found.holder == holder:
                 return cls(store, found, version)  # our own write, whose response was lost
-            seen = found.seen_at(store.url) if found is not None and found.holder is not None else False
+            seen = found.alive_at(store.url) if found is not None and found.holder is not None else False
             if found is not None and seen is not False:
                 if seen or not wait:
-                    raise _busy(found)
+                    raise _busy_error(found)
                 on_wait(found)
                 _wait_until_stale(store, version, found, stale_s, clock, sleep)
-            record = _mine(holder, _next_attempt(store, found), _credited(store, found), renew_s)
+            record = _new_record(holder, _next_attempt(store, found), _total_spent_s(store, found), renew_s)
             try:
                 return cls(store, record, store.write(KEY, _encode(record), when=version))
             except Conflict:
@@ -192,7 +192,7 @@ class Lease:
         total = self._record.spent_s if spent_s is None else spent_s
         self._put(replace(self._record, holder=None, spent_s=total))
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: LeaseRecord) -> None:
         try:
             self._version = self._store.write(KEY, _encode(record), when=self._version)
         except Conflict:
@@ -210,7 +210,7 @@ class Lease:
 def _wait_until_stale(
     store: Store,
     version: str,
-    found: Record,
+    found: LeaseRecord,
     stale_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -219,20 +219,20 @@ def _wait_until_stale(
     while clock() - since < stale_s:
         sleep(min(1.0, stale_s / 10))
         now, now_version = read(store)
-        if now is None or now.holder is None or now.seen_at(store.url) is False:
+        if now is None or now.holder is None or now.alive_at(store.url) is False:
             return
         if now_version != version:
-            raise _busy(found)
+            raise _busy_error(found)
 
 
-def _busy(record: Record) -> RunBusy:
+def _busy_error(record: LeaseRecord) -> RunBusy:
     return RunBusy(
         f"this run is already running: attempt {record.attempt} on {record.host} (pid {record.pid})",
         fix="headway stop RUN, or choose another --name",
     )
 
 
-def _next_attempt(store: Store, found: Record | None) -> int:
+def _next_attempt(store: Store, found: LeaseRecord | None) -> int:
     if found is not None:
         return found.attempt + 1
     return 1 + max((segment.attempt for segment in segments(store, "events")), default=0)
@@ -241,10 +241,10 @@ def _next_attempt(store: Store, found: Record | None) -> int:
 def new_holder() -> str:
     """Return a unique holder name."""
     pid = os.getpid()
-    return f"{socket.gethostname()}-{pid}-{platform.started(pid)}-{os.urandom(4).hex()}"
+    return f"{socket.gethostname()}-{pid}-{platform.process_start_time(pid)}-{os.urandom(4).hex()}"
 
 
-def _credited(store: Store, found: Record | None) -> float:
+def _total_spent_s(store: Store, found: LeaseRecord | None) -> float:
     """Return the run's total including what this record shows, before the record is replaced."""
     if found is None:
         return 0.0
@@ -257,7 +257,7 @@ def _credited(store: Store, found: Record | None) -> float:
     return seconds_spent(events, found)
 
 
-def _said_last_word(events: Sequence[Mapping[str, Any]], attempt: int) -> bool:
+def _recorded_end(events: Sequence[Mapping[str, Any]], attempt: int) -> bool:
     """Return whether that attempt has recorded its end, and with it what was spent."""
     return any(
         event.get("kind") == "ended" and event.get("attempt") == attempt and "spent_s" in event for event in events
@@ -268,21 +268,21 @@ def _is_duration(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e15
 
 
-def _mine(holder: str, attempt: int, spent_s: float, renew_s: float) -> Record:
+def _new_record(holder: str, attempt: int, spent_s: float, renew_s: float) -> LeaseRecord:
     pid = os.getpid()
-    return Record(
+    return LeaseRecord(
         attempt=attempt,
         holder=holder,
         host=socket.gethostname(),
-        boot=platform.here(),
+        boot=platform.pid_namespace_id(),
         pid=pid,
-        started=platform.started(pid),
+        started=platform.process_start_time(pid),
         spent_s=spent_s,
         renew_s=renew_s,
     )
 
 
-def _encode(record: Record) -> bytes:
+def _encode(record: LeaseRecord) -> bytes:
     return (json.dumps(asdict(record), sort_keys=True) + "\n").encode()
 
 
@@ -300,11 +300,11 @@ def spent_s(folder: RunFolder, *more: Mapping[str, Any]) -> float:
 
 def spent_usd(plan: Plan, seconds: float) -> float | None:
     """Convert seconds to dollars at the plan's price, disks included; None where nothing is billed."""
-    rate = rate_usd(plan)
+    rate = usd_per_hour(plan)
     return None if rate is None else seconds / 3600 * rate
 
 
-def rate_usd(plan: Plan) -> float | None:
+def usd_per_hour(plan: Plan) -> float | None:
     """Return the plan's dollars per hour for all nodes; None where nothing is billed."""
     price: dict[str, Any] = dict(plan.price)
     if not price.get("usd_per_hour"):
@@ -313,7 +313,7 @@ def rate_usd(plan: Plan) -> float | None:
     return float(billed) + float((price.get("disk") or {}).get("usd_per_hour", 0.0))
 
 
-def remainder(plan: Plan, spent: float) -> Plan:
+def with_remaining_budget(plan: Plan, spent: float) -> Plan:
     """Return the plan with the remaining budget as its limit, for targets that count from each start anew."""
     budget = plan.limits.budget_s
     if budget is None or not spent:
@@ -321,7 +321,7 @@ def remainder(plan: Plan, spent: float) -> Plan:
     return replace(plan, limits=replace(plan.limits, budget_s=max(RESERVE_S, budget - spent)))
 
 
-def require_some_left(plan: Plan, spent: float, run: str) -> None:
+def require_budget_left(plan: Plan, spent: float, run: str) -> None:
     """Raise BadInput if another attempt would end at once because the budget is spent."""
     budget = plan.limits.budget_s
     if budget is not None and budget - spent < min(RESERVE_S, budget / 5):
@@ -331,7 +331,7 @@ def require_some_left(plan: Plan, spent: float, run: str) -> None:
 
 def with_budget(plan: Plan, *, hours: float | None = None, usd: float | None = None) -> Plan:
     """Return the plan with a new total budget. Dollars become time at the plan's own price."""
-    rate = rate_usd(plan)
+    rate = usd_per_hour(plan)
     if usd is not None and rate is None:
         raise BadInput("nothing is billed on this target, so a budget in dollars has no effect", fix="--budget-hours N")
     limits = [value for value in (hours, usd / rate if usd is not None and rate else None) if value is not None]

@@ -14,9 +14,9 @@ from heapq import merge
 from pathlib import Path
 
 from headway.core.types import LogLine
-from headway.rundir.layout import RunFolder, Segment, lines, parse_log, rank_of, segments
+from headway.rundir.layout import RunFolder, Segment, parse_log, rank_of, read_lines, segments
 
-POLL_S, FAR_POLL_S = 0.2, 1.0  # poll interval of a spool on this machine, and of a remote folder
+POLL_S, REMOTE_POLL_S = 0.2, 1.0  # poll interval of a spool on this machine, and of a remote folder
 Key = tuple[int, str]  # attempt, writer
 _SPOOLED = re.compile(r"a(\d{4,})-([a-z]\d*)\.log")
 
@@ -25,22 +25,22 @@ def tail(
     folder: RunFolder,
     *,
     spool: Path | None,
-    over: Callable[[], bool] | None,
+    ended: Callable[[], bool] | None,
     rank: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
-    """Yield all lines so far; then, if `over` is given (returns whether the run has ended), new lines until the end."""
-    tailed = _Tail(folder, spool)
+    """Yield all lines so far; then, if `ended` is given (whether the run has ended), new lines until the end."""
+    follower = _LogFollower(folder, spool)
     while True:
-        last = over is None or over()  # checked before reading: lines printed before the end can then be read
-        tailed.discover()
-        yield from tailed.fresh(rank, last)
+        last = ended is None or ended()  # checked before reading: lines printed before the end can then be read
+        follower.discover()
+        yield from follower.new_lines(rank, last)
         if last:
             return
-        sleep(POLL_S if tailed.spooled else FAR_POLL_S)
+        sleep(POLL_S if follower.spooled else REMOTE_POLL_S)
 
 
-class _Tail:
+class _LogFollower:
     """The log streams of a run: one per rank and attempt."""
 
     def __init__(self, folder: RunFolder, spool: Path | None) -> None:
@@ -56,10 +56,10 @@ class _Tail:
             self._find_segments()
             self._listed = True
 
-    def fresh(self, rank: int | None, last: bool) -> Iterator[LogLine]:
+    def new_lines(self, rank: int | None, last: bool) -> Iterator[LogLine]:
         for attempt in sorted({attempt for attempt, _ in self._streams}):
             chosen = [
-                stream.fresh(last)
+                stream.new_lines(last)
                 for (number, writer), stream in sorted(self._streams.items(), key=lambda item: item[0])
                 if number == attempt and rank in (None, rank_of(writer))
             ]
@@ -97,13 +97,13 @@ class _Stream:
     rank: int
     spool: Path | None = None
     parts: list[Segment] = field(default_factory=list)
-    taken: int = 0  # lines yielded, from either place
+    lines_yielded: int = 0  # lines yielded, from either place
     offset: int = 0  # bytes of the spool read …
-    spooled: int = 0  # … and the lines in them
-    passed: int = 0  # segments read to their end …
-    counted: int = 0  # … and the lines in them
+    spool_lines: int = 0  # … and the lines in them
+    segments_read: int = 0  # segments read to their end …
+    segment_lines: int = 0  # … and the lines in them
 
-    def fresh(self, last: bool) -> Iterator[LogLine]:
+    def new_lines(self, last: bool) -> Iterator[LogLine]:
         source = self._from_spool(last) if self.spool is not None else self._from_segments()
         for line in source:
             yield parse_log(self.rank, line)
@@ -121,17 +121,17 @@ class _Stream:
                 if not raw.endswith(b"\n") and not last:
                     return  # an incomplete line: the rest is still being written
                 self.offset += len(raw)
-                self.spooled += 1
-                if self.spooled > self.taken:  # else it has already been yielded from the segments
-                    self.taken = self.spooled
+                self.spool_lines += 1
+                if self.spool_lines > self.lines_yielded:  # else it has already been yielded from the segments
+                    self.lines_yielded = self.spool_lines
                     yield raw.decode("utf-8", "replace").rstrip("\n")
 
     def _from_segments(self) -> Iterator[str]:
-        for segment in self.parts[self.passed :]:
-            texts = list(lines(self.folder.store, segment))
-            skipped = max(0, self.taken - self.counted)
-            self.passed += 1
-            self.counted += len(texts)
+        for segment in self.parts[self.segments_read :]:
+            texts = list(read_lines(self.folder.store, segment))
+            skipped = max(0, self.lines_yielded - self.segment_lines)
+            self.segments_read += 1
+            self.segment_lines += len(texts)
             for text in texts[skipped:]:
-                self.taken += 1
+                self.lines_yielded += 1
                 yield text

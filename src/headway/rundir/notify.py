@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
     from headway.rundir.layout import RunFolder
 
-PATIENCE_S, COMMAND_S = 10.0, 60.0
-Say = Callable[[str], None]
-_MARKS = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}
+POST_TIMEOUT_S, COMMAND_TIMEOUT_S = 10.0, 60.0
+Log = Callable[[str], None]
+_EMOJI = {"finished": "✅", "failed": "❌", "budget": "💰", "stopped": "⏸", "lost": "❓"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Notification:
     next: str = ""
 
     @classmethod
-    def of(
+    def for_run(
         cls, folder: RunFolder, plan: Plan, event: str, reason: str, seconds: float, usd: float | None = None
     ) -> Notification:
         return cls(
@@ -54,7 +54,7 @@ class Notification:
             reason=reason,
             seconds=round(seconds, 1),
             usd=None if usd is None else round(usd, 2),
-            next=_next(folder, plan, event),
+            next=_next_command(folder, plan, event),
         )
 
     @property
@@ -62,57 +62,59 @@ class Notification:
         cost = "" if self.usd is None else f", ${self.usd:.2f}"
         hours = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
         reason = f": {self.reason}" if self.reason else ""
-        head = f"{_MARKS.get(self.event, '')} {self.run} on {self.target} {self.event}{reason} ({hours}{cost})"
+        head = f"{_EMOJI.get(self.event, '')} {self.run} on {self.target} {self.event}{reason} ({hours}{cost})"
         return head.strip() + (f"\nnext: {self.next}" if self.next else "")
 
 
-def _next(folder: RunFolder, plan: Plan, event: str) -> str:
+def _next_command(folder: RunFolder, plan: Plan, event: str) -> str:
     try:
         return next_command(folder, plan, State(event))
     except HeadwayError:  # the store does not answer: the message is still worth sending
         return f"headway status {folder.name}"
 
 
-def notify_here(wanted: Mapping[str, Any], notice: Notification, *, lost: bool, say: Say) -> None:
+def notify_from_client(settings: Mapping[str, Any], notification: Notification, *, lost: bool, log: Log) -> None:
     """Notify from the watching machine: run the command; post to the webhook if the run could not do so itself."""
-    if wanted.get("command"):
-        run_command(str(wanted["command"]), notice, say)
-    if wanted.get("webhook") and lost:
+    if settings.get("command"):
+        run_command(str(settings["command"]), notification, log)
+    if settings.get("webhook") and lost:
         try:
-            url = resolve(str(wanted["webhook"]))
+            url = resolve(str(settings["webhook"]))
         except HeadwayError as error:
-            say(f"the notification was not sent: {error}")
+            log(f"the notification was not sent: {error}")
             return
-        post(url, notice, say)
+        post_webhook(url, notification, log)
 
 
-def post(url: str, notice: Notification, say: Say) -> None:
+def post_webhook(url: str, notification: Notification, log: Log) -> None:
     """Post `{"text": …}` with the notice's fields beside it: accepted by Slack, Mattermost and Discord's /slack."""
     from urllib.request import Request, urlopen  # costs milliseconds: imported only when needed
 
     try:
         if not url.startswith(("https://", "http://")):
             raise ValueError("notify.webhook is not an http(s) URL")
-        body = json.dumps({"text": notice.text, "headway": asdict(notice)}).encode()
+        body = json.dumps({"text": notification.text, "headway": asdict(notification)}).encode()
         request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
-        with urlopen(request, timeout=PATIENCE_S) as answer:
-            answer.read(1024)
+        with urlopen(request, timeout=POST_TIMEOUT_S) as response:
+            response.read(1024)
     except (OSError, ValueError) as error:  # the address is a secret: it is not repeated
-        say(f"the webhook rejected the notification: {redact(str(error), [url])}")
+        log(f"the webhook rejected the notification: {redact(str(error), [url])}")
 
 
-def run_command(command: str, notice: Notification, say: Say) -> None:
+def run_command(command: str, notification: Notification, log: Log) -> None:
     """Run the job file's command with /bin/sh. The notice is passed in environment variables, never in the command."""
-    told = {f"HEADWAY_{key.upper()}": "" if value is None else str(value) for key, value in asdict(notice).items()}
+    variables = {
+        f"HEADWAY_{key.upper()}": "" if value is None else str(value) for key, value in asdict(notification).items()
+    }
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["/bin/sh", "-c", command],
-            env={**os.environ, **told, "HEADWAY_TEXT": notice.text},
+            env={**os.environ, **variables, "HEADWAY_TEXT": notification.text},
             stdin=subprocess.DEVNULL,
-            timeout=COMMAND_S,
+            timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
-        if done.returncode:
-            say(f"notify.command ended with {done.returncode}")
+        if result.returncode:
+            log(f"notify.command ended with {result.returncode}")
     except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"notify.command could not be run: {error}")
+        log(f"notify.command could not be run: {error}")

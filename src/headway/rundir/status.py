@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headway.core.errors import BadPlan, HeadwayError, Problem, UnknownRun, json_of
 from headway.core.plan import BEGINNING, again
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.core.types import Handle, State, Status
 from headway.rundir import lease, submission
-from headway.rundir.index import Ledger, Row
-from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, lines, segments
-from headway.rundir.lease import rate_usd
+from headway.rundir.index import RunIndex, RunRow
+from headway.rundir.layout import BUNDLE, PLAN, REPORT, RunFolder, read_lines, segments
+from headway.rundir.lease import usd_per_hour
 from headway.storage import Store, join, local_path, open_store, require_url, subfolders
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def next_command(folder: RunFolder, plan: Plan, state: State) -> str:
 
 
 LAST = "last"
-SHOWN = 10  # candidates listed in an error message
+MAX_SHOWN = 10  # candidates listed in an error message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,97 +61,99 @@ class RunRef:
         return RunFolder(open_store(self.url))
 
 
-def find(text: str, *, ledger: Ledger | None = None, outputs: Sequence[str] = ("runs",)) -> RunRef:
+def find(text: str, *, index: RunIndex | None = None, outputs: Sequence[str] = ("runs",)) -> RunRef:
     """Find the run for a name, a unique prefix, `last`, a folder or a URL.
 
     Names are looked up in this machine's index, then as folders below `outputs`.
     """
     require_url(text)
     if "://" in text:
-        return _at(text)
+        return _ref_from_url(text)
     if "/" in text or text.startswith((".", "~")):
-        return _folder(Path(text).expanduser())
-    ledger = ledger or Ledger()
+        return _ref_from_folder(Path(text).expanduser())
+    index = index or RunIndex()
     if text == LAST:
-        return _last(ledger)
-    rows = ledger.named(text)
+        return _last(index)
+    rows = index.with_prefix(text)
     exact = [row for row in rows if row.name == text]
-    known = _present(exact or rows)
+    known = _existing_rows(exact or rows)
     if len(known) == 1:
-        return _ref(known[0])
+        return _ref_from_row(known[0])
     if known:
         raise _ambiguous(text, known)
-    for place in (*(Path(output) / text for output in outputs if "://" not in output), Path(text)):
-        if (place / PLAN).is_file():
-            return _folder(place)
+    for path in (*(Path(output) / text for output in outputs if "://" not in output), Path(text)):
+        if (path / PLAN).is_file():
+            return _ref_from_folder(path)
     if exact:  # never fall back to another run whose name has this one as a prefix
         raise UnknownRun(f"the folder of {text} does not exist: {exact[0].url}", fix="headway ps")
-    raise _unknown(text, ledger)
+    raise _unknown(text, index)
 
 
-def _last(ledger: Ledger) -> RunRef:
-    rows = _present(ledger.rows(limit=SHOWN))
+def _last(index: RunIndex) -> RunRef:
+    rows = _existing_rows(index.rows(limit=MAX_SHOWN))
     if not rows:
         raise UnknownRun("no run has been started from this machine yet", fix="headway run, or give a run folder")
-    return _ref(rows[0])
+    return _ref_from_row(rows[0])
 
 
-def _at(url: str) -> RunRef:
+def _ref_from_url(url: str) -> RunRef:
     store = open_store(url)
     return RunRef(name=RunFolder(store).name, url=store.url)
 
 
-def _folder(path: Path) -> RunRef:
+def _ref_from_folder(path: Path) -> RunRef:
     if not (path / PLAN).is_file():
         what = "is not a run folder: it has no plan.json" if path.is_dir() else "does not exist"
         raise UnknownRun(f"{path} {what}", fix="headway ps")
-    return _at(str(path.resolve()))
+    return _ref_from_url(str(path.resolve()))
 
 
-def _ref(row: Row) -> RunRef:
+def _ref_from_row(row: RunRow) -> RunRef:
     return RunRef(name=row.name, url=row.url)
 
 
-def _present(rows: Iterable[Row]) -> list[Row]:
+def _existing_rows(rows: Iterable[RunRow]) -> list[RunRow]:
     """Leave out runs whose folder was on this machine and has been deleted."""
     return [row for row in rows if (path := local_path(row.url)) is None or (path / PLAN).is_file()]
 
 
-def _ambiguous(text: str, rows: list[Row]) -> UnknownRun:
+def _ambiguous(text: str, rows: list[RunRow]) -> UnknownRun:
     named = [row.name for row in rows]
     shown = named if len(set(named)) == len(named) else [row.url for row in rows]
-    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-    return UnknownRun(f"{text!r} matches {', '.join(shown[:SHOWN])}{more}", fix="type more of the name, or the folder")
+    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
+    return UnknownRun(
+        f"{text!r} matches {', '.join(shown[:MAX_SHOWN])}{more}", fix="type more of the name, or the folder"
+    )
 
 
-def _unknown(text: str, ledger: Ledger) -> UnknownRun:
+def _unknown(text: str, index: RunIndex) -> UnknownRun:
     from difflib import get_close_matches
 
-    names = list(dict.fromkeys(row.name for row in ledger.rows(limit=1000)))
+    names = list(dict.fromkeys(row.name for row in index.rows(limit=1000)))
     close = get_close_matches(text, names, n=3)
     fix = f"did you mean {' or '.join(close)}? headway ps lists them" if close else "headway ps"
     return UnknownRun(f"there is no run named {text!r}", fix=fix)
 
 
-def rows_below(outputs: str) -> Iterator[Row]:
+def rows_below(outputs: str) -> Iterator[RunRow]:
     """Yield an index row for every run in this folder or bucket. Unreadable runs are skipped."""
     root = open_store(outputs)
     rows = (row_of(RunFolder(open_store(join(root.url, name)))) for name in subfolders(root))
     yield from (row for row in rows if row is not None)
 
 
-def row_of(folder: RunFolder) -> Row | None:
+def row_of(folder: RunFolder) -> RunRow | None:
     """Return the run's index row; None for an incomplete or foreign folder (the index does not report errors)."""
     try:
         plan, known, status = folder.plan(), submission.read(folder), folder_status(folder)
     except (HeadwayError, ValueError):
         return None
-    return Row(
+    return RunRow(
         name=folder.name,
         url=folder.url,
         target=plan.target,
         job=str(plan.job.get("name", "")),
-        created=submission.unix(known.get("created_at")),
+        created=submission.unix_seconds(known.get("created_at")),
         state=status.state.value,
     )
 
@@ -162,35 +164,37 @@ class StatusInputs:
 
     end: Status | None
     started: bool  # an attempt has begun since the last submission
-    lease: lease.Record | None
+    lease: lease.LeaseRecord | None
 
 
-def evidence(folder: RunFolder) -> StatusInputs:
+def read_status_inputs(folder: RunFolder) -> StatusInputs:
     """Read the status inputs, the lease before the events: in that order an end cannot be missed."""
     record, _ = lease.read(folder.store)
     after = submission.attempts_before(submission.read(folder))
-    newest, event = _last_word(folder.store, record.attempt if record else 0)
+    newest, event = _newest_end_event(folder.store, record.attempt if record else 0)
     started = newest > after
-    return StatusInputs(end=_farewell(event, folder) if event and started else None, started=started, lease=record)
+    return StatusInputs(
+        end=_status_of_end_event(event, folder) if event and started else None, started=started, lease=record
+    )
 
 
 def folder_status(folder: RunFolder) -> Status:
     """Return the run's status as far as its folder shows it."""
-    seen = evidence(folder)
-    if seen.end is not None:
-        return seen.end
-    if not seen.started or seen.lease is None:
+    inputs = read_status_inputs(folder)
+    if inputs.end is not None:
+        return inputs.end
+    if not inputs.started or inputs.lease is None:
         return Status(state=State.PENDING, reason="submitted, not started yet")
-    if seen.lease.holder is None:
+    if inputs.lease.holder is None:
         return Status(state=State.LOST, reason="released the run without reporting how it ended")
-    alive = seen.lease.seen_at(folder.url)
+    alive = inputs.lease.alive_at(folder.url)
     # A working copy on a remote host names the client's folder too, and is run by its own supervisor.
-    original = "" if seen.lease.labelled_at(folder.url) else submission.copied_from(folder)
+    original = "" if inputs.lease.labelled_at(folder.url) else submission.copied_from(folder)
     if original:  # the lease belongs to the original: nobody has started this copy
         return Status(state=State.LOST, reason=f"this folder is a copy of {original}; no process belongs to it")
     if alive is False:
-        return Status(state=State.LOST, reason=f"killed: process {seen.lease.pid} ended without reporting why")
-    where = "" if alive else f"on {seen.lease.host}, which is not visible from here"
+        return Status(state=State.LOST, reason=f"killed: process {inputs.lease.pid} ended without reporting why")
+    where = "" if alive else f"on {inputs.lease.host}, which is not visible from here"
     return Status(state=State.RUNNING, reason=where)
 
 
@@ -211,23 +215,23 @@ class StatusPoller:
         if version != self._version:
             self._version, self._since = version, self._clock()
         quiet_s = self._clock() - self._since
-        if quiet_s < self._stale_s or record is None or record.seen_at(self._folder.url):
+        if quiet_s < self._stale_s or record is None or record.alive_at(self._folder.url):
             return status
         return Status(state=State.LOST, reason=f"no heartbeat from {record.host} for {quiet_s:.0f} s")
 
 
 def newest_attempt(folder: RunFolder) -> int:
     record, _ = lease.read(folder.store)
-    return _last_word(folder.store, record.attempt if record else 0)[0]
+    return _newest_end_event(folder.store, record.attempt if record else 0)[0]
 
 
-def _last_word(store: Store, held: int) -> tuple[int, dict[str, Any] | None]:
+def _newest_end_event(store: Store, lease_attempt: int) -> tuple[int, dict[str, Any] | None]:
     """Return the newest attempt, and its `ended` event if any. Reads one segment per writer, however long the run."""
-    every = segments(store, "events")
-    newest = max([held, *(segment.attempt for segment in every)])
-    final = {segment.writer: segment for segment in every if segment.attempt == newest}
+    event_segments = segments(store, "events")
+    newest = max([lease_attempt, *(segment.attempt for segment in event_segments)])
+    final = {segment.writer: segment for segment in event_segments if segment.attempt == newest}
     for segment in final.values():
-        for line in reversed(list(lines(store, segment))):
+        for line in reversed(list(read_lines(store, segment))):
             event = _event(line, f"{store.url}/{segment.key}")
             if event.get("kind") == "ended":
                 return newest, event
@@ -243,7 +247,7 @@ def _event(line: str, where: str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _farewell(event: dict[str, Any], folder: RunFolder) -> Status:
+def _status_of_end_event(event: dict[str, Any], folder: RunFolder) -> Status:
     try:
         state = State(event["state"])
     except (KeyError, ValueError):
@@ -255,8 +259,8 @@ def _farewell(event: dict[str, Any], folder: RunFolder) -> Status:
 
 
 GRACE_S = 30.0  # grace period where the plan cannot be read
-FAREWELL_S = 10.0  # beyond the grace period, for a supervisor that writes its last records to a slow disk
-LEAVING_S = 3.0  # for the remaining processes of a run that has recorded its end
+END_RECORD_S = 10.0  # beyond the grace period, for a supervisor that writes its last records to a slow disk
+PROCESS_EXIT_S = 3.0  # for the remaining processes of a run that has recorded its end
 
 
 def run_url(outputs: str, run: str) -> str:
@@ -269,29 +273,29 @@ def folder_of(handle: Handle) -> RunFolder:
     return RunFolder(open_store(handle.url))
 
 
-def place_of(url: str, kind: str) -> Path:
+def local_dir(url: str, kind: str) -> Path:
     """Return where a run keeps local files: in its folder, or in our state folder if its folder is in a bucket."""
     folder = local_path(url)
     if folder is not None:
         return folder / kind
     outputs, _, run = url.rpartition("/")
-    return home() / kind / hashlib.sha256(outputs.encode()).hexdigest()[:8] / run
+    return state_dir() / kind / hashlib.sha256(outputs.encode()).hexdigest()[:8] / run
 
 
-def unwritable(outputs: str) -> list[Problem]:
+def output_problems(outputs: str) -> list[Problem]:
     folder = local_path(outputs)
     if folder is None:
         return []  # a bucket is checked at launch, before anything is started: checking here would need credentials
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return []
-    what = f"{there} is not writable" if there.is_dir() else f"{there} is a file"
+    what = f"{existing} is not writable" if existing.is_dir() else f"{existing} is a file"
     return [Problem(what=what, where="outputs", fix="set `outputs` to a folder that you can write to")]
 
 
 def has_ended(handle: Handle) -> bool:
     try:
-        return evidence(folder_of(handle)).end is not None
+        return read_status_inputs(folder_of(handle)).end is not None
     except HeadwayError:  # no folder, or not reachable: processes on this machine must be stoppable all the same
         return False
 
@@ -303,7 +307,7 @@ def grace_s(handle: Handle) -> float:
         return GRACE_S
 
 
-def about_key_files(job: Job) -> Iterator[str]:
+def key_file_notes(job: Job) -> Iterator[str]:
     """Note key files: a key stays valid for years wherever it is copied; a cloud machine's own identity does not."""
     for name, secret in job.secrets.items():
         if secret.as_ == "file" and "CREDENTIALS" in name:
@@ -313,41 +317,41 @@ def about_key_files(job: Job) -> Iterator[str]:
 # Shared by targets whose processes run on other machines
 
 
-FOR_GOOD: Final = (State.FINISHED, State.FAILED, State.BUDGET)  # final: the platform does not restart these
+FINAL_STATES: Final = (State.FINISHED, State.FAILED, State.BUDGET)  # final: the platform does not restart these
 
 
-def over(
+def end_check(
     handle: Handle,
     status: Callable[[Handle], Status],
     *,
-    look_s: float,
-    ask_s: float,
+    folder_poll_s: float,
+    status_poll_s: float,
     hint: Callable[[], bool] = lambda: False,
 ) -> Callable[[], bool]:
     """Return a function that tells whether the run has ended.
 
-    It reads the folder every `look_s` and calls `status` every `ask_s`, which is longer because the API behind it is
-    shared with others. `hint` tells cheaply that calling `status` sooner is worthwhile.
+    It reads the folder every `folder_poll_s` and calls `status` every `status_poll_s`, which is longer because the API
+    behind it is shared with others. `hint` tells cheaply that calling `status` sooner is worthwhile.
     """
-    looked = asked = -ask_s
+    folder_read_at = status_read_at = -status_poll_s
 
     def ended() -> bool:
-        nonlocal looked, asked
+        nonlocal folder_read_at, status_read_at
         now = time.monotonic()
-        if now - looked < look_s:
+        if now - folder_read_at < folder_poll_s:
             return False
-        looked, end = now, evidence(folder_of(handle)).end
-        if end is not None and end.state in FOR_GOOD:
+        folder_read_at, end = now, read_status_inputs(folder_of(handle)).end
+        if end is not None and end.state in FINAL_STATES:
             return True
-        if end is None and not hint() and now - asked < ask_s:
+        if end is None and not hint() and now - status_read_at < status_poll_s:
             return False
-        asked = now
+        status_read_at = now
         return status(handle).state.ended
 
     return ended
 
 
-def next_start(handle: Handle, *, started: bool) -> str:
+def next_start_clause(handle: Handle, *, started: bool) -> str:
     """Say, as the end of a sentence, what happens when the platform restarts the run. Empty before its first start."""
     if not started:
         return ""
@@ -355,23 +359,23 @@ def next_start(handle: Handle, *, started: bool) -> str:
         plan = folder_of(handle).plan()
     except HeadwayError:
         return ""
-    if plan.resume == BEGINNING and rate_usd(plan) is not None:
+    if plan.resume == BEGINNING and usd_per_hour(plan) is not None:
         return "; it would start from the beginning, so it is not restarted automatically: headway resume"
-    return f"; {again(plan.resumes)}"
+    return f"; {again(plan.resume_kind)}"
 
 
-def free_the_lease(handle: Handle, gone: Callable[[lease.Record], bool] | None = None) -> None:
+def release_dead_lease(handle: Handle, is_gone: Callable[[lease.LeaseRecord], bool] | None = None) -> None:
     """Release the lease of a holder that is certainly gone, so that no billed machine waits for it to go stale."""
     try:
         folder = folder_of(handle)
-        lease.free(folder.store, gone or (lambda record: not record.seen_at(folder.url)))
+        lease.release_dead_holder(folder.store, is_gone or (lambda record: not record.alive_at(folder.url)))
     except HeadwayError:
         pass  # no folder, or not reachable: the lease goes stale by itself
 
 
 def ended_or_never_started(handle: Handle) -> bool:
     try:
-        found = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
     except HeadwayError:  # no folder, or not reachable: assume that it still runs
         return False
-    return found.end is not None or not found.started
+    return inputs.end is not None or not inputs.started

@@ -16,17 +16,17 @@ from typing import Any
 
 from headway.core.errors import BadPlan, Conflict, HeadwayError, NotThere, RunBusy, StoreError
 from headway.core.plan import Plan
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.core.types import Handle
 from headway.rundir.layout import INTENT, PLAN, RunFolder
 from headway.storage import ABSENT, open_store, same_place
 
 
-def now() -> str:
+def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def unix(text: object) -> float:
+def unix_seconds(text: object) -> float:
     """Parse a time that `now` wrote into Unix seconds; 0 for anything else."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
@@ -34,46 +34,46 @@ def unix(text: object) -> float:
         return 0.0
 
 
-def who() -> str:
+def user_at_host() -> str:
     return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
 
 
-def announce(folder: RunFolder, plan: Plan) -> dict[str, Any]:
+def record_submission(folder: RunFolder, plan: Plan) -> dict[str, Any]:
     """Record the first start of a run before it is submitted."""
-    intent = {**_of_plan(plan, folder), "attempts": [_start(after=0)]}
+    intent = {**_intent_from_plan(plan, folder), "attempts": [_submission_entry(after=0)]}
     folder.create_json(INTENT, intent)
     return intent
 
 
-def announce_again(folder: RunFolder, *, after: int, plan: Plan | None = None, code: str = "recorded") -> None:
+def record_resubmission(folder: RunFolder, *, after: int, plan: Plan | None = None, code: str = "recorded") -> None:
     """Record another start; `plan` is given if it is on another target. Of two at once, one raises RunBusy."""
     try:
         version = folder.store.stat(INTENT).version
         intent = read(folder)
     except NotThere:
         version, intent = ABSENT, read(folder)
-    start = _start(after=after)
-    if origin(folder, intent):  # this folder is a copy: the details name the original's resources
+    entry = _submission_entry(after=after)
+    if origin_url(folder, intent):  # this folder is a copy: the details name the original's resources
         intent = {**intent, "run": folder.name, "url": folder.url, "details": {}}
     if plan is not None:
-        moved = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
-        intent = {**intent, **moved, "url": folder.url, "details": {}}
-        start |= {"target": plan.target, "code": plan.code.sha256, "code_is": code}
-    intent = {**intent, "attempts": [*intent.get("attempts", []), start]}
+        target_fields = {"target": plan.target, "kind": plan.kind, "options": dict(plan.options)}
+        intent = {**intent, **target_fields, "url": folder.url, "details": {}}
+        entry |= {"target": plan.target, "code": plan.code.sha256, "code_is": code}
+    intent = {**intent, "attempts": [*intent.get("attempts", []), entry]}
     try:
         folder.write_json(INTENT, intent, when=version)
     except Conflict:
         raise RunBusy(f"another process is starting {folder.name}", fix=f"headway status {folder.name}") from None
 
 
-def withdraw(folder: RunFolder, why: BaseException) -> None:
+def record_failed_submission(folder: RunFolder, why: BaseException) -> None:
     """Mark the last start as failed with nothing left, so that the run's state is as it was before."""
     intent = read(folder)
     intent["attempts"][-1]["failed"] = str(why) or type(why).__name__
     folder.write_json(INTENT, intent)
 
 
-def keep(folder: RunFolder, handle: Handle) -> None:
+def save_handle_details(folder: RunFolder, handle: Handle) -> None:
     folder.write_json(INTENT, {**read(folder), "details": dict(handle.details)})
 
 
@@ -81,14 +81,14 @@ def read(folder: RunFolder) -> dict[str, Any]:
     """Read the record; if it is missing (the launcher was killed first) or damaged, rebuild it from the plan."""
     try:
         intent = folder.read_json(INTENT)
-        if intent is not None and _whole(intent):
+        if intent is not None and _is_complete(intent):
             return intent
     except BadPlan:
         pass  # rebuild it from the plan; if that is damaged too, reading it raises
-    return {**_of_plan(folder.plan(), folder), "attempts": []}
+    return {**_intent_from_plan(folder.plan(), folder), "attempts": []}
 
 
-def _whole(intent: dict[str, Any]) -> bool:
+def _is_complete(intent: dict[str, Any]) -> bool:
     """Return whether all required fields are present and well-formed."""
     starts = intent.get("attempts")
     return (
@@ -105,7 +105,7 @@ def attempts_before(intent: dict[str, Any]) -> int:
     return int(starts[-1]["after"]) if starts else 0
 
 
-def origin(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
+def origin_url(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
     """Return the folder for which the record was written; empty if it is this one, however its path is spelled.
 
     It is another one if this folder was copied or moved since its last start, or is mounted here under another path.
@@ -119,8 +119,8 @@ def origin(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
 
 def copied_from(folder: RunFolder, intent: dict[str, Any] | None = None) -> str:
     """Return the folder of which this one is certainly a copy: the record names it and it still exists. Else empty."""
-    there = origin(folder, intent)
-    return there if there and is_run(there) else ""
+    url = origin_url(folder, intent)
+    return url if url and is_run(url) else ""
 
 
 def is_run(url: str) -> bool:
@@ -132,25 +132,25 @@ def is_run(url: str) -> bool:
     return True
 
 
-def _of_plan(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+def _intent_from_plan(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     return {
         "target": plan.target,
         "kind": plan.kind,
         "options": dict(plan.options),
         "run": folder.name,
         "url": folder.url,
-        "created_at": now(),
+        "created_at": utc_now(),
     }
 
 
-def _start(*, after: int) -> dict[str, Any]:
-    return {"at": now(), "by": who(), "after": after}
+def _submission_entry(*, after: int) -> dict[str, Any]:
+    return {"at": utc_now(), "by": user_at_host(), "after": after}
 
 
 # Owner: an id per Headway state folder, made once, and a readable name
 
 
-FILE = "owner"
+OWNER_FILE = "owner"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,25 +163,25 @@ class Owner:
 
 def owner() -> Owner:
     """Return this user's owner, making the id at the first call. If it cannot be stored, logs that; the id is empty."""
-    return Owner(id=known_id() or _made(), name=who())
+    return Owner(id=owner_id() or _create_owner_id(), name=user_at_host())
 
 
-def known_id() -> str:
+def owner_id() -> str:
     """Return our id; empty if nothing was ever started from this state folder."""
     try:
-        return (home() / FILE).read_text().strip()
+        return (state_dir() / OWNER_FILE).read_text().strip()
     except (OSError, ValueError):
         return ""
 
 
-def _made() -> str:
+def _create_owner_id() -> str:
     """Make and store a new id. Of two processes at once, both take the one written first."""
     try:
-        open_store(str(home())).write(FILE, f"{os.urandom(8).hex()}\n".encode(), when=ABSENT)
+        open_store(str(state_dir())).write(OWNER_FILE, f"{os.urandom(8).hex()}\n".encode(), when=ABSENT)
     except Conflict:
         pass  # another process was faster
     except StoreError as error:
         logging.getLogger("headway").warning(
             f"the owner label could not be set, so headway gc will not remove what this run creates: {error}"
         )
-    return known_id()
+    return owner_id()

@@ -13,16 +13,16 @@ from headway.core.errors import BadPlan, HeadwayError
 from headway.core.plan import Plan
 from headway.core.types import Receipt
 from headway.rundir.layout import RECEIPT, RunFolder
-from headway.rundir.lease import rate_usd, spent_s
+from headway.rundir.lease import spent_s, usd_per_hour
 from headway.rundir.status import newest_attempt
-from headway.rundir.submission import copied_from, now, unix, who
+from headway.rundir.submission import copied_from, unix_seconds, user_at_host, utc_now
 
-KEEP = "HEADWAY_KEEP_ON_FAILURE_S"  # in the plan's variables; read by the supervisor
+KEEP_VARIABLE = "HEADWAY_KEEP_ON_FAILURE_S"  # in the plan's variables; read by the supervisor
 
 
-def keep_s(plan: Plan) -> float:
+def keep_on_failure_s(plan: Plan) -> float:
     try:
-        return max(0.0, float(plan.job.get("env", {}).get(KEEP, 0.0)))
+        return max(0.0, float(plan.job.get("env", {}).get(KEEP_VARIABLE, 0.0)))
     except ValueError:
         return 0.0
 
@@ -33,41 +33,41 @@ def kept_until(folder: RunFolder, *, now: float | None = None) -> float | None:
         plan, ended, spent = folder.plan(), folder.ended(), spent_s(folder)
     except HeadwayError:
         return None
-    seconds = keep_s(plan)
+    seconds = keep_on_failure_s(plan)
     if not seconds or ended is None or ended.get("state") != "failed" or copied_from(folder):
         return None
-    until = unix(ended.get("time")) + _bounded(seconds, plan, spent)
+    until = unix_seconds(ended.get("time")) + _within_budget(seconds, plan, spent)
     return until if until > (time.time() if now is None else now) else None
 
 
-def _bounded(seconds: float, plan: Plan, spent: float) -> float:
+def _within_budget(seconds: float, plan: Plan, spent: float) -> float:
     """Limit the time to what is left of the budget."""
     budget = plan.limits.budget_s
     return seconds if budget is None else max(0.0, min(seconds, budget - spent))
 
 
-def words(folder: RunFolder, until: float) -> str:
+def describe_kept(folder: RunFolder, until: float) -> str:
     """Describe a kept run for the user: until when, at what cost, and how to end it."""
     left = max(0.0, until - time.time())
-    rate = rate_usd(folder.plan())
+    rate = usd_per_hour(folder.plan())
     cost = f", at most ${left / 3600 * rate:.2f} more" if rate else ""
     clock = time.strftime("%H:%M", time.localtime(until))
     end = f"to remove it now: headway down {folder.name}"
     return f"{folder.name} is kept until {clock} ({left / 60:.0f} min{cost}).   {end}"
 
 
-def written(folder: RunFolder) -> Receipt | None:
+def complete_receipt(folder: RunFolder) -> Receipt | None:
     """Return the newest attempt's receipt, if one was written and nothing was left."""
-    known = _known(folder)
-    if known is None or known["left"] or known["attempt"] < newest_attempt(folder):
+    record = _read_record(folder)
+    if record is None or record["left"] or record["attempt"] < newest_attempt(folder):
         return None
-    return _receipt(known)
+    return _receipt(record)
 
 
 def write(folder: RunFolder, receipt: Receipt) -> Receipt:
     """Write the receipt into the run folder, merged with an earlier one of the same attempt."""
     attempt = newest_attempt(folder)
-    known = _known(folder)
+    known = _read_record(folder)
     if known is not None and known["attempt"] == attempt:
         earlier = _receipt(known)
         receipt = Receipt(
@@ -84,28 +84,28 @@ def write(folder: RunFolder, receipt: Receipt) -> Receipt:
         "removed": list(receipt.removed),
         "left": list(receipt.left),
         "unverified": list(receipt.unverified),
-        "at": now(),
-        "by": who(),
+        "at": utc_now(),
+        "by": user_at_host(),
     }
     folder.write_json(RECEIPT, record)
     return receipt
 
 
-def _known(folder: RunFolder) -> dict[str, Any] | None:
+def _read_record(folder: RunFolder) -> dict[str, Any] | None:
     try:
-        known = folder.read_json(RECEIPT)
+        record = folder.read_json(RECEIPT)
     except BadPlan:  # damaged: callers list again and write a complete one
         return None
-    return known if known and known.keys() >= {"run", "attempt", "created", "removed", "left"} else None
+    return record if record and record.keys() >= {"run", "attempt", "created", "removed", "left"} else None
 
 
-def _receipt(known: dict[str, Any]) -> Receipt:
+def _receipt(record: dict[str, Any]) -> Receipt:
     return Receipt(
-        run=known["run"],
-        created=tuple(known["created"]),
-        removed=tuple(known["removed"]),
-        left=tuple(known["left"]),
-        unverified=tuple(known.get("unverified", ())),
+        run=record["run"],
+        created=tuple(record["created"]),
+        removed=tuple(record["removed"]),
+        left=tuple(record["left"]),
+        unverified=tuple(record.get("unverified", ())),
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Costs nothing to import: a store's dependencies are loaded when one is opened.
 
 
-_trusted: WeakSet[Store] = WeakSet()  # checked once per opened store
+_probed: WeakSet[Store] = WeakSet()  # checked once per opened store
 
 
 def require_conditional_put(store: Store) -> None:
@@ -40,19 +40,19 @@ def require_conditional_put(store: Store) -> None:
         >>> from headway.storage import open_store, require_conditional_put
         >>> require_conditional_put(open_store("runs"))
     """
-    if store in _trusted:
+    if store in _probed:
         return
     key = f".headway-probe-{os.urandom(8).hex()}"
     try:
         first = store.write(key, b"first", when=ABSENT)
         if _overwrites(store, key, ABSENT):
-            raise _refusal(store, "creates an object although one is there")
+            raise _unconditional_write_error(store, "creates an object although one is there")
         store.write(key, b"second", when=first)
         if _overwrites(store, key, first):
-            raise _refusal(store, "overwrites an object although another version is there")
+            raise _unconditional_write_error(store, "overwrites an object although another version is there")
     finally:
         store.delete(key)
-    _trusted.add(store)
+    _probed.add(store)
 
 
 def _overwrites(store: Store, key: str, when: str) -> bool:
@@ -63,13 +63,13 @@ def _overwrites(store: Store, key: str, when: str) -> bool:
     return True
 
 
-def _refusal(store: Store, fault: str) -> StoreError:
+def _unconditional_write_error(store: Store, fault: str) -> StoreError:
     what = f"this store ignores the conditions of a write: it {fault}; two starts of one run would destroy each other"
     fix = "keep run folders on a disk, on NFS, or in a store with conditional writes (S3, GCS, Azure Blob, MinIO, R2)"
     return StoreError(what, where=store.url, fix=fix)
 
 
-_OTHER_NAMES = {
+_SCHEME_ALIASES = {
     "abfs": "az",
     "abfss": "az",
     "adl": "az",
@@ -83,7 +83,7 @@ _OTHER_NAMES = {
 }
 
 
-_WEB = ("http", "https")
+_WEB_SCHEMES = ("http", "https")
 
 
 def mended_url(text: str) -> str | None:
@@ -102,11 +102,16 @@ def mended_url(text: str) -> str | None:
         >>> mended_url("gs:/bucket/runs")
         'gs://bucket/runs'
     """
-    scheme, mark, rest = text.partition(":")
+    scheme, separator, rest = text.partition(":")
     scheme = scheme.lower()
-    if not mark or rest.startswith("//") or not scheme or scheme not in (*_OPENERS, *_OTHER_NAMES, *_WEB):
+    if (
+        not separator
+        or rest.startswith("//")
+        or not scheme
+        or scheme not in (*_OPENERS, *_SCHEME_ALIASES, *_WEB_SCHEMES)
+    ):
         return None
-    root = "file:///" if scheme == "file" else f"{_OTHER_NAMES.get(scheme, scheme)}://"
+    root = "file:///" if scheme == "file" else f"{_SCHEME_ALIASES.get(scheme, scheme)}://"
     return root + (rest.lstrip("/") or ("path" if scheme == "file" else "bucket"))
 
 
@@ -124,9 +129,9 @@ def require_url(text: str) -> None:
         >>> require_url("runs")
         >>> require_url("gs://bucket/runs")
     """
-    meant = mended_url(text)
-    if meant is not None:
-        raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {meant}, or ./{text} for a folder")
+    intended_url = mended_url(text)
+    if intended_url is not None:
+        raise BadInput(f"{text} is neither a URL nor a folder", fix=f"write {intended_url}, or ./{text} for a folder")
 
 
 def open_store(url: str, *, endpoint: str | None = None, patience: RetryPolicy | None = None) -> Store:
@@ -239,18 +244,18 @@ def _split(url: str) -> tuple[str, str]:
     if not url.strip() or "\0" in url:
         raise BadInput(f"{url!r} is no place to store anything", fix="give a folder, or gs://bucket/path")
     require_url(url)
-    scheme, mark, rest = url.partition("://")
-    if not mark:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return "", url
     scheme = scheme.lower()
     if scheme not in _OPENERS:
-        known = _OTHER_NAMES.get(scheme)
+        known = _SCHEME_ALIASES.get(scheme)
         fix = f"write {known}://" if known else "use a folder, gs://, s3://, az:// or memory://"
         raise BadInput(f"{url}: {scheme}:// is not a store that Headway knows", fix=fix)
     return scheme, rest
 
 
-def _folder(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+def _folder(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     from headway.storage.local import FolderStore
 
     path = local_path(url)
@@ -258,31 +263,31 @@ def _folder(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Sto
     return FolderStore(path)
 
 
-def _memory(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+def _memory(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     from headway.storage.memory import MemoryStore
 
     return MemoryStore(url)
 
 
-def _google(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+def _google(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     from headway.storage.gcs import GoogleCloud
     from headway.storage.object_store import ObjectStore
 
-    return ObjectStore(GoogleCloud.at(url, endpoint), patience)
+    return ObjectStore(GoogleCloud.from_url(url, endpoint), retry)
 
 
-def _amazon(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+def _amazon(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     from headway.storage.object_store import ObjectStore
     from headway.storage.s3 import AmazonCloud
 
-    return ObjectStore(AmazonCloud.at(url, endpoint), patience)
+    return ObjectStore(AmazonCloud.from_url(url, endpoint), retry)
 
 
-def _azure(url: str, endpoint: str | None, patience: RetryPolicy | None) -> Store:
+def _azure(url: str, endpoint: str | None, retry: RetryPolicy | None) -> Store:
     from headway.storage.azure import AzureCloud
     from headway.storage.object_store import ObjectStore
 
-    return ObjectStore(AzureCloud.at(url, endpoint), patience)
+    return ObjectStore(AzureCloud.from_url(url, endpoint), retry)
 
 
 _OPENERS: dict[str, Callable[[str, str | None, RetryPolicy | None], Store]] = {

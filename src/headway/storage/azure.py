@@ -46,21 +46,23 @@ class AzureCloud:
     _credentials: Credentials | None = None
 
     @classmethod
-    def at(cls, url: str, endpoint: str | None) -> AzureCloud:
+    def from_url(cls, url: str, endpoint: str | None) -> AzureCloud:
         container, folder = split_bucket(url, _EXAMPLE)
-        container, _, named = container.partition("@")
-        given = _connection_string()
-        told = _variable("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME")
-        account = named or told or given.get("AccountName", "")
+        container, _, url_account = container.partition("@")
+        connection = _connection_string()
+        from_env = _variable("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME")
+        account = url_account or from_env or connection.get("AccountName", "")
         if not container or not account:
             fix = f"export AZURE_STORAGE_ACCOUNT=NAME, or write {_EXAMPLE}"
             raise BadInput(f"{url} does not say which storage account the container is in", fix=fix)
-        address = endpoint or _variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT") or given.get("BlobEndpoint", "")
+        address = (
+            endpoint or _variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT") or connection.get("BlobEndpoint", "")
+        )
         key = _variable("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY")
         sas = _variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
         settings = {
-            "account_key": key or given.get("AccountKey", ""),
-            "sas_key": sas or given.get("SharedAccessSignature", ""),
+            "account_key": key or connection.get("AccountKey", ""),
+            "sas_key": sas or connection.get("SharedAccessSignature", ""),
         }
         return cls(
             url.rstrip("/"),
@@ -71,11 +73,11 @@ class AzureCloud:
             {name: value for name, value in settings.items() if value},
         )
 
-    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
+    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import AzureStore
 
         if self._credentials is None and not self.settings:
-            self._credentials = _identity(patience)
+            self._credentials = _identity(retry)
         config: dict[str, Any] = {"account_name": self.account, **self.settings}
         if self.endpoint:
             config["endpoint"] = self.endpoint
@@ -83,8 +85,8 @@ class AzureCloud:
             self.bucket,
             prefix=self.folder or None,
             config=config,  # type: ignore[arg-type]
-            client_options=client_options(patience, self.endpoint, request_s),  # type: ignore[arg-type]
-            retry_config=retry_config(patience, retries),  # type: ignore[arg-type]
+            client_options=client_options(retry, self.endpoint, request_s),  # type: ignore[arg-type]
+            retry_config=retry_config(retry, retries),  # type: ignore[arg-type]
             credential_provider=self._credentials,  # type: ignore[arg-type]
         )
 
@@ -106,17 +108,17 @@ class AzureCloud:
         )
 
 
-def _identity(patience: RetryPolicy) -> Credentials | None:
+def _identity(retry: RetryPolicy) -> Credentials | None:
     try:
         import_module("azure.identity")
     except ImportError:
         return None
-    return shared_credentials(_AzureTokens, patience, ("AZURE_", "IDENTITY_", "MSI_"))
+    return shared_credentials(_AzureTokens, retry, ("AZURE_", "IDENTITY_", "MSI_"))
 
 
 class _AzureTokens(Credentials):
-    def __init__(self, patience: RetryPolicy) -> None:
-        super().__init__(patience)
+    def __init__(self, retry: RetryPolicy) -> None:
+        super().__init__(retry)
         self._chain: Any = import_module("azure.identity").DefaultAzureCredential()
 
     def fetch(self) -> Mapping[str, Any]:

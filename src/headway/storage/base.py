@@ -121,42 +121,44 @@ class Store(Protocol):
 # Keys: only names that mean the same on every store and that stay below its URL
 
 
-TEMPORARY = ".headway-tmp-"  # a file being written; a crash may leave one behind; never listed
-LOCK = ".headway-lock"  # lock file that conditional writers of a folder hold while they compare and rename
+TEMPORARY_PREFIX = ".headway-tmp-"  # a file being written; a crash may leave one behind; never listed
+LOCK_FILE = ".headway-lock"  # lock file that conditional writers of a folder hold while they compare and rename
 
 
 def checked_key(key: str) -> str:
     """Return the key. Raises StoreError for one that could leave the store or that some store would change."""
-    fault = _fault(key)
-    if fault:
+    problem = _key_problem(key)
+    if problem:
         raise StoreError(
-            f"{key!r} cannot name an object: {fault}", fix="use a relative name such as events/a0001.jsonl"
+            f"{key!r} cannot name an object: {problem}", fix="use a relative name such as events/a0001.jsonl"
         )
     return key
 
 
 def checked_prefix(prefix: str) -> str:
     """Return the prefix, checked: a key cut off anywhere, also in the middle of a name or after a slash."""
-    folder, slash, begun = prefix.rpartition("/")
+    folder, slash, name_prefix = prefix.rpartition("/")
     if slash:
         checked_key(folder)
-    checked_key("x" + begun)  # with "x", because a prefix may end in "." or "..", which are no names by themselves
+    checked_key(
+        "x" + name_prefix
+    )  # with "x", because a prefix may end in "." or "..", which are no names by themselves
     return prefix
 
 
-def in_key_order(key: str) -> bytes:
+def sort_key(key: str) -> bytes:
     """Return the sort key for keys: object stores list by the name's bytes, so the order is the same everywhere."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def is_hidden(name: str) -> bool:
     """Return whether a file name belongs to the store itself and is not an object."""
-    return name.startswith((TEMPORARY, LOCK))
+    return name.startswith((TEMPORARY_PREFIX, LOCK_FILE))
 
 
-def can_be_listed(name: str) -> bool:
+def is_object_name(name: str) -> bool:
     """Return whether a file can be an object: neither one of the store's own files, nor an invalid key."""
-    return _fault(name) == ""
+    return _key_problem(name) == ""
 
 
 def checked_span(span: tuple[int, int]) -> tuple[int, int]:
@@ -166,7 +168,7 @@ def checked_span(span: tuple[int, int]) -> tuple[int, int]:
     return start, stop
 
 
-def _fault(key: str) -> str:
+def _key_problem(key: str) -> str:
     if not key:
         return "it is empty"
     if key.startswith("/") or key.endswith("/"):
@@ -181,5 +183,5 @@ def _fault(key: str) -> str:
         if part in ("", ".", ".."):
             return f"it has the part {part!r}, which could lead elsewhere"
         if is_hidden(part):
-            return f"names that start with {TEMPORARY} or {LOCK} belong to the store"
+            return f"names that start with {TEMPORARY_PREFIX} or {LOCK_FILE} belong to the store"
     return ""

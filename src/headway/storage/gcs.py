@@ -18,17 +18,17 @@ from headway.core.retry import RetryPolicy
 from headway.storage.object_store import (
     Credentials,
     client_options,
+    is_vendor_machine,
     retry_config,
-    runs_on,
     shared_credentials,
     split_bucket,
     unreachable,
 )
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_FRESH = timedelta(minutes=6)  # obstore asks again when less than four minutes are left: give it more than that
+_MIN_LIFETIME = timedelta(minutes=6)  # obstore asks again when less than four minutes are left: give it more than that
 _OBSTORE_READS = ("authorized_user", "service_account")  # types of credential file that obstore reads by itself
-_LOGIN = "gcloud auth application-default login"
+_LOGIN_COMMAND = "gcloud auth application-default login"
 
 
 @dataclass(slots=True)
@@ -41,22 +41,22 @@ class GoogleCloud:
     _credentials: Credentials | None = None
 
     @classmethod
-    def at(cls, url: str, endpoint: str | None) -> GoogleCloud:
+    def from_url(cls, url: str, endpoint: str | None) -> GoogleCloud:
         bucket, folder = split_bucket(url, "gs://bucket/folder")
         return cls(url.rstrip("/"), bucket, folder, endpoint.rstrip("/") if endpoint else None)
 
-    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
+    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import GCSStore
 
         if self._credentials is None:
-            self._credentials = self._choose_credentials(patience)
-        endpoint = self.endpoint or _emulator()
+            self._credentials = self._choose_credentials(retry)
+        endpoint = self.endpoint or _emulator_url()
         return GCSStore(
             self.bucket,
             prefix=self.folder or None,
             config={"base_url": endpoint} if endpoint else {},
-            client_options=client_options(patience, endpoint, request_s),  # type: ignore[arg-type]
-            retry_config=retry_config(patience, retries),  # type: ignore[arg-type]
+            client_options=client_options(retry, endpoint, request_s),  # type: ignore[arg-type]
+            retry_config=retry_config(retry, retries),  # type: ignore[arg-type]
             credential_provider=self._credentials,  # type: ignore[arg-type]
         )
 
@@ -64,28 +64,28 @@ class GoogleCloud:
         return self._credentials.error if self._credentials else None
 
     def login_command(self) -> str:
-        return _LOGIN
+        return _LOGIN_COMMAND
 
     def create_command(self) -> str:
         return f"gcloud storage buckets create gs://{self.bucket} --location=us-central1"
 
     def grant_command(self) -> str:
         account = self._credentials.account if self._credentials else ""
-        who = f"serviceAccount:{account}" if account else 'user:"$(gcloud config get account)"'
+        member = f"serviceAccount:{account}" if account else 'user:"$(gcloud config get account)"'
         return (
             f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} "
-            f"--member={who} --role=roles/storage.objectUser"
+            f"--member={member} --role=roles/storage.objectUser"
         )
 
-    def _choose_credentials(self, patience: RetryPolicy) -> Credentials | None:
-        if not self.endpoint and _emulator():
-            return _EmulatorToken(patience)
+    def _choose_credentials(self, retry: RetryPolicy) -> Credentials | None:
+        if not self.endpoint and _emulator_url():
+            return _EmulatorToken(retry)
         try:
             import_module("google.auth.transport.requests")
         except ImportError:
-            _require_a_file_that_obstore_reads()
+            _check_credential_file()
             return None
-        return shared_credentials(_GoogleTokens, patience, ("GOOGLE_", "GCE_", "CLOUDSDK_"))
+        return shared_credentials(_GoogleTokens, retry, ("GOOGLE_", "GCE_", "CLOUDSDK_"))
 
 
 class _EmulatorToken(Credentials):
@@ -94,8 +94,8 @@ class _EmulatorToken(Credentials):
 
 
 class _GoogleTokens(Credentials):
-    def __init__(self, patience: RetryPolicy) -> None:
-        super().__init__(patience)
+    def __init__(self, retry: RetryPolicy) -> None:
+        super().__init__(retry)
         self._credentials: Any = None
 
     def fetch(self) -> Mapping[str, Any]:
@@ -111,19 +111,21 @@ class _GoogleTokens(Credentials):
         except failures.RefreshError as error:
             if error.retryable:
                 raise unreachable("Google's token server", error) from error
-            raise Denied(f"Google refuses the credentials: {error}", fix=_LOGIN) from error
-        self._note_account()
+            raise Denied(f"Google refuses the credentials: {error}", fix=_LOGIN_COMMAND) from error
+        self._record_account()
         return {"token": self._credentials.token, "expires_at": self._expiry()}
 
     def _needs_refresh(self) -> bool:
         expiry = self._expiry()
-        return not self._credentials.token or (expiry is not None and expiry - datetime.now(timezone.utc) < _FRESH)
+        return not self._credentials.token or (
+            expiry is not None and expiry - datetime.now(timezone.utc) < _MIN_LIFETIME
+        )
 
     def _expiry(self) -> datetime | None:
         expiry: datetime | None = self._credentials.expiry  # Google's datetimes are naive, and in UTC
         return expiry.replace(tzinfo=timezone.utc) if expiry is not None and expiry.tzinfo is None else expiry
 
-    def _note_account(self) -> None:
+    def _record_account(self) -> None:
         email = getattr(self._credentials, "service_account_email", None)
         if email and "@" in email:  # until it is refreshed, a machine's account is called `default`
             self.account = email
@@ -141,27 +143,27 @@ def google_credentials(scope: str) -> tuple[Any, str | None]:
     except failures.DefaultCredentialsError as error:
         if _has_metadata_server():
             raise unreachable("Google's metadata server", error) from error
-        raise Denied(f"no Google credentials: {str(error).splitlines()[0]}", fix=_LOGIN) from error
+        raise Denied(f"no Google credentials: {str(error).splitlines()[0]}", fix=_LOGIN_COMMAND) from error
     return import_module("google.auth.credentials").with_scopes_if_required(credentials, [scope]), project
 
 
 def _has_metadata_server() -> bool:
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return False  # the file is invalid: waiting does not help
-    return bool(os.environ.get("GCE_METADATA_HOST")) or runs_on("Google")
+    return bool(os.environ.get("GCE_METADATA_HOST")) or is_vendor_machine("Google")
 
 
-def _emulator() -> str | None:
+def _emulator_url() -> str | None:
     host = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
     if not host:
         return None
     return host if "://" in host else f"http://{host}"
 
 
-def _require_a_file_that_obstore_reads() -> None:
-    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    usual = Path.home() / ".config/gcloud/application_default_credentials.json"
-    path = Path(named) if named else usual
+def _check_credential_file() -> None:
+    from_env = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    default_path = Path.home() / ".config/gcloud/application_default_credentials.json"
+    path = Path(from_env) if from_env else default_path
     try:
         kind = json.loads(path.read_text()).get("type")
     except (OSError, ValueError, AttributeError):

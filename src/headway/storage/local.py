@@ -26,23 +26,23 @@ from pathlib import Path
 from headway.core.errors import Conflict, Denied, DiskFull, NotThere, StoreError, Transient
 from headway.storage.base import (
     ABSENT,
-    LOCK,
-    TEMPORARY,
+    LOCK_FILE,
+    TEMPORARY_PREFIX,
     Entry,
-    can_be_listed,
     checked_key,
     checked_prefix,
     checked_span,
-    in_key_order,
+    is_object_name,
+    sort_key,
 )
-from headway.storage.transfer import Body, as_view, opened
+from headway.storage.transfer import Body, as_view, open_body
 
 _COPY_CHUNK = 4 << 20
 _COARSEST_CLOCK_NS = 2_000_000_000  # FAT and some old file systems store times in steps of two seconds
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-_KINDS: dict[int, type[StoreError]] = {
+_ERROR_TYPES: dict[int, type[StoreError]] = {
     errno.EACCES: Denied,
     errno.EPERM: Denied,
     errno.EROFS: Denied,
@@ -65,7 +65,7 @@ class FolderStore:
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
         path = self._path(key)
-        with self._translated("read", path), path.open("rb") as file:
+        with self._map_errors("read", path), path.open("rb") as file:
             if span is None:
                 return file.read()
             start, stop = checked_span(span)
@@ -74,9 +74,9 @@ class FolderStore:
 
     def write(self, key: str, body: Body, *, when: str | None = None) -> str:
         path = self._path(key)
-        with self._translated("write", path):
+        with self._map_errors("write", path):
             _make_directories(path.parent)
-            temporary = path.parent / f"{TEMPORARY}{os.urandom(8).hex()}"
+            temporary = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
             try:
                 _write_durably(temporary, body)
                 return self._publish(temporary, path, when)
@@ -85,19 +85,19 @@ class FolderStore:
 
     def stat(self, key: str) -> Entry:
         path = self._path(key)
-        with self._translated("look up", path):
-            found = _look(path)
+        with self._map_errors("look up", path):
+            found = _stat_opened(path)
             return Entry(key, found.st_size, _version(found))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        folder, _, begun = checked_prefix(prefix).rpartition("/")
+        folder, _, name_prefix = checked_prefix(prefix).rpartition("/")
         start = self.root / folder if folder else self.root
-        with self._translated("list", start):
-            yield from _walk(start, f"{folder}/" if folder else "", begun)
+        with self._map_errors("list", start):
+            yield from _walk(start, f"{folder}/" if folder else "", name_prefix)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._translated("delete", path):
+        with self._map_errors("delete", path):
             try:
                 path.unlink(missing_ok=True)
             except (IsADirectoryError, NotADirectoryError):
@@ -112,9 +112,9 @@ class FolderStore:
     def folders(self, prefix: str = "") -> Iterator[str]:
         """Yield the names of the folders directly below `prefix`, without walking into them."""
         start = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
-        with self._translated("list", start):
+        with self._map_errors("list", start):
             names = [name for name, entry in _scan(start) if entry.is_dir(follow_symlinks=False)]
-        yield from sorted(names, key=in_key_order)
+        yield from sorted(names, key=sort_key)
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
@@ -122,31 +122,31 @@ class FolderStore:
     def _publish(self, temporary: Path, path: Path, when: str | None) -> str:
         """Give the finished file its name; everything visible to readers happens here."""
         if when is None:
-            version = _stamp(temporary, path)
+            version = _set_mtime(temporary, path)
             os.replace(temporary, path)
         elif when == ABSENT:
-            version = _stamp(temporary, None)
+            version = _set_mtime(temporary, None)
             _link(temporary, path)
         else:
             with _locked(path.parent):
                 _require_version(path, when)
-                version = _stamp(temporary, path)
+                version = _set_mtime(temporary, path)
                 os.replace(temporary, path)
         _sync_directory(path.parent)
         return version
 
     @contextmanager
-    def _translated(self, verb: str, path: Path) -> Iterator[None]:
+    def _map_errors(self, verb: str, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _translate(error, verb, path) from error
+            raise _map_os_error(error, verb, path) from error
 
 
 @contextmanager
-def published_file(path: Path) -> Iterator[int]:
+def atomic_file(path: Path) -> Iterator[int]:
     """Yield a file descriptor to fill. The file appears when the block succeeds; otherwise nothing is left."""
-    temporary = path.parent / f"{TEMPORARY}{os.urandom(8).hex()}"
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
     try:
         _make_directories(path.parent)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -158,12 +158,12 @@ def published_file(path: Path) -> Iterator[int]:
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except OSError as error:
-        raise _translate(error, "write", path) from error
+        raise _map_os_error(error, "write", path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _translate(error: OSError, verb: str, path: Path) -> StoreError:
+def _map_os_error(error: OSError, verb: str, path: Path) -> StoreError:
     if verb == "write" and isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
         what = "a folder and a file cannot have the same name here, though objects in a bucket can"
         return StoreError(what, where=str(path), fix="choose another name")
@@ -171,7 +171,7 @@ def _translate(error: OSError, verb: str, path: Path) -> StoreError:
         return Transient(f"the folder vanished while {path.name} was written", where=str(path))
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
         return NotThere(f"there is no {path.name}", where=str(path))
-    kind = _KINDS.get(error.errno or 0, StoreError)
+    kind = _ERROR_TYPES.get(error.errno or 0, StoreError)
     reason = os.strerror(error.errno) if error.errno else str(error)
     if kind is DiskFull:
         fix = f"make room on the disk of {path.parent} (df -h {path.parent}), or choose another folder"
@@ -182,7 +182,7 @@ def _translate(error: OSError, verb: str, path: Path) -> StoreError:
     return kind(f"cannot {verb} {path.name}: {reason}", where=str(path))
 
 
-def _look(path: Path) -> os.stat_result:
+def _stat_opened(path: Path) -> os.stat_result:
     """Stat by opening: that asks an NFS server, whereas a bare stat may be answered from a cache, seconds old."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -198,27 +198,27 @@ def _version(found: os.stat_result) -> str:
     return f"{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
-def _stamp(temporary: Path, replaced: Path | None) -> str:
+def _set_mtime(temporary: Path, replaced: Path | None) -> str:
     """Set the mtime that makes the version: now, and in any case later than that of the file to be replaced."""
     before = 0
     if replaced is not None:
         try:
-            before = _look(replaced).st_mtime_ns
+            before = _stat_opened(replaced).st_mtime_ns
         except FileNotFoundError:
             pass
-    moment = max(time.time_ns(), before + 1)
-    os.utime(temporary, ns=(moment, moment))
-    stamped = temporary.stat()
-    if stamped.st_mtime_ns <= before:  # this file system stores coarser times than we set
-        moment = before + _COARSEST_CLOCK_NS
-        os.utime(temporary, ns=(moment, moment))
-        stamped = temporary.stat()
-    return _version(stamped)
+    mtime_ns = max(time.time_ns(), before + 1)
+    os.utime(temporary, ns=(mtime_ns, mtime_ns))
+    written = temporary.stat()
+    if written.st_mtime_ns <= before:  # this file system stores coarser times than we set
+        mtime_ns = before + _COARSEST_CLOCK_NS
+        os.utime(temporary, ns=(mtime_ns, mtime_ns))
+        written = temporary.stat()
+    return _version(written)
 
 
 def _require_version(path: Path, version: str) -> None:
     try:
-        present = _version(_look(path))
+        present = _version(_stat_opened(path))
     except FileNotFoundError:
         present = "nothing"
     if present != version:
@@ -227,7 +227,7 @@ def _require_version(path: Path, version: str) -> None:
 
 def _write_durably(path: Path, body: Body) -> None:
     if isinstance(body, Path):
-        with opened(body) as source, path.open("xb") as file:
+        with open_body(body) as source, path.open("xb") as file:
             shutil.copyfileobj(source, file, _COPY_CHUNK)
             file.flush()
             os.fsync(file.fileno())
@@ -257,7 +257,7 @@ def _link(temporary: Path, path: Path) -> None:
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Exclude the other conditional writers of this directory. Held for a few system calls."""
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -297,18 +297,18 @@ def _sync_directory(directory: Path) -> None:
 def _scan(directory: Path) -> list[tuple[str, os.DirEntry[str]]]:
     try:
         with os.scandir(directory) as entries:
-            return [(entry.name, entry) for entry in entries if can_be_listed(entry.name)]
+            return [(entry.name, entry) for entry in entries if is_object_name(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []  # does not exist yet, or was just deleted: nothing in it either way
 
 
-def _walk(directory: Path, folder: str, begun: str) -> Iterator[Entry]:
-    """Yield files below `directory` whose name there starts with `begun`, in the order in which object stores list."""
+def _walk(directory: Path, folder: str, name_prefix: str) -> Iterator[Entry]:
+    """Yield files below `directory` whose name there starts with `name_prefix`, in the order of object stores."""
     found = []
     for name, entry in _scan(directory):
-        if name.startswith(begun):
+        if name.startswith(name_prefix):
             is_folder = entry.is_dir(follow_symlinks=False)
-            found.append((in_key_order(name + "/" if is_folder else name), name, entry, is_folder))
+            found.append((sort_key(name + "/" if is_folder else name), name, entry, is_folder))
     for _, name, entry, is_folder in sorted(found, key=lambda item: item[0]):
         if is_folder:
             yield from _walk(directory / name, f"{folder}{name}/", "")

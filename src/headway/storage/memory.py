@@ -8,19 +8,19 @@ from pathlib import Path
 from threading import Lock
 
 from headway.core.errors import Conflict, NotThere
-from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, in_key_order
-from headway.storage.transfer import whole
+from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, sort_key
+from headway.storage.transfer import read_body
 
 
 @dataclass(slots=True)
-class _Space:
+class _Namespace:
     lock: Lock = field(default_factory=Lock)
     objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # key: bytes and version
     writes: int = 0
 
 
-_SPACES: dict[str, _Space] = {}
-_SPACES_LOCK = Lock()
+_NAMESPACES: dict[str, _Namespace] = {}
+_NAMESPACES_LOCK = Lock()
 
 
 class MemoryStore:
@@ -30,8 +30,8 @@ class MemoryStore:
         name, _, folder = url.partition("://")[2].partition("/")
         self.url = url if url.endswith("://") else url.rstrip("/")
         self._folder = folder.strip("/") + "/" if folder.strip("/") else ""
-        with _SPACES_LOCK:
-            self._space = _SPACES.setdefault(name, _Space())
+        with _NAMESPACES_LOCK:
+            self._namespace = _NAMESPACES.setdefault(name, _Namespace())
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
         body = self._object(key)[0]
@@ -42,14 +42,14 @@ class MemoryStore:
 
     def write(self, key: str, body: bytes | bytearray | memoryview | Path, *, when: str | None = None) -> str:
         name = self._folder + checked_key(key)
-        content = whole(body)
-        with self._space.lock:
-            present = self._space.objects.get(name)
-            if when is not None and when != (present[1] if present else ABSENT):
+        content = read_body(body)
+        with self._namespace.lock:
+            current = self._namespace.objects.get(name)
+            if when is not None and when != (current[1] if current else ABSENT):
                 raise Conflict(f"somebody else wrote {key} first", where=self.url)
-            self._space.writes += 1
-            version = str(self._space.writes)
-            self._space.objects[name] = (content, version)
+            self._namespace.writes += 1
+            version = str(self._namespace.writes)
+            self._namespace.objects[name] = (content, version)
         return version
 
     def stat(self, key: str) -> Entry:
@@ -58,21 +58,21 @@ class MemoryStore:
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         start = self._folder + checked_prefix(prefix)
-        with self._space.lock:
+        with self._namespace.lock:
             found = [
                 Entry(name[len(self._folder) :], len(body), version)
-                for name, (body, version) in self._space.objects.items()
+                for name, (body, version) in self._namespace.objects.items()
                 if name.startswith(start)
             ]
-        yield from sorted(found, key=lambda entry: in_key_order(entry.key))
+        yield from sorted(found, key=lambda entry: sort_key(entry.key))
 
     def delete(self, key: str) -> None:
-        with self._space.lock:
-            self._space.objects.pop(self._folder + checked_key(key), None)
+        with self._namespace.lock:
+            self._namespace.objects.pop(self._folder + checked_key(key), None)
 
     def _object(self, key: str) -> tuple[bytes, str]:
-        with self._space.lock:
-            present = self._space.objects.get(self._folder + checked_key(key))
-        if present is None:
+        with self._namespace.lock:
+            current = self._namespace.objects.get(self._folder + checked_key(key))
+        if current is None:
             raise NotThere(f"there is no {key}", where=self.url)
-        return present
+        return current

@@ -21,9 +21,9 @@ from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 from headway.core.errors import BadInput, Conflict, Denied, DiskFull, NoBucket, NotThere, StoreError, Transient
-from headway.core.retry import RetryPolicy, keep_trying
-from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, in_key_order
-from headway.storage.transfer import Body, as_view, size_of, whole
+from headway.core.retry import RetryPolicy, retry_transient
+from headway.storage.base import ABSENT, Entry, checked_key, checked_prefix, checked_span, sort_key
+from headway.storage.transfer import Body, as_view, body_size, read_body
 
 # The common interface of the three clouds: connecting, credentials, and the commands to log in, create and grant
 
@@ -35,7 +35,7 @@ class Cloud(Protocol):
     bucket: str
     updates_by_generation: bool  # GCS compares a number that listings do not include; the others compare the ETag
 
-    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
+    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
         """Return an obstore client. `retries` is for parts of large uploads; single requests are retried here."""
 
     def credential_error(self) -> StoreError | None:
@@ -54,8 +54,8 @@ class Credentials(ABC):
     Retries: the token server of a pod may answer only seconds after the pod has started.
     """
 
-    def __init__(self, patience: RetryPolicy) -> None:
-        self._patience = patience
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._retry = retry
         self._lock = Lock()
         self.error: StoreError | None = None
         self.account = ""  # the account's name, where the library tells it
@@ -67,7 +67,7 @@ class Credentials(ABC):
     def __call__(self) -> Mapping[str, Any]:
         with self._lock:
             try:
-                fetched = keep_trying(self.fetch, self._patience)
+                fetched = retry_transient(self.fetch, self._retry)
             except StoreError as error:
                 self.error = error
                 raise
@@ -80,17 +80,17 @@ _shared_lock = Lock()
 
 
 def shared_credentials(
-    kind: Callable[[RetryPolicy], Credentials], patience: RetryPolicy, variables: tuple[str, ...]
+    factory: Callable[[RetryPolicy], Credentials], retry: RetryPolicy, variables: tuple[str, ...]
 ) -> Credentials:
     """Return credentials shared by all stores of this process, so that a token is fetched once.
 
     `variables` are prefixes of the environment variables that select the credentials; other values get another set.
     """
     chosen = sorted((name, value) for name, value in os.environ.items() if name.startswith((*variables, "HOME")))
-    key = (kind, patience, *chosen)
+    key = (factory, retry, *chosen)
     with _shared_lock:
         if key not in _shared:
-            _shared[key] = kind(patience)
+            _shared[key] = factory(retry)
         return _shared[key]
 
 
@@ -102,27 +102,27 @@ def split_bucket(url: str, example: str) -> tuple[str, str]:
     return bucket, folder.strip("/")
 
 
-def client_options(patience: RetryPolicy, endpoint: str | None, request_s: float) -> dict[str, Any]:
+def client_options(retry: RetryPolicy, endpoint: str | None, request_s: float) -> dict[str, Any]:
     return {
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
-        "connect_timeout": timedelta(seconds=patience.connect_s),
+        "connect_timeout": timedelta(seconds=retry.connect_s),
         "timeout": timedelta(seconds=request_s),
     }
 
 
-def retry_config(patience: RetryPolicy, retries: int) -> dict[str, Any]:
+def retry_config(retry: RetryPolicy, retries: int) -> dict[str, Any]:
     return {
         "max_retries": retries,
-        "retry_timeout": timedelta(seconds=patience.total_s),
+        "retry_timeout": timedelta(seconds=retry.total_s),
         "backoff": {
-            "init_backoff": timedelta(seconds=patience.first_pause_s),
-            "max_backoff": timedelta(seconds=patience.longest_pause_s),
+            "init_backoff": timedelta(seconds=retry.first_pause_s),
+            "max_backoff": timedelta(seconds=retry.longest_pause_s),
             "base": 2,
         },
     }
 
 
-def runs_on(vendor: str) -> bool:
+def is_vendor_machine(vendor: str) -> bool:
     """Return whether this machine is the vendor's: then a metadata server that does not answer yet is retried."""
     try:
         return vendor in Path("/sys/class/dmi/id/sys_vendor").read_text()
@@ -140,11 +140,11 @@ _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _SENTENCE = re.compile(r": ([^:]*) \(code: \d{3}\)$")  # how obstore reports failures of an Azure batch
-_PAST_THE_END = re.compile(r"Wanted range starting at \d+, but object was|CONTENT_RANGE header: \"bytes \d+--1/")
+_RANGE_PAST_END = re.compile(r"Wanted range starting at \d+, but object was|CONTENT_RANGE header: \"bytes \d+--1/")
 
 # Matched by the response's error code; by its message only if it has none. Never by the whole text: it names the key.
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "The specified container does not exist."}
-_TRY_AGAIN = {
+_RETRYABLE = {
     "ConditionalRequestConflict",
     "ContainerBeingDeleted",
     "OperationAborted",
@@ -168,16 +168,16 @@ _CLOCK = "RequestTimeTooSkewed"
 _REGION = {"AuthorizationHeaderMalformed", "PermanentRedirect"}
 
 
-class PastTheEnd(StoreError):
+class RangePastEnd(StoreError):
     """A range that starts at or past the object's end. Clouds refuse it; we return no bytes."""
 
 
-class PerhapsNoBucket(NotThere):
+class AmbiguousNotFound(NotThere):
     """A 404 without an error code, as for HEAD requests: either the object or the whole bucket is missing."""
 
 
-def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
-    """Map an obstore error to ours. `doing` names the operation: "write lease.json".
+def map_error(error: Exception, cloud: Cloud, operation: str) -> StoreError:
+    """Map an obstore error to ours. `operation` names the operation: "write lease.json".
 
     The order of the checks matters: a missing bucket may look like a failed condition (S3), and a denied one like "not
     found" to a HEAD request, whose response has no text; the caller resolves that last case.
@@ -189,27 +189,29 @@ def translated(error: Exception, cloud: Cloud, doing: str) -> StoreError:
         return reason
     if code in _NO_BUCKET:
         return no_bucket(cloud)
-    if code in _TRY_AGAIN or status in (408, 429) or (status >= 500 and status != 507):
-        return Transient(f"cannot {doing}: {_said(text)}", where=where)
+    if code in _RETRYABLE or status in (408, 429) or (status >= 500 and status != 507):
+        return Transient(f"cannot {operation}: {_server_message(text)}", where=where)
     if code in _LOCKED:
-        return Denied(f"may not {doing}: {_said(text)}", where=where, fix="remove the lease or the retention policy")
-    if _kind(error) in ("AlreadyExistsError", "PreconditionError"):  # also where S3 has no object to update
-        return Conflict(f"cannot {doing}: somebody else wrote it first", where=where)
+        return Denied(
+            f"may not {operation}: {_server_message(text)}", where=where, fix="remove the lease or the retention policy"
+        )
+    if _error_name(error) in ("AlreadyExistsError", "PreconditionError"):  # also where S3 has no object to update
+        return Conflict(f"cannot {operation}: somebody else wrote it first", where=where)
     if status == 404 or isinstance(error, FileNotFoundError):
-        kind = NotThere if code else PerhapsNoBucket
-        return kind(f"cannot {doing}: it is not there", where=where)
-    if status == 416 or _PAST_THE_END.search(text):
-        return PastTheEnd(f"cannot {doing}: the object ends before that", where=where)
-    if status in (401, 403) or code in _BAD_LOGIN or _kind(error) == "UnauthenticatedError":
-        return _denied(text, status, cloud, doing)
+        kind = NotThere if code else AmbiguousNotFound
+        return kind(f"cannot {operation}: it is not there", where=where)
+    if status == 416 or _RANGE_PAST_END.search(text):
+        return RangePastEnd(f"cannot {operation}: the object ends before that", where=where)
+    if status in (401, 403) or code in _BAD_LOGIN or _error_name(error) == "UnauthenticatedError":
+        return _denied(text, status, cloud, operation)
     if status == 507:
-        return DiskFull(f"cannot {doing}: the store has no space left", where=where)
+        return DiskFull(f"cannot {operation}: the store has no space left", where=where)
     if code in _REGION or "incorrectly configured region" in text:
         fix = f'export AWS_REGION="$(aws s3api get-bucket-location --bucket {cloud.bucket} --output text)"'
-        return StoreError(f"cannot {doing}: the bucket is in another region", where=where, fix=fix)
-    if status == 0 and _kind(error) == "GenericError":
-        return Transient(f"cannot {doing}: {_said(text)}", where=where)
-    return StoreError(f"cannot {doing}: {_said(text)}", where=where)
+        return StoreError(f"cannot {operation}: the bucket is in another region", where=where, fix=fix)
+    if status == 0 and _error_name(error) == "GenericError":
+        return Transient(f"cannot {operation}: {_server_message(text)}", where=where)
+    return StoreError(f"cannot {operation}: {_server_message(text)}", where=where)
 
 
 def no_bucket(cloud: Cloud) -> NoBucket:
@@ -219,10 +221,10 @@ def no_bucket(cloud: Cloud) -> NoBucket:
 def bad_configuration(error: Exception, cloud: Cloud) -> BadInput:
     """Map an obstore error about settings, raised before any request was made."""
     text = str(error).partition("\n\nDebug source")[0]
-    return BadInput(f"this store cannot be opened: {_said(text)}", where=cloud.url, fix=cloud.login_command())
+    return BadInput(f"this store cannot be opened: {_server_message(text)}", where=cloud.url, fix=cloud.login_command())
 
 
-def _denied(text: str, status: int, cloud: Cloud, doing: str) -> Denied:
+def _denied(text: str, status: int, cloud: Cloud, operation: str) -> Denied:
     code = _code(text)
     if code == _CLOCK:
         fix = "set this machine's clock (timedatectl set-ntp true)"
@@ -230,10 +232,10 @@ def _denied(text: str, status: int, cloud: Cloud, doing: str) -> Denied:
         fix = cloud.login_command()
     else:
         fix = cloud.grant_command()
-    return Denied(f"may not {doing}: {_said(text)}", where=cloud.url, fix=fix)
+    return Denied(f"may not {operation}: {_server_message(text)}", where=cloud.url, fix=fix)
 
 
-def _kind(error: Exception) -> str:
+def _error_name(error: Exception) -> str:
     return type(error).__name__
 
 
@@ -243,12 +245,12 @@ def _code(text: str) -> str:
     return found[1] if (found := _SENTENCE.search(text)) else ""
 
 
-def _said(text: str) -> str:
+def _server_message(text: str) -> str:
     """Extract the server's message, without the markup around it."""
     if code := _CODE.search(text):
         message = _MESSAGE.search(text)
-        said = " ".join((message[1] if message else "").split())
-        return f"{code[1]}: {said}" if said else code[1]
+        detail = " ".join((message[1] if message else "").split())
+        return f"{code[1]}: {detail}" if detail else code[1]
     reason = " ".join(text.split())
     tail = reason.rpartition(" - ")[2]
     return tail if len(tail) <= 300 else tail[:300] + "…"
@@ -256,51 +258,51 @@ def _said(text: str) -> str:
 
 Result = TypeVar("Result")
 
-_SPAN = 8 << 20  # bytes of one part of a large transfer
-_SIDE_BY_SIDE = 4
-_MOST_PARTS = 9_000  # S3 and GCS allow 10,000
-_SLOWEST = 256 << 10  # bytes per second: the slowest transfer that does not time out
-_LARGEST_PUT = 5 << 30  # S3's limit for one request
+_PART_BYTES = 8 << 20  # bytes of one part of a large transfer
+_PARALLEL_PARTS = 4
+_MAX_PARTS = 9_000  # S3 and GCS allow 10,000
+_MIN_BYTES_PER_S = 256 << 10  # bytes per second: the slowest transfer that does not time out
+_MAX_PUT_BYTES = 5 << 30  # S3's limit for one request
 _STAMP = "headwaywrite"  # metadata key of conditional writes; Azure requires a plain identifier
 
-_threads_of = 0  # pid of the process in which obstore's threads were started
+_threads_pid = 0  # pid of the process in which obstore's threads were started
 
 
 class ObjectStore:
     """A folder of a bucket. Opening it costs nothing; the first request fetches credentials."""
 
-    def __init__(self, cloud: Cloud, patience: RetryPolicy | None = None) -> None:
+    def __init__(self, cloud: Cloud, retry: RetryPolicy | None = None) -> None:
         self.url = cloud.url
         self._cloud = cloud
-        self._patience = patience or RetryPolicy()
-        self._bucket_seen = False
-        self._connected = lru_cache(maxsize=4)(self._connect)
+        self._retry = retry or RetryPolicy()
+        self._bucket_exists = False
+        self._cached_client = lru_cache(maxsize=4)(self._connect)
 
     def read(self, key: str, span: tuple[int, int] | None = None) -> bytes:
         checked_key(key)
         if span is None:
-            return self._try(f"read {key}", lambda: self._read_whole(key))
+            return self._with_retries(f"read {key}", lambda: self._read_whole(key))
         start, stop = checked_span(span)
         if start == stop:
             self.stat(key)
             return b""
-        return self._try(f"read {key}", lambda: self._read_span(key, start, stop))
+        return self._with_retries(f"read {key}", lambda: self._read_span(key, start, stop))
 
     def write(self, key: str, body: Body, *, when: str | None = None) -> str:
         checked_key(key)
-        size = size_of(body)
+        size = body_size(body)
         if when is not None:
-            return self._write_if(key, body, size, when)
-        if size > _SPAN:
+            return self._write_conditional(key, body, size, when)
+        if size > _PART_BYTES:
             return self._write_parts(key, body, size)
-        content = whole(body) if isinstance(body, Path) else as_view(body)
-        return self._try(f"write {key}", lambda: self._put(key, content, "overwrite"), of_bucket=True)
+        content = read_body(body) if isinstance(body, Path) else as_view(body)
+        return self._with_retries(f"write {key}", lambda: self._put(key, content, "overwrite"), needs_only_bucket=True)
 
     def stat(self, key: str) -> Entry:
         import obstore
 
         checked_key(key)
-        meta = self._try(f"look up {key}", lambda: obstore.head(self._single(), key))
+        meta = self._with_retries(f"look up {key}", lambda: obstore.head(self._plain_client(), key))
         return Entry(key, meta["size"], _version(meta))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -309,19 +311,19 @@ class ObjectStore:
         folder = checked_prefix(prefix).rpartition("/")[0]
 
         def collect() -> list[Entry]:
-            found = obstore.list(self._single(), folder or None).collect()
+            found = obstore.list(self._plain_client(), folder or None).collect()
             return [Entry(meta["path"], meta["size"], _version(meta)) for meta in found]
 
-        entries = self._try(f"list {prefix or 'the bucket'}", collect, of_bucket=True)
+        entries = self._with_retries(f"list {prefix or 'the bucket'}", collect, needs_only_bucket=True)
         # Do not rely on a sorted listing: S3's directory buckets are not sorted.
-        yield from sorted((e for e in entries if e.key.startswith(prefix)), key=lambda e: in_key_order(e.key))
+        yield from sorted((e for e in entries if e.key.startswith(prefix)), key=lambda e: sort_key(e.key))
 
     def delete(self, key: str) -> None:
         import obstore
 
         checked_key(key)
         try:
-            self._try(f"delete {key}", lambda: obstore.delete(self._single(), key))
+            self._with_retries(f"delete {key}", lambda: obstore.delete(self._plain_client(), key))
         except NotThere:
             return
 
@@ -332,10 +334,12 @@ class ObjectStore:
         folder = checked_prefix(prefix).rstrip("/")
 
         def collect() -> list[str]:
-            found = obstore.list_with_delimiter(self._single(), folder or None)["common_prefixes"]
+            found = obstore.list_with_delimiter(self._plain_client(), folder or None)["common_prefixes"]
             return [path.rstrip("/").rpartition("/")[2] for path in found]
 
-        yield from sorted(self._try(f"list {prefix or 'the bucket'}", collect, of_bucket=True), key=in_key_order)
+        yield from sorted(
+            self._with_retries(f"list {prefix or 'the bucket'}", collect, needs_only_bucket=True), key=sort_key
+        )
 
     # Reading
 
@@ -345,35 +349,37 @@ class ObjectStore:
         One request is enough for most objects, and none is wasted.
         """
         try:
-            found = self._ask(key, 0, _SPAN, None)
-        except PastTheEnd:
+            found = self._start_read(key, 0, _PART_BYTES, None)
+        except RangePastEnd:
             return self._read_span(key, 0, 1)  # an empty object has no first part
         size, e_tag = found.meta["size"], found.meta["e_tag"]
-        return b"".join(self._read_parts(key, _SPAN, size, e_tag, lambda: self._arrived(key, found, 0, _SPAN)))
+        return b"".join(
+            self._read_parts(key, _PART_BYTES, size, e_tag, lambda: self._finish_read(key, found, 0, _PART_BYTES))
+        )
 
     def _read_span(self, key: str, start: int, stop: int) -> bytes:
-        if stop - start > 2 * _SPAN:
+        if stop - start > 2 * _PART_BYTES:
             entry = self.stat(key)
             return b"".join(self._read_parts(key, start, min(stop, entry.size), f'"{entry.version}"'))
         try:
             return bytes(self._read_part(key, start, stop, None))
-        except PastTheEnd:
+        except RangePastEnd:
             if start < self.stat(key).size:
                 raise
             return b""
 
     def _read_part(self, key: str, start: int, stop: int, e_tag: str | None) -> memoryview:
-        return self._arrived(key, self._ask(key, start, stop, e_tag), start, stop)
+        return self._finish_read(key, self._start_read(key, start, stop, e_tag), start, stop)
 
-    def _ask(self, key: str, start: int, stop: int, e_tag: str | None) -> Any:
+    def _start_read(self, key: str, start: int, stop: int, e_tag: str | None) -> Any:
         """Start a read: return the response's head with the object's size and ETag; the body is still arriving."""
         import obstore
 
         options: Any = {"range": (start, stop), "if_match": e_tag} if e_tag else {"range": (start, stop)}
-        return self._translate(f"read {key}", lambda: obstore.get(self._single(), key, options=options))
+        return self._map_errors(f"read {key}", lambda: obstore.get(self._plain_client(), key, options=options))
 
-    def _arrived(self, key: str, found: Any, start: int, stop: int) -> memoryview:
-        content = self._translate(f"read {key}", lambda: memoryview(found.bytes()))
+    def _finish_read(self, key: str, found: Any, start: int, stop: int) -> memoryview:
+        content = self._map_errors(f"read {key}", lambda: memoryview(found.bytes()))
         expected = min(stop, found.meta["size"]) - start
         if len(content) != expected:
             raise Transient(f"only {len(content)} of {expected} bytes of {key} arrived", where=self.url)
@@ -389,13 +395,13 @@ class ObjectStore:
         from concurrent.futures import ThreadPoolExecutor
 
         def part(at: int) -> memoryview:
-            return keep_trying(lambda: self._read_part(key, at, min(at + _SPAN, stop), e_tag), self._patience)
+            return retry_transient(lambda: self._read_part(key, at, min(at + _PART_BYTES, stop), e_tag), self._retry)
 
         if start >= stop:
             return (first(),) if first else ()
-        pool = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="read")
+        pool = ThreadPoolExecutor(_PARALLEL_PARTS, thread_name_prefix="read")
         try:
-            others = [pool.submit(part, at) for at in range(start, stop, _SPAN)]
+            others = [pool.submit(part, at) for at in range(start, stop, _PART_BYTES)]
             return (*((first(),) if first else ()), *(other.result() for other in others))
         except Conflict as error:
             raise Transient(f"{key} was replaced while it was read", where=self.url) from error
@@ -414,15 +420,15 @@ class ObjectStore:
     def _write_parts(self, key: str, body: Body, size: int) -> str:
         import obstore
 
-        chunk = max(_SPAN, -(-size // _MOST_PARTS))
+        chunk = max(_PART_BYTES, -(-size // _MAX_PARTS))
         content = body if isinstance(body, Path) else as_view(body)
 
         def upload() -> None:
-            client = self._client(self._patience.tries - 1, _SIDE_BY_SIDE * chunk)
-            obstore.put(client, key, content, chunk_size=chunk, max_concurrency=_SIDE_BY_SIDE)
+            client = self._client(self._retry.tries - 1, _PARALLEL_PARTS * chunk)
+            obstore.put(client, key, content, chunk_size=chunk, max_concurrency=_PARALLEL_PARTS)
 
         try:
-            self._translate(f"write {key}", upload)
+            self._map_errors(f"write {key}", upload)
         except NotThere as error:
             raise no_bucket(self._cloud) from error
         arrived = self.stat(key)
@@ -430,29 +436,31 @@ class ObjectStore:
             raise Transient(f"{arrived.size} of {size} bytes of {key} arrived", where=self.url)
         return arrived.version
 
-    def _write_if(self, key: str, body: Body, size: int, when: str) -> str:
+    def _write_conditional(self, key: str, body: Body, size: int, when: str) -> str:
         """Write in one request: only a single put can be conditional."""
-        if size > _LARGEST_PUT:
+        if size > _MAX_PUT_BYTES:
             raise StoreError(f"{key} is too large to be written on a condition: {size} bytes", where=self.url)
-        content = whole(body) if isinstance(body, Path) else as_view(body)
+        content = read_body(body) if isinstance(body, Path) else as_view(body)
         stamp = uuid.uuid4().hex
         failed_before = False
 
         def attempt() -> str:
             nonlocal failed_before
             try:
-                return self._translate(f"write {key}", lambda: self._put(key, content, self._mode(key, when), stamp))
+                return self._map_errors(
+                    f"write {key}", lambda: self._put(key, content, self._put_mode(key, when), stamp)
+                )
             except Transient:
                 failed_before = True
                 raise
             except Conflict:
-                if failed_before and (ours := self._stamped(key, stamp)):
+                if failed_before and (ours := self._version_if_ours(key, stamp)):
                     return ours
                 raise
 
-        return self._try(f"write {key}", attempt, of_bucket=True)
+        return self._with_retries(f"write {key}", attempt, needs_only_bucket=True)
 
-    def _mode(self, key: str, when: str) -> Any:
+    def _put_mode(self, key: str, when: str) -> Any:
         import obstore
 
         if when == ABSENT:
@@ -461,7 +469,7 @@ class ObjectStore:
         if not self._cloud.updates_by_generation:
             return {"e_tag": e_tag}
         try:
-            meta = self._translate(f"look up {key}", lambda: obstore.head(self._single(), key))
+            meta = self._map_errors(f"look up {key}", lambda: obstore.head(self._plain_client(), key))
         except NotThere:
             if self._bucket_missing():
                 raise no_bucket(self._cloud) from None
@@ -470,65 +478,65 @@ class ObjectStore:
             raise Conflict(f"cannot write {key}: somebody else wrote it first", where=self.url)
         return {"e_tag": e_tag, "version": str(meta["version"])}
 
-    def _stamped(self, key: str, stamp: str) -> str | None:
+    def _version_if_ours(self, key: str, stamp: str) -> str | None:
         """Return the object's version if it is our own write, whose response was lost; else None."""
         import obstore
 
-        found = self._translate(f"read {key}", lambda: obstore.get(self._single(), key))
+        found = self._map_errors(f"read {key}", lambda: obstore.get(self._plain_client(), key))
         return _version(found.meta) if found.attributes.get(_STAMP) == stamp else None
 
     # Retries and error mapping
 
-    def _try(self, doing: str, call: Callable[[], Result], *, of_bucket: bool = False) -> Result:
-        """Retry and map errors. `of_bucket`: the operation needs only the bucket, so a 404 means that it is missing."""
+    def _with_retries(self, operation: str, call: Callable[[], Result], *, needs_only_bucket: bool = False) -> Result:
+        """Retry and map errors. With `needs_only_bucket`, a 404 means that the bucket is missing."""
         try:
-            result = keep_trying(lambda: self._translate(doing, call), self._patience)
+            result = retry_transient(lambda: self._map_errors(operation, call), self._retry)
         except NotThere as error:
-            if of_bucket or (isinstance(error, PerhapsNoBucket) and self._bucket_missing()):
+            if needs_only_bucket or (isinstance(error, AmbiguousNotFound) and self._bucket_missing()):
                 raise no_bucket(self._cloud) from error
             raise
-        self._bucket_seen = True
+        self._bucket_exists = True
         return result
 
-    def _translate(self, doing: str, call: Callable[[], Result]) -> Result:
+    def _map_errors(self, operation: str, call: Callable[[], Result]) -> Result:
         try:
             return call()
-        except _foreign_errors() as error:
-            raise translated(error, self._cloud, doing) from error
+        except _obstore_errors() as error:
+            raise map_error(error, self._cloud, operation) from error
 
     def _bucket_missing(self) -> bool:
         """Resolve a HEAD request's ambiguous 404. Makes a request only until the bucket has been seen once."""
         import obstore
 
-        if self._bucket_seen:
+        if self._bucket_exists:
             return False
         try:
-            self._translate("list the bucket", lambda: obstore.list_with_delimiter(self._single()))
+            self._map_errors("list the bucket", lambda: obstore.list_with_delimiter(self._plain_client()))
         except (NotThere, NoBucket):
             return True
         except StoreError:
             return False  # it cannot be listed: it exists, or we cannot know
-        self._bucket_seen = True
+        self._bucket_exists = True
         return False
 
-    def _single(self) -> Any:
+    def _plain_client(self) -> Any:
         return self._client(0)
 
     def _client(self, retries: int, size: int = 0) -> Any:
         """Return a client whose timeout allows for `size` bytes, in whole minutes so that few clients are made."""
-        _refuse_after_fork(self.url)
-        minutes = size // _SLOWEST // 60
-        return self._connected(retries, self._patience.request_s + 60 * minutes)
+        _check_not_forked(self.url)
+        minutes = size // _MIN_BYTES_PER_S // 60
+        return self._cached_client(retries, self._retry.request_s + 60 * minutes)
 
     def _connect(self, retries: int, request_s: float) -> Any:
         try:
-            return self._cloud.connect(self._patience, retries=retries, request_s=request_s)
-        except _foreign_errors() as error:
+            return self._cloud.connect(self._retry, retries=retries, request_s=request_s)
+        except _obstore_errors() as error:
             raise bad_configuration(error, self._cloud) from error
 
 
 @lru_cache(maxsize=1)
-def _foreign_errors() -> tuple[type[Exception], ...]:
+def _obstore_errors() -> tuple[type[Exception], ...]:
     """Return all exceptions that obstore raises, by its documentation. Any other is our own bug and propagates."""
     from obstore.exceptions import BaseError
 
@@ -540,10 +548,10 @@ def _version(meta: Any) -> str:
     return str(meta["e_tag"] or "none").strip('"')
 
 
-def _refuse_after_fork(url: str) -> None:
-    global _threads_of
-    if not _threads_of:
-        _threads_of = os.getpid()
-    elif _threads_of != os.getpid():
+def _check_not_forked(url: str) -> None:
+    global _threads_pid
+    if not _threads_pid:
+        _threads_pid = os.getpid()
+    elif _threads_pid != os.getpid():
         fix = 'start the process with multiprocessing.get_context("spawn")'
         raise StoreError("an object store cannot be used in a forked process, where it would hang", where=url, fix=fix)

@@ -18,14 +18,14 @@ from headway.core.retry import RetryPolicy
 from headway.storage.object_store import (
     Credentials,
     client_options,
+    is_vendor_machine,
     retry_config,
-    runs_on,
     shared_credentials,
     split_bucket,
 )
 
 # botocore renews its own keys in time; obstore only has to ask again, which it does when five minutes are left.
-_ASK_AGAIN = timedelta(minutes=10)
+_TOKEN_LIFETIME = timedelta(minutes=10)
 _ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucket")
 
 
@@ -40,16 +40,16 @@ class AmazonCloud:
     _region: str = ""
 
     @classmethod
-    def at(cls, url: str, endpoint: str | None) -> AmazonCloud:
+    def from_url(cls, url: str, endpoint: str | None) -> AmazonCloud:
         bucket, folder = split_bucket(url, "s3://bucket/folder")
         address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         return cls(url.rstrip("/"), bucket, folder, address.rstrip("/") or None)
 
-    def connect(self, patience: RetryPolicy, *, retries: int, request_s: float) -> Any:
+    def connect(self, retry: RetryPolicy, *, retries: int, request_s: float) -> Any:
         from obstore.store import S3Store
 
         if not self._region:
-            self._choose_credentials(patience)
+            self._choose_credentials(retry)
         config: dict[str, Any] = {
             "region": self._region,
             "conditional_put": "etag",
@@ -61,8 +61,8 @@ class AmazonCloud:
             self.bucket,
             prefix=self.folder or None,
             config=config,  # type: ignore[arg-type]
-            client_options=client_options(patience, self.endpoint, request_s),  # type: ignore[arg-type]
-            retry_config=retry_config(patience, retries),  # type: ignore[arg-type]
+            client_options=client_options(retry, self.endpoint, request_s),  # type: ignore[arg-type]
+            retry_config=retry_config(retry, retries),  # type: ignore[arg-type]
             credential_provider=self._credentials,  # type: ignore[arg-type]
         )
 
@@ -84,26 +84,26 @@ class AmazonCloud:
             f"--policy-document '{policy}'  (ROLE: see aws sts get-caller-identity)"
         )
 
-    def _choose_credentials(self, patience: RetryPolicy) -> None:
+    def _choose_credentials(self, retry: RetryPolicy) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         try:
             import_module("boto3")
         except ImportError:
-            _require_keys_that_obstore_reads()
+            _check_key_source()
             self._region = region or "us-east-1"
             return
-        keys = shared_credentials(_AmazonKeys, patience, ("AWS_",))
+        keys = shared_credentials(_AmazonKeys, retry, ("AWS_",))
         assert isinstance(keys, _AmazonKeys)
         self._credentials = keys
         self._region = region or keys.session.region_name or "us-east-1"
 
 
 class _AmazonKeys(Credentials):
-    def __init__(self, patience: RetryPolicy) -> None:
-        super().__init__(patience)
+    def __init__(self, retry: RetryPolicy) -> None:
+        super().__init__(retry)
         core = import_module("botocore.session").get_session()
-        if runs_on("Amazon"):  # by default botocore asks the metadata server once
-            core.set_config_variable("metadata_service_num_attempts", patience.tries)
+        if is_vendor_machine("Amazon"):  # by default botocore asks the metadata server once
+            core.set_config_variable("metadata_service_num_attempts", retry.tries)
         self.session: Any = import_module("boto3").Session(botocore_session=core)
 
     def fetch(self) -> Mapping[str, Any]:
@@ -121,11 +121,11 @@ class _AmazonKeys(Credentials):
             "access_key_id": keys.access_key,
             "secret_access_key": keys.secret_key,
             "token": keys.token,
-            "expires_at": datetime.now(timezone.utc) + _ASK_AGAIN,
+            "expires_at": datetime.now(timezone.utc) + _TOKEN_LIFETIME,
         }
 
 
-def _require_keys_that_obstore_reads() -> None:
+def _check_key_source() -> None:
     """Raise MissingExtra for keys in ~/.aws: obstore alone knows variables, web identity, containers, instances."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from headway.core.errors import StoreError, Transient
-from headway.storage.base import Entry, Store, in_key_order
+from headway.storage.base import Entry, Store, sort_key
 
 # Make the same small request for many keys in parallel: in a bucket, each is mostly latency.
 
 
 Result = TypeVar("Result")
-AT_ONCE = 32
-_WORTH_THREADS = 4
+MAX_PARALLEL = 32
+_MIN_KEYS_FOR_THREADS = 4
 
 
-def for_each(request: Callable[[str], Result], keys: Sequence[str]) -> list[Result]:
+def map_parallel(request: Callable[[str], Result], keys: Sequence[str]) -> list[Result]:
     """Return the results in the order of `keys`. The first error is raised once the requests under way have ended."""
-    if len(keys) < _WORTH_THREADS:
+    if len(keys) < _MIN_KEYS_FOR_THREADS:
         return [request(key) for key in keys]
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(AT_ONCE, len(keys)), thread_name_prefix="requests") as pool:
-        asked = [pool.submit(request, key) for key in keys]
+    with ThreadPoolExecutor(min(MAX_PARALLEL, len(keys)), thread_name_prefix="requests") as pool:
+        futures = [pool.submit(request, key) for key in keys]
         try:
-            return [one.result() for one in asked]
+            return [future.result() for future in futures]
         except BaseException:  # Ctrl-C too: cancel requests that have not started
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -39,7 +39,7 @@ def for_each(request: Callable[[str], Result], keys: Sequence[str]) -> list[Resu
 Body = bytes | bytearray | memoryview | Path
 
 
-def opened(path: Path) -> BinaryIO:
+def open_body(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
@@ -51,21 +51,21 @@ def as_view(body: bytes | bytearray | memoryview) -> memoryview:
     return memoryview(body).cast("B")
 
 
-def whole(body: Body) -> bytes:
+def read_body(body: Body) -> bytes:
     if not isinstance(body, Path):
         return bytes(body)
-    with opened(body) as file:
+    with open_body(body) as file:
         return file.read()
 
 
-def size_of(body: Body) -> int:
+def body_size(body: Body) -> int:
     if not isinstance(body, Path):
         return memoryview(body).nbytes
-    with opened(body) as file:
+    with open_body(body) as file:
         return file.seek(0, 2)
 
 
-SPAN = 8 << 20  # bytes per request: large enough to be fast, small enough to be retried cheaply
+CHUNK_BYTES = 8 << 20  # bytes per request: large enough to be fast, small enough to be retried cheaply
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -95,11 +95,11 @@ def fetch_file(store: Store, key: str, path: Path, *, parallel: int = 4, progres
         >>> fetch_file(store, "weights.bin", Path("weights.bin")).size
         4
     """
-    from headway.storage.local import published_file
+    from headway.storage.local import atomic_file
 
     entry = store.stat(key)
-    with published_file(path) as handle:
-        _fill(store, entry, handle, parallel, progress or _silent)
+    with atomic_file(path) as handle:
+        _download_chunks(store, entry, handle, parallel, progress or _no_progress)
         if store.stat(key).version != entry.version:
             raise Transient(f"{key} was replaced while it was fetched", where=store.url)
     return entry
@@ -129,11 +129,11 @@ def send_file(store: Store, key: str, path: Path, *, when: str | None = None) ->
         >>> store.read("code/train.py") == Path("train.py").read_bytes()
         True
     """
-    size = size_of(path)
+    size = body_size(path)
     version = store.write(key, path, when=when)
-    arrived = store.stat(key)
-    if arrived.version == version and arrived.size != size:
-        what = f"{path} changed while it was sent: {size} bytes before, {arrived.size} arrived"
+    stored = store.stat(key)
+    if stored.version == version and stored.size != size:
+        what = f"{path} changed while it was sent: {size} bytes before, {stored.size} arrived"
         raise StoreError(what, where=f"{store.url}/{key}", fix="send it again once nothing writes to it")
     return version
 
@@ -158,22 +158,22 @@ def subfolders(store: Store, prefix: str = "") -> list[str]:
         >>> subfolders(store)
         ['night-1', 'night-2']
     """
-    if isinstance(store, _KnowsFolders):
+    if isinstance(store, _SupportsFolders):
         return list(store.folders(prefix))
     below = (entry.key[len(prefix) :] for entry in store.list(prefix))
-    return sorted({name.partition("/")[0] for name in below if "/" in name}, key=in_key_order)
+    return sorted({name.partition("/")[0] for name in below if "/" in name}, key=sort_key)
 
 
 @runtime_checkable
-class _KnowsFolders(Protocol):
+class _SupportsFolders(Protocol):
     def folders(self, prefix: str = "") -> Iterator[str]: ...
 
 
-def _fill(store: Store, entry: Entry, handle: int, parallel: int, progress: Progress) -> None:
+def _download_chunks(store: Store, entry: Entry, handle: int, parallel: int, progress: Progress) -> None:
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     def copy(start: int) -> int:
-        stop = min(start + SPAN, entry.size)
+        stop = min(start + CHUNK_BYTES, entry.size)
         part = store.read(entry.key, (start, stop))
         if len(part) != stop - start:
             raise Transient(f"only {len(part)} of {stop - start} bytes of {entry.key} arrived", where=store.url)
@@ -182,7 +182,7 @@ def _fill(store: Store, entry: Entry, handle: int, parallel: int, progress: Prog
 
     progress(0, entry.size)
     with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="fetch") as pool:
-        parts = [pool.submit(copy, start) for start in range(0, entry.size, SPAN)]
+        parts = [pool.submit(copy, start) for start in range(0, entry.size, CHUNK_BYTES)]
         done = 0
         try:
             for part in as_completed(parts):
@@ -199,5 +199,5 @@ def _write_at(handle: int, part: bytes, start: int) -> None:
         view, start = view[written:], start + written
 
 
-def _silent(done: int, total: int) -> None:
+def _no_progress(done: int, total: int) -> None:
     pass

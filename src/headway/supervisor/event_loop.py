@@ -20,7 +20,7 @@ _SAME_REQUEST_S = 1.0  # Slurm sends SIGTERM two or three times, a closed termin
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Request for a graceful stop, by a signal or stop.json."""
 
     by: str
@@ -32,7 +32,7 @@ class StopNow:
 
 
 @dataclass(frozen=True, slots=True)
-class LostLease:
+class LeaseLostMessage:
     """Another supervisor has taken the run's lease."""
 
     error: str
@@ -95,10 +95,10 @@ class Loop:
     def watch(self, fd: int, ready: Ready) -> None:
         self._selector.register(fd, selectors.EVENT_READ, ready)
 
-    def forget(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         self._selector.unregister(fd)
 
-    def turn(self, timeout_s: float) -> list[Any]:
+    def run_once(self, timeout_s: float) -> list[Any]:
         """Wait at most `timeout_s`, call the handlers of ready file descriptors, and return the posted messages."""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.fileobj is not self.inbox:
@@ -108,16 +108,16 @@ class Loop:
 
 
 class Signals:
-    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopAsked`, a second one `StopNow`. SIGCHLD wakes the loop."""
+    """Signal handlers: SIGTERM, SIGINT and SIGHUP post `StopRequested`, then `StopNow`. SIGCHLD wakes the loop."""
 
-    STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self, inbox: MessageQueue) -> None:
         self._inbox = inbox
         self._last: float | None = None  # when the last request came
 
     def install(self) -> None:
-        for number in self.STOP:
+        for number in self.STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
                 signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -127,5 +127,5 @@ class Signals:
         now = time.monotonic()
         if self._last is not None and now - self._last < _SAME_REQUEST_S:
             return
-        self._inbox.post(StopAsked(signal.Signals(number).name) if self._last is None else StopNow())
+        self._inbox.post(StopRequested(signal.Signals(number).name) if self._last is None else StopNow())
         self._last = now

@@ -25,8 +25,8 @@ _CHUNK = 8 << 20
 _FICLONE = 0x40049409
 _FILES, _OTHER_NODES = "files/", "other-nodes/"
 WORKDIR, EARLIER = "workdir/", "earlier/"  # below a node's prefix: written by headway.supervisor.workdir
-_PART = ".headway-part-"  # prefix of a file that is being restored
-_OF_THE_STORE = (Denied, DiskFull, NoBucket, Transient)  # errors of the store rather than of one file
+_PARTIAL_PREFIX = ".headway-part-"  # prefix of a file that is being restored
+_STORE_ERRORS = (Denied, DiskFull, NoBucket, Transient)  # errors of the store rather than of one file
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class FileStat:
     inode: int
 
 
-def prefix_of(node: int) -> str:
+def node_prefix(node: int) -> str:
     """Return the key prefix of a node's files in the store."""
     return _FILES if node == 0 else f"{_FILES}{_OTHER_NODES}{node}/"
 
@@ -47,22 +47,22 @@ class Mirror:
     """Uploader of one folder to the store. Thread-safe."""
 
     def __init__(
-        self, root: Path, store: Store, *, node: int = 0, say: Callable[[str], None] = lambda text: None
+        self, root: Path, store: Store, *, node: int = 0, log: Callable[[str], None] = lambda text: None
     ) -> None:
-        self._root, self._store, self._say = root, store, say
-        self._prefix = prefix_of(node)
+        self._root, self._store, self._log = root, store, log
+        self._prefix = node_prefix(node)
         self._sent: dict[str, FileStat] = {}  # the state of each file that is in the store
         self._versions: dict[str, str] = {}  # the store's version of each uploaded file
-        self._seen: dict[str, FileStat] = {}  # the state of each file at the previous scan
-        self._refused: set[str] = set()
+        self._last_scan: dict[str, FileStat] = {}  # the state of each file at the previous scan
+        self._skipped: set[str] = set()
         self._lock = threading.Lock()
 
     def restore(self) -> int:
         """Download the files that earlier attempts saved; return their number. Node 0's files go to every node."""
         with self._lock:
-            restored = self._fetch(_FILES, keep=self._prefix == _FILES)
+            restored = self._download_prefix(_FILES, keep=self._prefix == _FILES)
             if self._prefix != _FILES:
-                restored += self._fetch(self._prefix, keep=True)
+                restored += self._download_prefix(self._prefix, keep=True)
             return restored
 
     def sync(self, *, final: bool = False) -> int:
@@ -78,14 +78,14 @@ class Mirror:
         found = dict(self._scan())
         sent = 0
         for name, now in sorted(found.items()):
-            settled = final or self._seen.get(name) == now
-            if settled and self._sent.get(name) != now:
+            unchanged = final or self._last_scan.get(name) == now
+            if unchanged and self._sent.get(name) != now:
                 sent += self._send(name, now)
         # Upload before deleting: a checkpoint is removed from the store only once its successor is there.
-        for name in [name for name in self._sent if name not in found and (final or name not in self._seen)]:
+        for name in [name for name in self._sent if name not in found and (final or name not in self._last_scan)]:
             self._store.delete(self._prefix + name)
             del self._sent[name]
-        self._seen = found
+        self._last_scan = found
         return sent
 
     def _send(self, name: str, now: FileStat) -> int:
@@ -94,7 +94,7 @@ class Mirror:
             with path.open("rb") as file:
                 if now.size <= _CHUNK:
                     body = file.read()
-                    if print_of(path) != now:
+                    if file_stat(path) != now:
                         return 0  # changed while being read: next time
                     self._versions[name] = self._store.write(self._prefix + name, body)
                 else:
@@ -102,44 +102,44 @@ class Mirror:
         except FileNotFoundError:
             return 0  # removed since the scan
         except OSError as error:
-            return self._refuse(name, f"cannot be read: {error.strerror}")
-        except _OF_THE_STORE:
+            return self._skip(name, f"cannot be read: {error.strerror}")
+        except _STORE_ERRORS:
             raise
         except StoreError as error:  # an error of this file alone: the others must still be saved
-            return self._refuse(name, error.problem.what) if path.exists() else 0
-        if print_of(path) == now:
+            return self._skip(name, error.problem.what) if path.exists() else 0
+        if file_stat(path) == now:
             self._sent[name] = now
         return 1
 
     def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for folder, folders, names in os.walk(self._root):
-            folders[:] = self._enter(folder, folders)
+            folders[:] = self._subfolders_to_scan(folder, folders)
             for file_name in names:
                 path = Path(folder, file_name)
                 name = path.relative_to(self._root).as_posix()
-                found = None if file_name.startswith(_PART) else self._file(path)
-                if found is not None and self._nameable(name):
+                found = None if file_name.startswith(_PARTIAL_PREFIX) else self._stat_file(path)
+                if found is not None and self._has_valid_key(name):
                     yield name, found
 
-    def _enter(self, folder: str, names: list[str]) -> list[str]:
+    def _subfolders_to_scan(self, folder: str, names: list[str]) -> list[str]:
         """Return those subfolders of a folder that the scan descends into."""
         return names
 
-    def _file(self, path: Path) -> FileStat | None:
+    def _stat_file(self, path: Path) -> FileStat | None:
         """Return the state of a regular file, or None. A symlink is followed if it stays inside the folder."""
         if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
-            self._refuse(str(path), "is a link that points outside the folder")
+            self._skip(str(path), "is a link that points outside the folder")
             return None
-        return print_of(path)
+        return file_stat(path)
 
-    def _nameable(self, name: str) -> bool:
+    def _has_valid_key(self, name: str) -> bool:
         if self._reserved(self._prefix, name):
-            self._refuse(name, "is reserved for files of other nodes and of the working folder")
+            self._skip(name, "is reserved for files of other nodes and of the working folder")
             return False
         try:
             checked_key(self._prefix + name)
         except StoreError as error:
-            self._refuse(name, error.problem.what)
+            self._skip(name, error.problem.what)
             return False
         return True
 
@@ -147,13 +147,13 @@ class Mirror:
         """Return whether a name below a prefix is reserved for files from elsewhere than this folder."""
         return name.startswith((WORKDIR, EARLIER)) or (prefix == _FILES and name.startswith(_OTHER_NODES))
 
-    def _refuse(self, name: str, why: str) -> int:
-        if name not in self._refused:
-            self._refused.add(name)
-            self._say(f"not saved: {name!r}: {why}")
+    def _skip(self, name: str, why: str) -> int:
+        if name not in self._skipped:
+            self._skipped.add(name)
+            self._log(f"not saved: {name!r}: {why}")
         return 0
 
-    def _fetch(self, prefix: str, *, keep: bool) -> int:
+    def _download_prefix(self, prefix: str, *, keep: bool) -> int:
         count = 0
         for entry in list(self._store.list(prefix)):
             name = entry.key[len(prefix) :]
@@ -161,9 +161,9 @@ class Mirror:
             if self._reserved(prefix, name) or not self._download(entry, path):
                 continue
             count += 1
-            found = print_of(path)
+            found = file_stat(path)
             if keep and found is not None:
-                self._sent[name] = self._seen[name] = found
+                self._sent[name] = self._last_scan[name] = found
         return count
 
     def _download(self, entry: Entry, path: Path) -> bool:
@@ -178,7 +178,7 @@ class Mirror:
         return True
 
 
-class MirrorDuty(BackgroundThread):
+class MirrorThread(BackgroundThread):
     """Thread that syncs the mirrors periodically while the ranks run, and once more at the end."""
 
     def __init__(
@@ -189,9 +189,9 @@ class MirrorDuty(BackgroundThread):
 
     def work(self) -> None:
         for mirror in self._mirrors:
-            mirror.sync(final=self._last)
+            mirror.sync(final=self._finishing)
 
-    def rest_s(self) -> float:
+    def interval_s(self) -> float:
         return self._every_s
 
 
@@ -216,7 +216,7 @@ def _clone(source: str, target: str) -> str:
 def download(store: Store, entry: Entry, path: Path) -> None:
     """Download an object in chunks to a temporary name, then rename it to `path` once complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{_PART}{os.urandom(8).hex()}")
+    partial = path.with_name(f"{_PARTIAL_PREFIX}{os.urandom(8).hex()}")
     try:
         with partial.open("wb") as file:
             for start in range(0, entry.size, _CHUNK):
@@ -226,7 +226,7 @@ def download(store: Store, entry: Entry, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def print_of(path: Path) -> FileStat | None:
+def file_stat(path: Path) -> FileStat | None:
     try:
         found = path.stat()
     except OSError:

@@ -11,17 +11,17 @@ from typing import Any
 from headway.core.errors import HeadwayError, StoreError, Transient
 from headway.core.plan import BEGINNING, Plan
 from headway.rundir.layout import RunFolder
-from headway.supervisor.event_loop import Loop, LostLease, StopAsked, StopNow, ThreadDied
-from headway.supervisor.file_sync import Mirror, MirrorDuty, copy_folder
-from headway.supervisor.log_pipeline import Redactor, Spool, StdoutPump, rescue
-from headway.supervisor.processes import OrphanReaper, Ranks, Reaper, Record
-from headway.supervisor.rank_env import Secrets, Workdirs, command, remove_places
+from headway.supervisor.event_loop import LeaseLostMessage, Loop, StopNow, StopRequested, ThreadDied
+from headway.supervisor.file_sync import Mirror, MirrorThread, copy_folder
+from headway.supervisor.log_pipeline import ConsoleWriter, Redactor, Spool, upload_leftovers
+from headway.supervisor.processes import ControlRecord, OrphanReaper, Ranks, ZombieReaper
+from headway.supervisor.rank_env import Secrets, Workdirs, rank_command, remove_workdirs
 from headway.supervisor.threads import RecordWriter, StoreHealth, TaskDone
 from headway.supervisor.topology import NodeTopology
-from headway.supervisor.workdir import Workdir, size_words, workdir_of
+from headway.supervisor.workdir import Workdir, format_size, make_workdir
 
-_TURN_S = 1.0  # the longest single wait of the main thread
-_MARGIN_S = 2.0  # the part of the grace period reserved for the last log lines and the last event
+_POLL_S = 1.0  # the longest single wait of the main thread
+_WRITE_RESERVE_S = 2.0  # the part of the grace period reserved for the last log lines and the last event
 
 
 class ForcedStop(HeadwayError):
@@ -33,7 +33,7 @@ class RunTakenOver(HeadwayError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class SupervisorSettings:
     """Intervals and time limits, set by HEADWAY_TIMING in tests and in unusual environments."""
 
     renew_s: float = 10.0
@@ -47,39 +47,47 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Node:
-    """The supervisor's resources on one node: start with `open`, run the event loop with `until`, end with `close`."""
+    """One node's resources: start with `open_log`, run the event loop with `run_until`, end with `close_log`."""
 
     folder: RunFolder
     plan: Plan
-    world: NodeTopology
-    base: Mapping[str, str]  # the environment that ranks inherit
-    places: Workdirs
+    topology: NodeTopology
+    base_env: Mapping[str, str]  # the environment that ranks inherit
+    workdirs: Workdirs
     secrets: Secrets
-    settings: Settings
+    settings: SupervisorSettings
     loop: Loop
-    undertaker: OrphanReaper
-    echo: StdoutPump
-    heard: Callable[[int, Record], None] = field(default=lambda rank, record: None)  # handles ranks' control records
-    heed: Callable[[Any], None] = field(default=lambda message: None)  # handles messages from other threads
+    orphan_reaper: OrphanReaper
+    console: ConsoleWriter
+    on_rank_record: Callable[[int, ControlRecord], None] = field(
+        default=lambda rank, record: None
+    )  # handles ranks' control records
+    on_message: Callable[[Any], None] = field(default=lambda message: None)  # handles messages from other threads
 
     def __post_init__(self) -> None:
         self.redact = Redactor(self.secrets.values)
         self.health = StoreHealth(self.loop.inbox)
-        self.scribe = RecordWriter(self.folder, self.loop.inbox, self.health, self.redact)
-        self.mirror = Mirror(self.places.files, self.folder.store, node=self.world.node, say=self.say)
-        self.workdir = workdir_of(
-            self.plan, self.folder, self.places, node=self.world.node, env=self.base, say=self.say
+        self.record_writer = RecordWriter(self.folder, self.loop.inbox, self.health, self.redact)
+        self.mirror = Mirror(self.workdirs.files, self.folder.store, node=self.topology.node, log=self.log)
+        self.workdir = make_workdir(
+            self.plan, self.folder, self.workdirs, node=self.topology.node, env=self.base_env, log=self.log
         )
         mirrors = [self.mirror, *([self.workdir] if self.workdir else [])]
-        self.mirroring = MirrorDuty(mirrors, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
-        self.ranks = Ranks(self.loop, self.undertaker, self.echo.show, lambda r, m: self.heard(r, m), self.redact)
+        self.mirror_thread = MirrorThread(mirrors, self.loop.inbox, self.health, every_s=self.settings.mirror_s)
+        self.ranks = Ranks(
+            self.loop,
+            self.orphan_reaper,
+            self.console.write_output,
+            lambda r, m: self.on_rank_record(r, m),
+            self.redact,
+        )
         self.stop = ""  # who requested a stop
         self.stop_at: float | None = None
         self._log: Spool | None = None
-        self._rank_logs: list[Spool] = []
+        self._rank_spools: list[Spool] = []
         self._done: set[str] = set()
         self._restored = False
-        self._reaper = Reaper()
+        self._reaper = ZombieReaper()
 
     @property
     def grace_s(self) -> float:
@@ -88,68 +96,70 @@ class Node:
     @property
     def ranks_grace_s(self) -> float:
         """The ranks' part of the grace period: all but the time reserved for the last writes."""
-        return self.grace_s - min(_MARGIN_S, self.grace_s / 4)
+        return self.grace_s - min(_WRITE_RESERVE_S, self.grace_s / 4)
 
-    def open(self, attempt: int) -> None:
+    def open_log(self, attempt: int) -> None:
         """Open the supervisor's own log of an attempt and close that of the attempt before it."""
         if self._log is not None:
             self._log.finish()
-            self.scribe.close_log(self._log)
-        self._log = self._spool(attempt, self._own_writer)
+            self.record_writer.close_log(self._log)
+        self._log = self._spool(attempt, self._writer_name)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write one line, redacted, to the supervisor's log and its standard output."""
         text = self.redact(text.encode("utf-8", "backslashreplace")).decode()
         if self._log is not None:
-            self._log.say(text)
-        self.echo.say(text)
+            self._log.write_line(text)
+        self.console.write_line(text)
 
     def prepare_files(self, former: int) -> None:
         """Restore the files that earlier attempts saved, waiting while the store is down: never start without them.
 
         `former` is the newest attempt whose ranks were started, or 0.
         """
-        self.places.files.mkdir(parents=True, exist_ok=True)
+        self.workdirs.files.mkdir(parents=True, exist_ok=True)
         if not self._restored:
-            count = self.aside(lambda: self._patiently(self.mirror.restore))
+            count = self.run_in_thread(lambda: self._retry_transient(self.mirror.restore))
             if count:
-                self.say(f"restored {count} files into {self.places.files}")
+                self.log(f"restored {count} files into {self.workdirs.files}")
             self._restored = not self.stop
-        self.aside(lambda: copy_folder(self.places.files, self.places.resume))
+        self.run_in_thread(lambda: copy_folder(self.workdirs.files, self.workdirs.resume))
         if self.workdir is not None and not self.stop:
             self._prepare_workdir(self.workdir, former)
 
-    def adopt_files(self) -> None:
+    def register_files(self) -> None:
         """Register files that an earlier attempt wrote here after its last sync, to upload them at the end.
 
         For a supervisor that starts no rank.
         """
         workdir = self.workdir
         if workdir is not None:
-            self.aside(lambda: self._patiently(workdir.adopt))
+            self.run_in_thread(lambda: self._retry_transient(workdir.register_existing))
 
     def _prepare_workdir(self, workdir: Workdir, former: int) -> None:
         fresh = self.plan.resume == BEGINNING
-        done = self.aside(lambda: self._patiently(lambda: workdir.prepare(fresh=fresh, former=former)))
+        done = self.run_in_thread(lambda: self._retry_transient(lambda: workdir.prepare(fresh=fresh, former=former)))
         if done is not None and done.restored:
-            self.say(f"restored {done.restored} files into the script's working folder {self.places.code}")
+            self.log(f"restored {done.restored} files into the script's working folder {self.workdirs.code}")
         if done is not None and done.aside:
-            self.say(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
+            self.log(f"{done.aside} files that attempt {former} wrote are kept in the run folder, in {done.to}")
 
-    def rescue_logs(self, attempt: int) -> None:
+    def upload_leftover_logs(self, attempt: int) -> None:
         """Upload log lines that a killed supervisor of this node left on disk."""
-        writers = [self._own_writer, *(f"r{rank}" for rank in self.world.ranks)]
+        writers = [self._writer_name, *(f"r{rank}" for rank in self.topology.ranks)]
         try:
-            found = self.aside(lambda: rescue(self.places.spool, self.folder.store, below=attempt, writers=writers))
+            found = self.run_in_thread(
+                lambda: upload_leftovers(self.workdirs.spool, self.folder.store, below=attempt, writers=writers)
+            )
         except StoreError as error:
-            self.say(
+            self.log(
                 f"the logs of an earlier attempt could not be uploaded and stay on this disk: {error.problem.what}"
             )
             return
         if found:
-            self.say(f"saved the last lines of a killed attempt: {', '.join(found)}")
+            self.log(f"saved the last lines of a killed attempt: {', '.join(found)}")
 
-    def start_ranks(self, world: NodeTopology, attempt: int, facts: Mapping[str, Any]) -> None:
+    def start_ranks(self, topology: NodeTopology, attempt: int, facts: Mapping[str, Any]) -> None:
         """Start this node's ranks. `facts` are the same on all nodes.
 
         Call on the main thread: the kernel kills a rank (PR_SET_PDEATHSIG) with the thread that started it.
@@ -158,42 +168,48 @@ class Node:
             "HEADWAY_RUN_URL": self.folder.url,
             "HEADWAY_RUN": self.folder.name,
             "HEADWAY_ATTEMPT": str(attempt),
-            "HEADWAY_PLAN": str(self.places.work / "plan.json"),
+            "HEADWAY_PLAN": str(self.workdirs.work / "plan.json"),
             "HEADWAY_GRACE_S": f"{self.grace_s:g}",
         }
         run |= {"HEADWAY_SPENT_S": f"{facts['spent_s']:.3f}", "HEADWAY_PARTS": str(facts["parts"])}
         if facts["left_s"] is not None:
             run["HEADWAY_DEADLINE_S"] = f"{max(0.0, facts['left_s']):.3f}"
-        for local_rank, rank in enumerate(world.ranks):
-            told = command(
-                self.plan, world, local_rank, base=self.base, run=run, places=self.places, secrets=self.secrets
+        for local_rank, rank in enumerate(topology.ranks):
+            command = rank_command(
+                self.plan,
+                topology,
+                local_rank,
+                base=self.base_env,
+                run=run,
+                workdirs=self.workdirs,
+                secrets=self.secrets,
             )
             log = self._spool(attempt, f"r{rank}")
-            self._rank_logs.append(log)
-            self.ranks.start(told, log)
+            self._rank_spools.append(log)
+            self.ranks.start(command, log)
 
     def sweep(self) -> None:
         """Clean up once all ranks have ended: kill the processes they left and write all their output to disk."""
         self.ranks.sweep()
-        for log in self._rank_logs:
-            self.scribe.close_log(log)
-        self._rank_logs.clear()
-        self.mirroring.wake()
+        for log in self._rank_spools:
+            self.record_writer.close_log(log)
+        self._rank_spools.clear()
+        self.mirror_thread.wake()
 
-    def until(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
+    def run_until(self, done: Callable[[], bool], seconds: float | None = None) -> bool:
         """Run the event loop until `done()` or for at most `seconds`; return whether it is done."""
         end = None if seconds is None else time.monotonic() + seconds
         while not done():
-            left = _TURN_S if end is None else min(_TURN_S, end - time.monotonic())
+            left = _POLL_S if end is None else min(_POLL_S, end - time.monotonic())
             if left <= 0:
                 return False
-            for message in self.loop.turn(left):
-                self._urgent(message)
-                self.heed(message)
-            self._reaper.reap(spare=self.ranks.pids | {self.undertaker.pid})
+            for message in self.loop.run_once(left):
+                self._handle_urgent(message)
+                self.on_message(message)
+            self._reaper.reap(spare=self.ranks.pids | {self.orphan_reaper.pid})
         return True
 
-    def aside(self, work: Callable[[], Any]) -> Any:
+    def run_in_thread(self, work: Callable[[], Any]) -> Any:
         """Run `work` on a thread while the main thread handles signals; return its result or raise its error.
 
         Return None without waiting for it if a stop is requested.
@@ -210,77 +226,77 @@ class Node:
                 self.loop.inbox.wake()
 
         threading.Thread(target=carry_out, name="aside", daemon=True).start()
-        self.until(lambda: bool(result or error or self.stop))
+        self.run_until(lambda: bool(result or error or self.stop))
         if error:
             raise error[0]
         return result[0] if result else None
 
-    def ask_to_stop(self, by: str) -> None:
+    def request_stop(self, by: str) -> None:
         """Record who requested the stop and when the grace period began. Only the first request counts."""
         if not self.stop:
             self.stop, self.stop_at = by, time.monotonic()
 
-    def finish(self, duty: str, seconds: float) -> bool:
+    def finish(self, name: str, seconds: float) -> bool:
         """Ask a background thread to finish; return False if the store did not accept its last writes in time."""
-        thread = {"mirror": self.mirroring, "scribe": self.scribe}[duty]
+        thread = {"mirror": self.mirror_thread, "scribe": self.record_writer}[name]
         thread.finish()
-        return self.finished(duty, seconds)
+        return self.wait_finished(name, seconds)
 
-    def finished(self, duty: str, seconds: float) -> bool:
-        return self.until(lambda: duty in self._done, seconds)
+    def wait_finished(self, name: str, seconds: float) -> bool:
+        return self.run_until(lambda: name in self._done, seconds)
 
-    def say_what_was_kept(self) -> None:
+    def log_saved_files(self) -> None:
         """Log the number and size of the saved files, if the script wrote any below its working folder."""
-        count, size = self.workdir.kept if self.workdir is not None else (0, 0)
+        count, size = self.workdir.saved if self.workdir is not None else (0, 0)
         if count:
             files = "1 file" if count == 1 else f"{count} files"
-            self.say(f"kept {files} ({size_words(size)}) that the script wrote, in files/ of the run folder")
+            self.log(f"kept {files} ({format_size(size)}) that the script wrote, in files/ of the run folder")
 
-    def leave(self, *, complete: bool) -> None:
+    def clean_up(self, *, complete: bool) -> None:
         """Remove this supervisor's folders, and the script's files only if all are in the run folder (`complete`)."""
         if self.workdir is not None and complete:
             self.workdir.clear()
         elif self.workdir is not None:
             self.workdir.rescue()
-        remove_places(self.places, files=complete)
+        remove_workdirs(self.workdirs, files=complete)
 
-    def close(self) -> None:
+    def close_log(self) -> None:
         if self._log is not None:
             self._log.finish()
-            self.scribe.close_log(self._log)
+            self.record_writer.close_log(self._log)
             self._log = None
 
-    def _urgent(self, message: Any) -> None:
+    def _handle_urgent(self, message: Any) -> None:
         if isinstance(message, StopNow):
             raise ForcedStop("second signal: exiting now")
-        if isinstance(message, LostLease):
+        if isinstance(message, LeaseLostMessage):
             raise RunTakenOver(message.error)
         if isinstance(message, ThreadDied):
             raise HeadwayError(f"the {message.name} thread failed: {message.error!r}") from message.error
-        if isinstance(message, StopAsked):
-            self.ask_to_stop(message.by)
+        if isinstance(message, StopRequested):
+            self.request_stop(message.by)
         if isinstance(message, TaskDone):
             self._done.add(message.name)
 
     @property
-    def _own_writer(self) -> str:
-        return "s" if self.world.node == 0 else f"s{self.world.node}"
+    def _writer_name(self) -> str:
+        return "s" if self.topology.node == 0 else f"s{self.topology.node}"
 
     def _spool(self, attempt: int, writer: str) -> Spool:
-        private = self.places.spool.is_relative_to(self.places.work)
-        spool = Spool(self.places.spool, attempt, writer, redact=self.redact, keep=not private)
-        self.scribe.open_log(spool)
+        private = self.workdirs.spool.is_relative_to(self.workdirs.work)
+        spool = Spool(self.workdirs.spool, attempt, writer, redact=self.redact, keep=not private)
+        self.record_writer.open_log(spool)
         return spool
 
-    def _patiently(self, work: Callable[[], Any]) -> Any:
+    def _retry_transient(self, work: Callable[[], Any]) -> Any:
         pause = 1.0
         while True:
             try:
                 result = work()
             except Transient as error:
-                self.health.failed("restore", error)
+                self.health.report_failure("restore", error)
                 time.sleep(pause)
                 pause = min(30.0, pause * 2)
                 continue
-            self.health.worked("restore")
+            self.health.report_success("restore")
             return result

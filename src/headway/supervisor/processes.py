@@ -26,17 +26,19 @@ from headway.supervisor.event_loop import Loop
 from headway.supervisor.log_pipeline import Redactor, Spool
 
 CONTROL_FD = "HEADWAY_CONTROL_FD"
-SUPERVISOR = "HEADWAY_SUPERVISOR"  # names the supervisor a process descends from: orphan_reaper.py looks for it
-_HERE = Path(__file__).parent
+SUPERVISOR_VARIABLE = (
+    "HEADWAY_SUPERVISOR"  # names the supervisor a process descends from: orphan_reaper.py looks for it
+)
+_MODULE_DIR = Path(__file__).parent
 _PR_SET_CHILD_SUBREAPER = 36
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 256 << 10
-_LONGEST_RECORD = 1 << 20
+_MAX_RECORD_BYTES = 1 << 20
 
-Record = dict[str, Any]
-Shown = Callable[[int, bytes], None]
-Heard = Callable[[int, Record], None]
+ControlRecord = dict[str, Any]
+OutputHandler = Callable[[int, bytes], None]
+RecordHandler = Callable[[int, ControlRecord], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +77,9 @@ class OrphanReaper:
     """Handle of the process that kills what a killed supervisor leaves behind. See orphan_reaper.py."""
 
     def __init__(self) -> None:
-        self.label = f"{os.getpid()}-{platform.started(os.getpid())}"
+        self.label = f"{os.getpid()}-{platform.process_start_time(os.getpid())}"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_HERE / "orphan_reaper.py")],
+            [sys.executable, "-I", "-S", str(_MODULE_DIR / "orphan_reaper.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -86,9 +88,9 @@ class OrphanReaper:
             start_new_session=True,  # a signal to the supervisor's group must not reach it
         )
         self.pid = self._process.pid
-        self.tell(f"label {SUPERVISOR}={self.label}")
+        self.send(f"label {SUPERVISOR_VARIABLE}={self.label}")
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
@@ -96,18 +98,26 @@ class OrphanReaper:
         except OSError:
             pass  # the reaper was killed: the kernel still kills the ranks, but not their children, if we die
 
-    def dismiss(self) -> None:
-        self.tell("bye")
+    def close(self) -> None:
+        self.send("bye")
         self._process.communicate()
 
 
 class Rank:
     """One running rank: its process, its output and its control pipe."""
 
-    def __init__(self, command: Command, log: Spool, loop: Loop, shown: Shown, heard: Heard, redact: Redactor) -> None:
+    def __init__(
+        self,
+        command: Command,
+        log: Spool,
+        loop: Loop,
+        on_output: OutputHandler,
+        on_record: RecordHandler,
+        redact: Redactor,
+    ) -> None:
         self.rank, self.log, self.step = command.rank, log, None
-        self._loop, self._shown, self._heard, self._redact = loop, shown, heard, redact
-        self._record = b""
+        self._loop, self._on_output, self._on_record, self._redact = loop, on_output, on_record, redact
+        self._partial_record = b""
         output, output_end = _pipe()
         control, control_end = _pipe()
         try:
@@ -121,8 +131,8 @@ class Rank:
         finally:
             os.close(output_end)
             os.close(control_end)
-        self.began = time.monotonic()
-        self._pipes = {output: self._print, control: self._hear}
+        self.started_at = time.monotonic()
+        self._pipes = {output: self._read_output, control: self._read_records}
         for fd in self._pipes:
             loop.watch(fd, partial(self._read, fd))
 
@@ -134,7 +144,7 @@ class Rank:
             while self._read(fd):
                 pass
 
-    def glance(self) -> None:
+    def read_once(self) -> None:
         """Read each pipe once: a rank that never stops printing must not block the main thread."""
         for fd in list(self._pipes):
             self._read(fd)
@@ -143,7 +153,7 @@ class Rank:
         self.drain()
         for fd in list(self._pipes):
             self._close(fd)
-        self._shown(self.rank, self.log.finish())
+        self._on_output(self.rank, self.log.finish())
 
     def _read(self, fd: int) -> bool:
         """Read a pipe once (at most 256 KiB); return False when there is nothing more for now."""
@@ -158,24 +168,24 @@ class Rank:
         return True
 
     def _close(self, fd: int) -> None:
-        self._loop.forget(fd)
+        self._loop.unwatch(fd)
         os.close(fd)
         del self._pipes[fd]
 
-    def _print(self, data: bytes) -> None:
-        whole = self.log.feed(data)
+    def _read_output(self, data: bytes) -> None:
+        whole = self.log.append(data)
         if whole:
-            self._shown(self.rank, whole)
+            self._on_output(self.rank, whole)
 
-    def _hear(self, data: bytes) -> None:
-        *whole, self._record = (self._record + data).split(b"\n")
-        if len(self._record) > _LONGEST_RECORD:
-            self._record = b""
+    def _read_records(self, data: bytes) -> None:
+        *whole, self._partial_record = (self._partial_record + data).split(b"\n")
+        if len(self._partial_record) > _MAX_RECORD_BYTES:
+            self._partial_record = b""
         for line in whole:
             record = _parse(self._redact(line))
             if record is not None:
-                self.step = step_of(record, self.step)
-                self._heard(self.rank, record)
+                self.step = reported_step(record, self.step)
+                self._on_record(self.rank, record)
 
 
 class Ranks:
@@ -184,9 +194,16 @@ class Ranks:
     Use on the main thread only: the kernel kills a rank when the thread that started it ends.
     """
 
-    def __init__(self, loop: Loop, undertaker: OrphanReaper, shown: Shown, heard: Heard, redact: Redactor) -> None:
-        self._loop, self._undertaker, self._redact = loop, undertaker, redact
-        self._shown, self._heard = shown, heard
+    def __init__(
+        self,
+        loop: Loop,
+        orphan_reaper: OrphanReaper,
+        on_output: OutputHandler,
+        on_record: RecordHandler,
+        redact: Redactor,
+    ) -> None:
+        self._loop, self._orphan_reaper, self._redact = loop, orphan_reaper, redact
+        self._on_output, self._on_record = on_output, on_record
         self._running: dict[int, Rank] = {}  # by pid
         self._ended: list[Rank] = []
         become_subreaper()
@@ -200,10 +217,10 @@ class Ranks:
         return set(self._running)
 
     def start(self, command: Command, log: Spool) -> None:
-        env = {**command.env, SUPERVISOR: self._undertaker.label}
+        env = {**command.env, SUPERVISOR_VARIABLE: self._orphan_reaper.label}
         command = Command(rank=command.rank, argv=command.argv, env=env, cwd=command.cwd)
-        rank = Rank(command, log, self._loop, self._shown, self._heard, self._redact)
-        self._undertaker.tell(f"+{rank.pid}")
+        rank = Rank(command, log, self._loop, self._on_output, self._on_record, self._redact)
+        self._orphan_reaper.send(f"+{rank.pid}")
         self._running[rank.pid] = rank
 
     def signal(self, number: int) -> None:
@@ -216,28 +233,28 @@ class Ranks:
             _kill(-pid, signal.SIGKILL)
             _kill(pid, signal.SIGKILL)  # in case it has no process group of its own yet
 
-    def ends(self) -> list[RankExit]:
+    def reap(self) -> list[RankExit]:
         """Return the ranks that ended since the last call, failed ones first.
 
         Of those, the ones killed by a signal come first: they are why the others fail.
         """
-        ended = [found for pid in list(self._running) if (found := self._reap(pid))]
+        ended = [found for pid in list(self._running) if (found := self._reap_one(pid))]
         if ended:
             for rank in self._running.values():
-                rank.glance()  # handle the other ranks' earlier messages before the effects of this exit
+                rank.read_once()  # handle the other ranks' earlier messages before the effects of this exit
         return sorted(ended, key=lambda end: (not end.failed, not end.signal, end.rank))
 
     def sweep(self) -> None:
         """Kill the processes that the ranks left and read the last of their output. Call once all ranks have ended."""
         for rank in self._ended:
             _kill(-rank.pid, signal.SIGKILL)
-        end_descendants(spare={self._undertaker.pid})
+        kill_descendants(spare={self._orphan_reaper.pid})
         for rank in self._ended:
             rank.close()
-            self._undertaker.tell(f"-{rank.pid}")
+            self._orphan_reaper.send(f"-{rank.pid}")
         self._ended.clear()
 
-    def _reap(self, pid: int) -> RankExit | None:
+    def _reap_one(self, pid: int) -> RankExit | None:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found == 0:
             return None
@@ -251,24 +268,24 @@ class Ranks:
             signal=signal.Signals(killed).name if killed else "",
             step=rank.step,
             lines=tuple(rank.log.last_lines),
-            seconds=round(time.monotonic() - rank.began, 3),
+            seconds=round(time.monotonic() - rank.started_at, 3),
         )
 
 
 def become_subreaper() -> None:
-    """Make this process adopt its orphaned descendants, so that `end_descendants` finds all of them."""
+    """Make this process adopt its orphaned descendants, so that `kill_descendants` finds all of them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_descendants(spare: set[int], *, patience_s: float = 5.0) -> None:
+def kill_descendants(spare: set[int], *, timeout_s: float = 5.0) -> None:
     """Kill and reap every descendant of this process except `spare`."""
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         below = descendants(os.getpid(), spare)
         for pid in below:
             _kill(pid, signal.SIGKILL)
-        for pid in dead_children() - spare:
-            wait_for(pid)
+        for pid in zombie_children() - spare:
+            reap_pid(pid)
         if not below:
             return
         time.sleep(0.005)
@@ -290,41 +307,41 @@ def descendants(root: int, spare: set[int]) -> set[int]:
         below |= more
 
 
-class Reaper:
+class ZombieReaper:
     """Reaps zombies that became our children when their parent died, as process 1 and subreapers must.
 
     Reaps only zombies that it has also seen in the previous scan: a library waits for the children it started itself.
     """
 
-    EVERY_S = 1.0
+    INTERVAL_S = 1.0
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._last_scan: set[int] = set()
         self._next = 0.0
 
     def reap(self, spare: set[int]) -> None:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + self.EVERY_S
-        dead = dead_children() - spare
-        for pid in dead & self._seen:
-            wait_for(pid)
-        self._seen = dead
+        self._next = now + self.INTERVAL_S
+        dead = zombie_children() - spare
+        for pid in dead & self._last_scan:
+            reap_pid(pid)
+        self._last_scan = dead
 
 
-def dead_children() -> set[int]:
+def zombie_children() -> set[int]:
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:
             children = (task / "children").read_text().split()
         except OSError:  # a thread that has ended, or a kernel without this file
             continue
-        found |= {int(pid) for pid in children if not platform.started(int(pid))}
+        found |= {int(pid) for pid in children if not platform.process_start_time(int(pid))}
     return found
 
 
-def wait_for(pid: int) -> None:
+def reap_pid(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -340,7 +357,7 @@ def _living_parent(pid: int) -> int | None:
 
 
 def _spawn(command: Command, output: int, control: int) -> int:
-    entry = [sys.executable, "-I", "-S", str(_HERE / "rank_entry.py"), str(os.getpid())]
+    entry = [sys.executable, "-I", "-S", str(_MODULE_DIR / "rank_entry.py"), str(os.getpid())]
     process = subprocess.Popen(
         [*entry, *command.argv],
         stdin=subprocess.DEVNULL,
@@ -372,7 +389,7 @@ def _kill(pid: int, number: int) -> None:
         pass  # has exited already
 
 
-def _parse(line: bytes) -> Record | None:
+def _parse(line: bytes) -> ControlRecord | None:
     """Parse a control record; return None for any other line, which a library may have written there by mistake."""
     try:
         record = json.loads(line)
@@ -381,8 +398,8 @@ def _parse(line: bytes) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def step_of(record: Record, otherwise: int | None) -> int | None:
-    """Return the step that a control record reports, or `otherwise` if it reports none."""
+def reported_step(record: ControlRecord, default: int | None) -> int | None:
+    """Return the step that a control record reports, or `default` if it reports none."""
     inner = record.get("progress")
     step = (inner if isinstance(inner, dict) else record).get("step")
-    return step if isinstance(step, int) else otherwise
+    return step if isinstance(step, int) else default

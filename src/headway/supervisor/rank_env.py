@@ -31,10 +31,10 @@ from headway.supervisor.topology import NodeTopology, cpus_here, rank_env
 FOLDER, STDIN, NAMES = "HEADWAY_SECRETS_DIR", "HEADWAY_SECRETS_STDIN", "HEADWAY_BROUGHT"
 
 
-def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None:
+def take_over(env: MutableMapping[str, str], stdin: TextIO | None = None) -> None:
     """Put injected secrets into the environment, record their names in HEADWAY_BROUGHT, and remove the files."""
     if env.pop(STDIN, ""):
-        _remember(env, _heard(told or sys.stdin))
+        _add_secrets(env, _read_secrets_from_stdin(stdin or sys.stdin))
     folder = env.get(FOLDER)
     if not folder:
         return
@@ -43,7 +43,7 @@ def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None
         values = {path.name: path.read_text(encoding="utf-8") for path in files}
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the secrets in {FOLDER} cannot be read: {error}", where=folder) from None
-    _remember(env, values)
+    _add_secrets(env, values)
     for path in files:
         try:
             path.unlink()
@@ -51,14 +51,14 @@ def take_over(env: MutableMapping[str, str], told: TextIO | None = None) -> None
             pass  # Kubernetes mounts them read-only and removes them itself
 
 
-def _remember(env: MutableMapping[str, str], values: Mapping[str, str]) -> None:
+def _add_secrets(env: MutableMapping[str, str], values: Mapping[str, str]) -> None:
     env.update(values)
     env[NAMES] = ",".join(filter(None, (env.get(NAMES, ""), *values)))
 
 
-def _heard(told: TextIO) -> dict[str, str]:
+def _read_secrets_from_stdin(stdin: TextIO) -> dict[str, str]:
     try:
-        values = json.load(told)
+        values = json.load(stdin)
     except ValueError:
         values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
@@ -89,53 +89,53 @@ class Workdirs:
     code: Path
 
 
-def make_places(env: Mapping[str, str]) -> Workdirs:
+def make_workdirs(env: Mapping[str, str]) -> Workdirs:
     """Create the folders. Large ones go beside HEADWAY_SPOOL if the target set it, else into a temporary folder."""
     parent = Path(env.get("HEADWAY_WORK_DIR") or tempfile.gettempdir())
     _remove_stale_workdirs(parent)
-    work = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_here()}-{_name(os.getpid())}-", dir=parent))
+    work = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_namespace_digest()}-{_process_label(os.getpid())}-", dir=parent))
     spool = Path(env.get("HEADWAY_SPOOL") or work / "spool").absolute()
-    beside = spool.parent
+    parent_dir = spool.parent
     spool.mkdir(parents=True, exist_ok=True)
     return Workdirs(
         work=work,
         spool=spool,
-        files=Path(env.get("HEADWAY_RUN_DIR") or beside / "files").absolute(),
-        resume=beside / "resume",
+        files=Path(env.get("HEADWAY_RUN_DIR") or parent_dir / "files").absolute(),
+        resume=parent_dir / "resume",
         code=Path(env.get("HEADWAY_CODE_DIR") or Path.cwd()).absolute(),
     )
 
 
-def remove_places(places: Workdirs, *, files: bool) -> None:
+def remove_workdirs(workdirs: Workdirs, *, files: bool) -> None:
     """Remove private folders; with `files`, also the script's files, which must be in the run folder by then."""
     if files:
-        for folder in (places.files, places.resume):
+        for folder in (workdirs.files, workdirs.resume):
             shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(places.work, ignore_errors=True)
+    shutil.rmtree(workdirs.work, ignore_errors=True)
 
 
 def _remove_stale_workdirs(parent: Path) -> None:
     """Remove the folders of supervisors that were killed along with their orphan reaper: they may contain secrets."""
-    for folder in parent.glob(f"{_PREFIX}{_here()}-*"):
-        pid, _, since = folder.name.removeprefix(f"{_PREFIX}{_here()}-").rpartition("-")[0].partition("-")
-        if pid.isdigit() and not platform.alive(int(pid), since):
+    for folder in parent.glob(f"{_PREFIX}{_namespace_digest()}-*"):
+        pid, _, since = folder.name.removeprefix(f"{_PREFIX}{_namespace_digest()}-").rpartition("-")[0].partition("-")
+        if pid.isdigit() and not platform.is_alive(int(pid), since):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _here() -> str:
+def _namespace_digest() -> str:
     """Return an identifier of this boot and pid namespace, within which pids are unique."""
-    return hashlib.sha256(platform.here().encode()).hexdigest()[:8]
+    return hashlib.sha256(platform.pid_namespace_id().encode()).hexdigest()[:8]
 
 
-def _name(pid: int) -> str:
-    return f"{pid}-{platform.started(pid)}"
+def _process_label(pid: int) -> str:
+    return f"{pid}-{platform.process_start_time(pid)}"
 
 
 # The rank's environment
 
 # Variables of the supervisor's launcher that would mislead a rank: torch would look for torchrun's store, for example.
-_NOT_FOR_RANKS = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
-_NOT_OURS_ANY_MORE = ("HEADWAY_HOSTS", "HEADWAY_NODE", "TF_CONFIG")
+_LAUNCHER_PREFIXES = ("GROUP_", "PET_", "ROLE_", "TORCHELASTIC_")
+_LAUNCHER_VARIABLES = ("HEADWAY_HOSTS", "HEADWAY_NODE", "TF_CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,12 +151,12 @@ class Secrets:
 
 def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: Callable[[str], str]) -> Secrets:
     """Look up every secret of the job once. Raises before anything is started if one cannot be resolved."""
-    brought = injected_secrets(env)
-    variables, values = {}, list(brought.values())
+    injected = injected_secrets(env)
+    variables, values = {}, list(injected.values())
     for name, secret in plan.job.get("secrets", {}).items():
         reference = str(secret["ref"])
         by_cluster = reference.startswith("k8s://") and name in env  # only the cluster can read it
-        value = env[name] if name in brought or by_cluster else resolve(reference)
+        value = env[name] if name in injected or by_cluster else resolve(reference)
         values.append(value)
         if secret.get("as", secret.get("as_")) == "file":
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -168,10 +168,10 @@ def resolve_secrets(plan: Plan, env: Mapping[str, str], folder: Path, resolve: C
     return Secrets(variables=variables, values=tuple(values))
 
 
-def threads(plan: Plan, world: NodeTopology) -> str:
+def omp_threads(plan: Plan, topology: NodeTopology) -> str:
     """Return OMP_NUM_THREADS of every rank: the job's value, the plan's, or an equal share of the node's CPUs."""
     chosen = plan.job.get("env", {}).get("OMP_NUM_THREADS") or plan.environment.get("threads")
-    return str(chosen or max(1, cpus_here() // world.processes))
+    return str(chosen or max(1, cpus_here() // topology.processes))
 
 
 def argv(plan: Plan, code: Path) -> tuple[str, ...]:
@@ -189,29 +189,31 @@ def argv(plan: Plan, code: Path) -> tuple[str, ...]:
     return (str(path), *args)
 
 
-def command(
+def rank_command(
     plan: Plan,
-    world: NodeTopology,
+    topology: NodeTopology,
     local_rank: int,
     *,
     base: Mapping[str, str],
     run: Mapping[str, str],
-    places: Workdirs,
+    workdirs: Workdirs,
     secrets: Secrets,
 ) -> Command:
     """Build one rank's command from the supervisor's environment (`base`) and the variables of this attempt (`run`)."""
     inherited = {
         name: value
         for name, value in base.items()
-        if not name.startswith(_NOT_FOR_RANKS) and name not in _NOT_OURS_ANY_MORE
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_VARIABLES
     }
-    own = rank_env(world, local_rank)
-    asked: dict[str, Any] = {name: str(value) for name, value in plan.job.get("env", {}).items()}
+    topology_variables = rank_env(topology, local_rank)
+    job_variables: dict[str, Any] = {name: str(value) for name, value in plan.job.get("env", {}).items()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if name in base or name in asked:
-            own.pop(name, None)  # a network interface set by the user or the platform takes precedence
-    if "PYTHONPATH" in base and "PYTHONPATH" in asked:  # the base path may contain the planned Headway: keep both
-        asked["PYTHONPATH"] = _searched(base["PYTHONPATH"], asked["PYTHONPATH"])
+        if name in base or name in job_variables:
+            topology_variables.pop(name, None)  # a network interface set by the user or the platform takes precedence
+    if (
+        "PYTHONPATH" in base and "PYTHONPATH" in job_variables
+    ):  # the base path may contain the planned Headway: keep both
+        job_variables["PYTHONPATH"] = _join_search_paths(base["PYTHONPATH"], job_variables["PYTHONPATH"])
     env = {
         **inherited,
         "PYTHONUNBUFFERED": "1",
@@ -219,18 +221,18 @@ def command(
         # Spin only briefly at OpenMP barriers: when another process takes one of the cores, long spinning makes torch
         # several times slower (measured: 3.4 against 18 steps/s with two threads).
         "GOMP_SPINCOUNT": "1000",
-        **asked,
+        **job_variables,
         **secrets.variables,
-        **own,
+        **topology_variables,
         **run,
-        "OMP_NUM_THREADS": threads(plan, world),
-        "HEADWAY_CODE_DIR": str(places.code),
-        "HEADWAY_RUN_DIR": str(places.files),
-        "HEADWAY_RESUME_DIR": str(places.resume),
+        "OMP_NUM_THREADS": omp_threads(plan, topology),
+        "HEADWAY_CODE_DIR": str(workdirs.code),
+        "HEADWAY_RUN_DIR": str(workdirs.files),
+        "HEADWAY_RESUME_DIR": str(workdirs.resume),
     }
-    return Command(rank=world.ranks[local_rank], argv=argv(plan, places.code), env=env, cwd=places.code)
+    return Command(rank=topology.ranks[local_rank], argv=argv(plan, workdirs.code), env=env, cwd=workdirs.code)
 
 
-def _searched(*paths: str) -> str:
+def _join_search_paths(*paths: str) -> str:
     """Join several search paths, without duplicate folders."""
     return os.pathsep.join(dict.fromkeys(folder for path in paths for folder in path.split(os.pathsep) if folder))

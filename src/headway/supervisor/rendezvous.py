@@ -28,7 +28,7 @@ from typing import Any
 from headway.core.errors import BadInput, HeadwayError, json_of
 
 Message = dict[str, Any]
-Post = Callable[[Any], None]
+PostMessage = Callable[[Any], None]
 _HANDSHAKE_S = 10.0
 _LONGEST_LINE = 1 << 20
 _DEAD_AFTER_MS = 30_000
@@ -64,7 +64,7 @@ class ConnectionRejected(HeadwayError):
     """The other side belongs to another run, or has no such node."""
 
 
-def key_for(plan: bytes, run: str) -> bytes:
+def rendezvous_key(plan: bytes, run: str) -> bytes:
     """Derive the shared key of a run's nodes from the plan and the run's name."""
     return hashlib.sha256(plan + b"\0" + run.encode()).digest()
 
@@ -75,7 +75,10 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._lock = sock, threading.Lock()
         self._lines = sock.makefile("rb")
-        self.own_address, self.peer_address = _plain(sock.getsockname()[0]), _plain(sock.getpeername()[0])
+        self.own_address, self.peer_address = (
+            _plain_address(sock.getsockname()[0]),
+            _plain_address(sock.getpeername()[0]),
+        )
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -83,8 +86,8 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def tell(self, message: Message) -> None:
-        """Send a message. If the connection is broken, close it: the thread in `listen` then posts `Disconnected`."""
+    def send(self, message: Message) -> None:
+        """Send a message. If the connection is broken, close it: `receive_all` then posts `Disconnected`."""
         data = json.dumps(message).encode() + b"\n"
         try:
             with self._lock:
@@ -102,7 +105,7 @@ class Connection:
             raise ValueError("not a record")
         return message
 
-    def listen(self, node: int, post: Post) -> None:
+    def receive_all(self, node: int, post: PostMessage) -> None:
         """Post a `PeerMessage` for everything the peer sends, then `Disconnected`."""
         self._socket.settimeout(None)
         why = ""
@@ -128,9 +131,9 @@ class RendezvousServer:
     The main thread keeps the list of connected nodes.
     """
 
-    def __init__(self, port: int, key: bytes, nodes: int, post: Post) -> None:
+    def __init__(self, port: int, key: bytes, nodes: int, post: PostMessage) -> None:
         self._key, self._nodes, self._post = key, nodes, post
-        self._server = _server(port)
+        self._server = _create_server(port)
         threading.Thread(target=self._accept, name="meeting", daemon=True).start()
 
     def close(self) -> None:
@@ -142,32 +145,32 @@ class RendezvousServer:
                 sock, _ = self._server.accept()
             except OSError:
                 return  # closed
-            threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True).start()
+            threading.Thread(target=self._handshake, args=(sock,), name="greeting", daemon=True).start()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _handshake(self, sock: socket.socket) -> None:
         """Authenticate a new connection and listen to it, on its own thread: a silent client blocks nobody else."""
         sock.settimeout(_HANDSHAKE_S)
         try:
             connection = Connection(sock)
-            hello = self._examined(connection)
+            hello = self._authenticate(connection)
         except (OSError, ValueError):
             sock.close()  # a port scanner, or another run's supervisor
             return
         self._post(Connected(hello["node"], connection, hello))
-        connection.listen(hello["node"], self._post)
+        connection.receive_all(hello["node"], self._post)
 
-    def _examined(self, connection: Connection) -> Message:
+    def _authenticate(self, connection: Connection) -> Message:
         nonce = os.urandom(16).hex()
-        connection.tell({"nonce": nonce})
+        connection.send({"nonce": nonce})
         hello = connection.receive()
         node = hello.get("node")
-        if not hmac.compare_digest(str(hello.get("proof")), _proof(self._key, nonce, node)):
-            connection.tell({"refused": "this is the rendezvous of another run"})
+        if not hmac.compare_digest(str(hello.get("proof")), _hmac_proof(self._key, nonce, node)):
+            connection.send({"refused": "this is the rendezvous of another run"})
             raise ValueError("unknown run")
         if not isinstance(node, int) or not 0 < node < self._nodes:
-            connection.tell({"refused": f"there is no node {node}: the run has {self._nodes} nodes"})
+            connection.send({"refused": f"there is no node {node}: the run has {self._nodes} nodes"})
             raise ValueError("no such node")
-        connection.tell({"welcome": _proof(self._key, str(hello.get("nonce")), 0)})
+        connection.send({"welcome": _hmac_proof(self._key, str(hello.get("nonce")), 0)})
         return hello
 
 
@@ -178,13 +181,13 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
     """
     connection = Connection(socket.create_connection((address, port), timeout=_HANDSHAKE_S))
     try:
-        asked = connection.receive()
+        challenge = connection.receive()
         nonce = os.urandom(16).hex()
-        proof = _proof(key, str(asked.get("nonce")), node)
-        connection.tell({**hello, "node": node, "proof": proof, "nonce": nonce})
-        answer = connection.receive()
-        if not hmac.compare_digest(str(answer.get("welcome")), _proof(key, nonce, 0)):
-            raise ConnectionRejected(f"refused: {answer.get('refused', 'unknown run')}")
+        proof = _hmac_proof(key, str(challenge.get("nonce")), node)
+        connection.send({**hello, "node": node, "proof": proof, "nonce": nonce})
+        reply = connection.receive()
+        if not hmac.compare_digest(str(reply.get("welcome")), _hmac_proof(key, nonce, 0)):
+            raise ConnectionRejected(f"refused: {reply.get('refused', 'unknown run')}")
         return connection
     except ValueError:
         connection.close()
@@ -194,22 +197,22 @@ def join(address: str, port: int, key: bytes, node: int, hello: Message) -> Conn
         raise
 
 
-class Joining(threading.Thread):
-    """Thread that retries `join` until `patience_s` is over.
+class JoinThread(threading.Thread):
+    """Thread that retries `join` until `timeout_s` is over.
 
     Posts `Connected` and then node 0's messages, or `RendezvousTimeout`.
     """
 
     def __init__(
-        self, where: tuple[str, int], key: bytes, node: int, hello: Message, post: Post, *, patience_s: float
+        self, where: tuple[str, int], key: bytes, node: int, hello: Message, post: PostMessage, *, timeout_s: float
     ) -> None:
         super().__init__(name="joining", daemon=True)
         self._where, self._key, self._node, self._hello, self._post = where, key, node, hello, post
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     def run(self) -> None:
         address, port = self._where
-        give_up, pause, why = time.monotonic() + self._patience_s, 0.1, ""
+        give_up, pause, why = time.monotonic() + self._timeout_s, 0.1, ""
         while time.monotonic() < give_up:
             try:
                 connection = join(address, port, self._key, self._node, self._hello)
@@ -219,14 +222,12 @@ class Joining(threading.Thread):
                 pause = min(2.0, pause * 1.5)
                 continue
             self._post(Connected(0, connection, {}))
-            connection.listen(0, self._post)
+            connection.receive_all(0, self._post)
             return
-        self._post(
-            RendezvousTimeout(f"node 0 did not join: waited {self._patience_s:g} s for {address}:{port} ({why})")
-        )
+        self._post(RendezvousTimeout(f"node 0 did not join: waited {self._timeout_s:g} s for {address}:{port} ({why})"))
 
 
-def _server(port: int) -> socket.socket:
+def _create_server(port: int) -> socket.socket:
     try:
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
@@ -239,11 +240,11 @@ def _server(port: int) -> socket.socket:
         ) from None
 
 
-def _proof(key: bytes, nonce: str, node: object) -> str:
+def _hmac_proof(key: bytes, nonce: str, node: object) -> str:
     return hmac.new(key, f"{nonce}/{node}".encode(), "sha256").hexdigest()
 
 
-def _plain(address: str) -> str:
+def _plain_address(address: str) -> str:
     return address.removeprefix("::ffff:").split("%")[0]
 
 
@@ -256,22 +257,22 @@ _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: 16 of name, 24 of address
 
 def free_ports(count: int, host: str = "") -> list[int]:
     """Return distinct free ports: all are bound at once to choose them, then released."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind((host, 0))
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def require_free(port: int) -> None:
+def require_free_port(port: int) -> None:
     """Raise BadInput if a port that the user chose is in use: a retry would not help."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        raise port_taken(port, error.strerror or str(error), "HEADWAY_MASTER_PORT") from None
+        raise port_in_use_error(port, error.strerror or str(error), "HEADWAY_MASTER_PORT") from None
 
 
-def port_taken(port: int | str, why: str, where: str) -> BadInput:
+def port_in_use_error(port: int | str, why: str, where: str) -> BadInput:
     return BadInput(
         f"port {port}, for the rendezvous of the ranks, is not available: {why}",
         where=where,
@@ -281,12 +282,12 @@ def port_taken(port: int | str, why: str, where: str) -> BadInput:
 
 def interface_of(address: str) -> str | None:
     """Return the network interface that has this address of ours, or None."""
-    wanted = ipaddress.ip_address(address.split("%")[0])
-    mapped = getattr(wanted, "ipv4_mapped", None)
-    wanted = mapped or wanted
-    if wanted.is_loopback:  # all of 127/8 is loopback, though the kernel lists only 127.0.0.1
-        wanted = ipaddress.ip_address("127.0.0.1" if wanted.version == 4 else "::1")
-    return next((name for name, found in _own_addresses() if found == wanted), None)
+    target = ipaddress.ip_address(address.split("%")[0])
+    mapped = getattr(target, "ipv4_mapped", None)
+    target = mapped or target
+    if target.is_loopback:  # all of 127/8 is loopback, though the kernel lists only 127.0.0.1
+        target = ipaddress.ip_address("127.0.0.1" if target.version == 4 else "::1")
+    return next((name for name, own_address in _own_addresses() if own_address == target), None)
 
 
 def _own_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
@@ -303,11 +304,11 @@ def _own_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IP
 def _ipv4() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
     import array
 
-    room = array.array("B", bytes(_IFREQ_BYTES * 256))
+    buffer = array.array("B", bytes(_IFREQ_BYTES * 256))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        asked = struct.pack("iL", len(room), room.buffer_info()[0])
-        used = struct.unpack("iL", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, asked))[0]
-    raw = room.tobytes()[:used]
+        request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
+        used = struct.unpack("iL", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))[0]
+    raw = buffer.tobytes()[:used]
     for start in range(0, used, _IFREQ_BYTES):
         name = raw[start : start + 16].split(b"\0")[0].decode()
         yield name.split(":")[0], ipaddress.IPv4Address(raw[start + 20 : start + 24])

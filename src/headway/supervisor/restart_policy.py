@@ -9,19 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.errors import BAD_INPUT, FAILED, WORKER_AGAIN, WORKER_DONE
+from headway.core.errors import BAD_INPUT, FAILED, WORKER_DONE, WORKER_RESTART
 from headway.core.plan import BEGINNING, Plan
-from headway.rundir.lease import Record, rate_usd, seconds_spent
+from headway.rundir.lease import LeaseRecord, seconds_spent, usd_per_hour
 from headway.supervisor.processes import RankExit
 
-SAME_PLACE = 3  # consecutive crashes at the same step before the run fails
-QUICK_S = 60.0  # a crash this soon after the start, by a rank that never reported a step, counts as one at the start
-LONGEST_PAUSE_S = 60.0
-_MOST_DOUBLINGS = 30  # bounds the exponent: thousands of restarts would overflow a float
+MAX_SAME_STEP_CRASHES = 3  # consecutive crashes at the same step before the run fails
+QUICK_CRASH_S = (
+    60.0  # a crash this soon after the start, by a rank that never reported a step, counts as one at the start
+)
+MAX_PAUSE_S = 60.0
+_MAX_DOUBLINGS = 30  # bounds the exponent: thousands of restarts would overflow a float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """How the run ended, as recorded in its last event."""
 
     state: str  # finished, failed, budget, stopped
@@ -37,7 +39,7 @@ class Restart:
     reason: str
     count: int  # of restarts, over all attempts
     pause_s: float
-    free: bool = False  # does not count as a retry, because the next attempt runs with other settings
+    not_counted: bool = False  # does not count as a retry, because the next attempt runs with other settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +66,12 @@ class AttemptHistory:
     crashes: tuple[int | None, ...] = ()  # the step of each crash; -1: at the start; None: unknown
     parts: int = 1  # micro-batches per batch, raised when memory ran out
 
-    def with_ending(self, ending: AttemptResult) -> AttemptHistory:
-        place = None if ending.cut_to > self.parts else place_of(ending.crash)
-        return replace(self, crashes=(*self.crashes, place), parts=max(self.parts, ending.cut_to))
+    def with_result(self, result: AttemptResult) -> AttemptHistory:
+        step = None if result.cut_to > self.parts else crash_step(result.crash)
+        return replace(self, crashes=(*self.crashes, step), parts=max(self.parts, result.cut_to))
 
 
-def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> AttemptHistory:
+def read_history(events: Sequence[Mapping[str, Any]], record: LeaseRecord | None) -> AttemptHistory:
     """Compute the history of earlier attempts from a run's events and its lease.
 
     `record` is the lease of the previous holder, or ours as it was taken, which includes the previous holder's time.
@@ -84,59 +86,59 @@ def past(events: Sequence[Mapping[str, Any]], record: Record | None) -> AttemptH
     )
 
 
-def restarted(now: AttemptHistory, again: Restart) -> AttemptHistory:
-    return replace(now, restarts=again.count)
+def restarted(history: AttemptHistory, restart: Restart) -> AttemptHistory:
+    return replace(history, restarts=restart.count)
 
 
-def stopped(by: str) -> Outcome:
-    return Outcome(state="stopped", reason=f"{by}: asked to stop", exit_code=WORKER_AGAIN)
+def stopped(by: str) -> AttemptOutcome:
+    return AttemptOutcome(state="stopped", reason=f"{by}: asked to stop", exit_code=WORKER_RESTART)
 
 
-def place_of(crash: RankExit | None) -> int | None:
+def crash_step(crash: RankExit | None) -> int | None:
     """Return the step of a crash, to compare it with the next one; -1: at the start; None: unknown."""
-    if crash is None or (crash.step is None and crash.seconds > QUICK_S):
+    if crash is None or (crash.step is None and crash.seconds > QUICK_CRASH_S):
         return None
     return -1 if crash.step is None else crash.step
 
 
-def judge(
-    ending: AttemptResult,
-    before: AttemptHistory,
+def decide(
+    result: AttemptResult,
+    history: AttemptHistory,
     *,
     retries: int,
     first_pause_s: float = 1.0,
-    same_place: int = SAME_PLACE,
-    not_by_itself: str = "",
-) -> Outcome | Restart:
+    max_same_step_crashes: int = MAX_SAME_STEP_CRASHES,
+    no_auto_restart: str = "",
+) -> AttemptOutcome | Restart:
     """Decide whether to restart the ranks or end the run.
 
-    `before` does not include `ending`. A non-empty `not_by_itself` forbids automatic restarts and gives the reason.
+    `history` does not include `result`. A non-empty `no_auto_restart` forbids automatic restarts and gives the reason.
     """
-    settled = _settled(ending)
-    if settled is not None:
-        return settled
-    crash = ending.crash
-    reason = str(crash) if crash is not None else ending.lost
+    outcome = _outcome_without_crash(result)
+    if outcome is not None:
+        return outcome
+    crash = result.crash
+    reason = str(crash) if crash is not None else result.lost
     if crash is not None and crash.code == BAD_INPUT:
         reason = f"{reason}: bad input, not retried"
-        return Outcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
-    if ending.cut_to > before.parts:
-        reason = f"out of memory: each batch is now computed in {ending.cut_to} micro-batches"
-        return Restart(reason=reason, count=before.restarts, pause_s=0.0, free=True)
-    hopeless = _hopeless(before.with_ending(ending), same_place)
-    if hopeless:
-        return Outcome(state="failed", reason=f"{reason}: {hopeless}", exit_code=FAILED, crash=crash)
-    if before.restarts >= retries:
+        return AttemptOutcome(state="failed", reason=reason, exit_code=BAD_INPUT, crash=crash)
+    if result.cut_to > history.parts:
+        reason = f"out of memory: each batch is now computed in {result.cut_to} micro-batches"
+        return Restart(reason=reason, count=history.restarts, pause_s=0.0, not_counted=True)
+    crash_loop = _crash_loop(history.with_result(result), max_same_step_crashes)
+    if crash_loop:
+        return AttemptOutcome(state="failed", reason=f"{reason}: {crash_loop}", exit_code=FAILED, crash=crash)
+    if history.restarts >= retries:
         used = (
             "not retried (retries: 0)"
             if retries == 0
             else f"gave up after {retries} {'retry' if retries == 1 else 'retries'}"
         )
-        return Outcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
-    if not_by_itself:
-        return Outcome(state="failed", reason=f"{reason}: {not_by_itself}", exit_code=FAILED, crash=crash)
-    pause = min(LONGEST_PAUSE_S, first_pause_s * 2 ** min(before.restarts, _MOST_DOUBLINGS))
-    return Restart(reason=reason, count=before.restarts + 1, pause_s=pause)
+        return AttemptOutcome(state="failed", reason=f"{reason}: {used}", exit_code=FAILED, crash=crash)
+    if no_auto_restart:
+        return AttemptOutcome(state="failed", reason=f"{reason}: {no_auto_restart}", exit_code=FAILED, crash=crash)
+    pause = min(MAX_PAUSE_S, first_pause_s * 2 ** min(history.restarts, _MAX_DOUBLINGS))
+    return Restart(reason=reason, count=history.restarts + 1, pause_s=pause)
 
 
 def costly_restart(plan: Plan, run: str) -> str:
@@ -144,7 +146,7 @@ def costly_restart(plan: Plan, run: str) -> str:
 
     The reason is a script that starts from the beginning on a billed target: the same work would be paid for twice.
     """
-    if plan.resume != BEGINNING or rate_usd(plan) is None:
+    if plan.resume != BEGINNING or usd_per_hour(plan) is None:
         return ""
     return (
         "not restarted automatically, because the script would start from the beginning and this target is billed; "
@@ -152,33 +154,39 @@ def costly_restart(plan: Plan, run: str) -> str:
     )
 
 
-def _settled(ending: AttemptResult) -> Outcome | None:
+def _outcome_without_crash(result: AttemptResult) -> AttemptOutcome | None:
     """Return the outcome if the run is over without a crash (finished, budget, stopped, nodes absent), else None."""
-    if ending.overdue:
-        return Outcome(state="budget", reason=_asked("the budget is spent", ending), exit_code=WORKER_DONE)
-    done = bool(ending.exits) and all(end.code == 0 for end in ending.exits)
-    if done and not ending.lost:
-        state, reason = ("budget", "the budget is nearly spent") if ending.budget else ("finished", "done")
-        return Outcome(state=state, reason=reason, exit_code=WORKER_DONE)
-    if ending.stop:
-        return Outcome(state="stopped", reason=_asked(f"{ending.stop}: asked to stop", ending), exit_code=WORKER_AGAIN)
-    if ending.absent:
-        return Outcome(state="failed", reason=ending.absent, exit_code=FAILED)
-    if ending.crash is None and not ending.lost:
-        return Outcome(state="stopped", reason="the ranks were asked to stop", exit_code=WORKER_AGAIN)
+    if result.overdue:
+        return AttemptOutcome(
+            state="budget", reason=_with_killed_ranks("the budget is spent", result), exit_code=WORKER_DONE
+        )
+    done = bool(result.exits) and all(end.code == 0 for end in result.exits)
+    if done and not result.lost:
+        state, reason = ("budget", "the budget is nearly spent") if result.budget else ("finished", "done")
+        return AttemptOutcome(state=state, reason=reason, exit_code=WORKER_DONE)
+    if result.stop:
+        return AttemptOutcome(
+            state="stopped",
+            reason=_with_killed_ranks(f"{result.stop}: asked to stop", result),
+            exit_code=WORKER_RESTART,
+        )
+    if result.absent:
+        return AttemptOutcome(state="failed", reason=result.absent, exit_code=FAILED)
+    if result.crash is None and not result.lost:
+        return AttemptOutcome(state="stopped", reason="the ranks were asked to stop", exit_code=WORKER_RESTART)
     return None
 
 
-def _asked(reason: str, ending: AttemptResult) -> str:
-    if not ending.killed:
+def _with_killed_ranks(reason: str, result: AttemptResult) -> str:
+    if not result.killed:
         return reason
-    ranks = ", ".join(map(str, ending.killed))
+    ranks = ", ".join(map(str, result.killed))
     return f"{reason}; rank {ranks} did not exit in time and was killed"
 
 
-def _hopeless(now: AttemptHistory, enough: int) -> str:
-    latest = now.crashes[-enough:]
-    if len(latest) < enough or latest[-1] is None or len(set(latest)) > 1:
+def _crash_loop(history: AttemptHistory, limit: int) -> str:
+    latest = history.crashes[-limit:]
+    if len(latest) < limit or latest[-1] is None or len(set(latest)) > 1:
         return ""
     where = "before the first step" if latest[-1] == -1 else f"at step {latest[-1]}"
-    return f"the last {enough} crashes were all {where}, so it is not retried"
+    return f"the last {limit} crashes were all {where}, so it is not retried"

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from headway.core.errors import (
     FAILED,
-    WORKER_AGAIN,
     WORKER_DONE,
+    WORKER_RESTART,
     HeadwayError,
     NotThere,
     StoreError,
@@ -31,51 +31,62 @@ from headway.core.retry import RetryPolicy
 from headway.rundir import lease as leases
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import Lease, spent_s, spent_usd
-from headway.rundir.teardown import keep_s
+from headway.rundir.teardown import keep_on_failure_s
 from headway.storage import join, open_store
 from headway.supervisor import rendezvous, restart_policy
-from headway.supervisor.coordinator import Leader
-from headway.supervisor.event_loop import Loop, Signals, StopAsked, StopNow
-from headway.supervisor.log_pipeline import StdoutPump
-from headway.supervisor.node import ForcedStop, Node, RunTakenOver, Settings
+from headway.supervisor.coordinator import Coordinator
+from headway.supervisor.event_loop import Loop, Signals, StopNow, StopRequested
+from headway.supervisor.log_pipeline import ConsoleWriter
+from headway.supervisor.node import ForcedStop, Node, RunTakenOver, SupervisorSettings
 from headway.supervisor.processes import OrphanReaper
-from headway.supervisor.rank_env import NAMES, Secrets, make_places, remove_places, resolve_secrets, take_over
-from headway.supervisor.restart_policy import Outcome
+from headway.supervisor.rank_env import (
+    NAMES,
+    Secrets,
+    make_workdirs,
+    remove_workdirs,
+    resolve_secrets,
+    take_over,
+)
+from headway.supervisor.restart_policy import AttemptOutcome
 from headway.supervisor.threads import Heartbeat, now_text, stop_reason
-from headway.supervisor.topology import NodeTopology, node_world
+from headway.supervisor.topology import NodeTopology, detect_topology
 
 # After the last event
 
 
-def tell(node: Node, outcome: Outcome, spent_s: float) -> None:
+def send_notification(node: Node, outcome: AttemptOutcome, spent_s: float) -> None:
     """Post to the webhook, if one is configured, unless the run was stopped: then someone waits for us to exit."""
     url = node.secrets.variables.get(WEBHOOK)
     if not url or outcome.state == "stopped" or node.stop_at is not None:
         return
-    from headway.rundir.notify import Notification, post
+    from headway.rundir.notify import Notification, post_webhook
 
     usd = spent_usd(node.plan, spent_s)
-    post(url, Notification.of(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd), node.echo.say)
+    post_webhook(
+        url,
+        Notification.for_run(node.folder, node.plan, outcome.state, outcome.reason, spent_s, usd),
+        node.console.write_line,
+    )
 
 
-def stay(node: Node, outcome: Outcome, spent_s: float, nap: Callable[[float], None]) -> None:
+def keep_after_failure(node: Node, outcome: AttemptOutcome, spent_s: float, sleep: Callable[[float], None]) -> None:
     """Implement `--keep-on-failure`: stay for inspection until the time is up, a signal, or the end of the budget."""
-    seconds = keep_s(node.plan)
+    seconds = keep_on_failure_s(node.plan)
     budget = node.plan.limits.budget_s
     if budget is not None:
         seconds = min(seconds, budget - spent_s)
     if outcome.state != "failed" or seconds <= 0 or node.stop_at is not None:
         return
     until = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-    node.echo.say(
+    node.console.write_line(
         f"kept after the failure until {until} (process {os.getpid()}); headway down {node.folder.name} removes it"
     )
-    nap(seconds)
+    sleep(seconds)
 
 
-_ENDED_FOR_GOOD = ("finished", "failed", "budget")
-_START_PATIENCE_S = 300.0  # how long to wait at the start for a store that is unreachable
-_LAST_CHANCE_S = 1.0  # how long to try to write the last event after a second signal
+_FINAL_STATES = ("finished", "failed", "budget")
+_START_TIMEOUT_S = 300.0  # how long to wait at the start for a store that is unreachable
+_LAST_WRITE_S = 1.0  # how long to try to write the last event after a second signal
 
 Result = TypeVar("Result")
 
@@ -83,7 +94,7 @@ Result = TypeVar("Result")
 class Interrupted(HeadwayError):
     """A stop request that arrived before anything was started."""
 
-    exit_code = WORKER_AGAIN
+    exit_code = WORKER_RESTART
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,210 +104,218 @@ class SupervisorContext:
     folder: RunFolder
     plan: Plan
     plan_text: bytes
-    world: NodeTopology
+    topology: NodeTopology
     env: Mapping[str, str]
-    settings: Settings
+    settings: SupervisorSettings
     loop: Loop
-    echo: StdoutPump
+    console: ConsoleWriter
 
 
 def run(url: str) -> int:
     """Run this node's supervisor to its end; return the exit code. Call with the stop signals blocked."""
     loop = Loop()
     Signals(loop.inbox).install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.STOP_SIGNALS)
     try:
         take_over(os.environ)
         return _supervise(url, dict(os.environ), loop)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)  # noqa: T201  there may be no log to write it to yet
-        return WORKER_AGAIN if isinstance(error, Transient) else error.exit_code
+        return WORKER_RESTART if isinstance(error, Transient) else error.exit_code
 
 
 def _supervise(url: str, env: Mapping[str, str], loop: Loop) -> int:
     settings = _settings(env)
     folder = RunFolder(open_store(url))
-    text: bytes = _patiently(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
+    text: bytes = _retry_transient(loop, lambda: _plan_text(folder, env.get("HEADWAY_PLAN_FILE")))
     plan = Plan.from_json(text, where=f"{folder.url}/{PLAN}")
-    plan = replace(plan, resume=_patiently(loop, lambda: _resume_kind(folder, plan)))
-    world = node_world(env, plan)
-    shown = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
-    echo = StdoutPump(ranks=shown, prefixed=world.size > 1)
-    echo.start()
-    start = SupervisorContext(
-        folder=folder, plan=plan, plan_text=text, world=world, env=env, settings=settings, loop=loop, echo=echo
+    plan = replace(plan, resume=_retry_transient(loop, lambda: _resume_kind(folder, plan)))
+    world = detect_topology(env, plan)
+    show_ranks = env.get("HEADWAY_ECHO", "0" if "HEADWAY_SPOOL" in env else "1") != "0"
+    console = ConsoleWriter(ranks=show_ranks, prefixed=world.size > 1)
+    console.start()
+    context = SupervisorContext(
+        folder=folder, plan=plan, plan_text=text, topology=world, env=env, settings=settings, loop=loop, console=console
     )
     try:
-        ended = _patiently(loop, lambda: _ended_for_good(folder))
+        ended = _retry_transient(loop, lambda: _final_end_event(folder))
         if ended is not None:
-            return _wait_for_end(start, ended)
-        return _lead(start) if world.node == 0 else _serve(start)
+            return _wait_for_end(context, ended)
+        return _run_coordinator(context) if world.node == 0 else _run_follower(context)
     finally:
-        echo.close()
+        console.close()
 
 
-def _lead(start: SupervisorContext) -> int:
+def _run_coordinator(context: SupervisorContext) -> int:
     """Run node 0's supervisor: take the lease, then coordinate the run while holding it."""
-    loop, folder = start.loop, start.folder
-    beating = RunFolder(open_store(folder.url, patience=RetryPolicy(tries=2, total_s=8.0)))
+    loop, folder = context.loop, context.folder
+    lease_folder = RunFolder(open_store(folder.url, patience=RetryPolicy(tries=2, total_s=8.0)))
     holder = leases.new_holder()
-    lease: Lease = _patiently(
+    lease: Lease = _retry_transient(
         loop,
-        lambda: Lease.take(
-            beating.store,
+        lambda: Lease.acquire(
+            lease_folder.store,
             holder=holder,
-            renew_s=start.settings.renew_s,
-            sleep=lambda seconds: _nap(loop, seconds),
-            on_wait=lambda record: start.echo.say(f"waiting for the lease of {record.host} to expire"),
+            renew_s=context.settings.renew_s,
+            sleep=lambda seconds: _interruptible_sleep(loop, seconds),
+            on_wait=lambda record: context.console.write_line(f"waiting for the lease of {record.host} to expire"),
         ),
     )
     heartbeat = None
     try:
-        reason = _patiently(loop, lambda: stop_reason(folder))
+        reason = _retry_transient(loop, lambda: stop_reason(folder))
         if reason is not None:
             raise Interrupted(f"{reason}: asked to stop")
-        events: list[dict[str, Any]] = _patiently(loop, folder.events)
-        refusal = _refusal(start, events, _patiently(loop, lambda: _submitted_after(folder)))
-        node = _node(start)
-        gathering = None
-        if start.world.nodes > 1:
-            key = rendezvous.key_for(start.plan_text, folder.name)
-            gathering = rendezvous.RendezvousServer(start.world.meeting_port, key, start.world.nodes, loop.inbox.post)
-        heartbeat = Heartbeat(beating, lease, loop.inbox, node.health, renew_s=start.settings.renew_s)
-        past = restart_policy.past(events, lease.record)
-        leader = Leader(node, heartbeat, lease.attempt, past, gathering, former=_last_started(events), refusal=refusal)
+        events: list[dict[str, Any]] = _retry_transient(loop, folder.events)
+        refusal = _refusal(context, events, _retry_transient(loop, lambda: _submitted_after(folder)))
+        node = _make_node(context)
+        rendezvous_server = None
+        if context.topology.nodes > 1:
+            key = rendezvous.rendezvous_key(context.plan_text, folder.name)
+            rendezvous_server = rendezvous.RendezvousServer(
+                context.topology.rendezvous_port, key, context.topology.nodes, loop.inbox.post
+            )
+        heartbeat = Heartbeat(lease_folder, lease, loop.inbox, node.health, renew_s=context.settings.renew_s)
+        history = restart_policy.read_history(events, lease.record)
+        coordinator = Coordinator(
+            node, heartbeat, lease.attempt, history, rendezvous_server, former=_last_started(events), refusal=refusal
+        )
     except HeadwayError as error:
         _end_without_start(folder, lease, error)
         raise
     heartbeat.start()
-    _run_duties(node)
-    return _guarded(leader, node, heartbeat)
+    _start_threads(node)
+    return _supervise_safely(coordinator, node, heartbeat)
 
 
-def _guarded(leader: Leader, node: Node, heartbeat: Heartbeat) -> int:
+def _supervise_safely(coordinator: Coordinator, node: Node, heartbeat: Heartbeat) -> int:
     """Supervise the run. Guarantees: on any error no process of the run is left, and its folder holds the reason."""
     try:
-        node.rescue_logs(leader.attempt)
-        outcome = leader.supervise()
+        node.upload_leftover_logs(coordinator.attempt)
+        outcome = coordinator.supervise()
     except RunTakenOver as error:
         heartbeat.halt()
-        return _fenced(node, error)
+        return _end_after_lease_lost(node, error)
     except ForcedStop as error:
-        _end_everything(node)
-        outcome = Outcome(state="stopped", reason=f"{node.stop}: {error.problem.what}", exit_code=WORKER_AGAIN)
-        node.settings = Settings(flush_s=_LAST_CHANCE_S)
+        _kill_all_ranks(node)
+        outcome = AttemptOutcome(state="stopped", reason=f"{node.stop}: {error.problem.what}", exit_code=WORKER_RESTART)
+        node.settings = SupervisorSettings(flush_s=_LAST_WRITE_S)
         node.stop_at = None
     except HeadwayError as error:
-        _end_everything(node)
-        outcome = Outcome(state="failed", reason=str(error), exit_code=error.exit_code)
+        _kill_all_ranks(node)
+        outcome = AttemptOutcome(state="failed", reason=str(error), exit_code=error.exit_code)
     except Exception as error:  # noqa: BLE001  ends the run: a bug of ours must not leave ranks behind
-        _end_everything(node)
-        node.say(traceback.format_exc())
-        outcome = Outcome(state="failed", reason=f"the supervisor failed: {error!r}", exit_code=FAILED)
-    return _concluded(leader, node, outcome)
+        _kill_all_ranks(node)
+        node.log(traceback.format_exc())
+        outcome = AttemptOutcome(state="failed", reason=f"the supervisor failed: {error!r}", exit_code=FAILED)
+    return _conclude(coordinator, node, outcome)
 
 
-def _concluded(leader: Leader, node: Node, outcome: Outcome) -> int:
+def _conclude(coordinator: Coordinator, node: Node, outcome: AttemptOutcome) -> int:
     try:
-        complete = leader.conclude(outcome)
+        complete = coordinator.conclude(outcome)
     except RunTakenOver as error:
-        return _fenced(node, error)
+        return _end_after_lease_lost(node, error)
     except ForcedStop:
         complete = False
     if complete:
-        tell(node, outcome, leader.spent_s)
+        send_notification(node, outcome, coordinator.spent_s)
         with suppress(Interrupted):
-            stay(node, outcome, leader.spent_s, lambda seconds: _nap(node.loop, seconds))
-    node.undertaker.dismiss()
-    node.leave(complete=complete)
+            keep_after_failure(
+                node, outcome, coordinator.spent_s, lambda seconds: _interruptible_sleep(node.loop, seconds)
+            )
+    node.orphan_reaper.close()
+    node.clean_up(complete=complete)
     if not complete and outcome.exit_code == WORKER_DONE:
-        node.echo.say(
+        node.console.write_line(
             "the end of the run could not be recorded in the run folder: headway resume to complete the record"
         )
-        return WORKER_AGAIN
+        return WORKER_RESTART
     return outcome.exit_code
 
 
-def _serve(start: SupervisorContext) -> int:
+def _run_follower(context: SupervisorContext) -> int:
     """Run the supervisor of a node other than 0."""
-    node = _node(start)
+    node = _make_node(context)
     from headway.supervisor.follower import Follower
 
-    member = Follower(node, rendezvous.key_for(start.plan_text, start.folder.name))
-    _run_duties(node)
+    follower = Follower(node, rendezvous.rendezvous_key(context.plan_text, context.folder.name))
+    _start_threads(node)
     complete = False
     try:
-        code, why = member.serve()
-        node.say(why)
-        complete = member.conclude(start.settings.flush_s if node.stop_at is None else 3.0)
-        if code not in (WORKER_DONE, WORKER_AGAIN):
-            outcome = Outcome(state="failed", reason=why, exit_code=code)
+        code, why = follower.serve()
+        node.log(why)
+        complete = follower.conclude(context.settings.flush_s if node.stop_at is None else 3.0)
+        if code not in (WORKER_DONE, WORKER_RESTART):
+            outcome = AttemptOutcome(state="failed", reason=why, exit_code=code)
             with suppress(Interrupted):
-                stay(node, outcome, spent_s(start.folder), lambda seconds: _nap(node.loop, seconds))
+                keep_after_failure(
+                    node, outcome, spent_s(context.folder), lambda seconds: _interruptible_sleep(node.loop, seconds)
+                )
     except ForcedStop:
-        code = WORKER_AGAIN
-        _end_everything(node)
+        code = WORKER_RESTART
+        _kill_all_ranks(node)
     except HeadwayError as error:
         code = error.exit_code
-        node.say(str(error))
-        _end_everything(node)
-    node.undertaker.dismiss()
-    node.leave(complete=complete)
+        node.log(str(error))
+        _kill_all_ranks(node)
+    node.orphan_reaper.close()
+    node.clean_up(complete=complete)
     return code
 
 
-def _node(start: SupervisorContext) -> Node:
-    undertaker = OrphanReaper()
-    places = make_places(start.env)
-    undertaker.tell(f"folder {places.work}")
-    (places.work / "plan.json").write_bytes(start.plan_text)
+def _make_node(context: SupervisorContext) -> Node:
+    orphan_reaper = OrphanReaper()
+    workdirs = make_workdirs(context.env)
+    orphan_reaper.send(f"folder {workdirs.work}")
+    (workdirs.work / "plan.json").write_bytes(context.plan_text)
     secrets = Secrets()
-    if start.plan.job.get("secrets") or start.env.get(NAMES):
+    if context.plan.job.get("secrets") or context.env.get(NAMES):
         from headway.storage.secrets import resolve
 
-        secrets = resolve_secrets(start.plan, start.env, places.work / "secrets", resolve)
+        secrets = resolve_secrets(context.plan, context.env, workdirs.work / "secrets", resolve)
     return Node(
-        folder=start.folder,
-        plan=start.plan,
-        world=start.world,
-        base=start.env,
-        places=places,
+        folder=context.folder,
+        plan=context.plan,
+        topology=context.topology,
+        base_env=context.env,
+        workdirs=workdirs,
         secrets=secrets,
-        settings=start.settings,
-        loop=start.loop,
-        undertaker=undertaker,
-        echo=start.echo,
+        settings=context.settings,
+        loop=context.loop,
+        orphan_reaper=orphan_reaper,
+        console=context.console,
     )
 
 
-def _run_duties(node: Node) -> None:
-    node.scribe.start()
-    node.mirroring.start()
+def _start_threads(node: Node) -> None:
+    node.record_writer.start()
+    node.mirror_thread.start()
 
 
-def _end_everything(node: Node) -> None:
+def _kill_all_ranks(node: Node) -> None:
     node.ranks.kill()
     give_up = time.monotonic() + 10.0
     while node.ranks.running and time.monotonic() < give_up:
-        node.ranks.ends()
+        node.ranks.reap()
         time.sleep(0.01)
     node.sweep()
 
 
-def _fenced(node: Node, error: RunTakenOver) -> int:
+def _end_after_lease_lost(node: Node, error: RunTakenOver) -> int:
     """End at once without writing anything more: another supervisor holds the lease."""
-    node.scribe.halt()
-    node.mirroring.halt()
-    _end_everything(node)
-    node.undertaker.dismiss()
-    node.echo.say(f"ended: {error.problem.what}")
-    remove_places(node.places, files=False)
+    node.record_writer.halt()
+    node.mirror_thread.halt()
+    _kill_all_ranks(node)
+    node.orphan_reaper.close()
+    node.console.write_line(f"ended: {error.problem.what}")
+    remove_workdirs(node.workdirs, files=False)
     return FAILED
 
 
 def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> None:
     """Record in the run folder why the run never started. If the store fails here too, the lease goes stale."""
-    state = "stopped" if error.exit_code == WORKER_AGAIN else "failed"
+    state = "stopped" if error.exit_code == WORKER_RESTART else "failed"
     reason = str(error)
     try:
         events = SegmentWriter(folder.store, "events", lease.attempt)
@@ -311,13 +330,13 @@ def _end_without_start(folder: RunFolder, lease: Lease, error: HeadwayError) -> 
         print(f"headway: {failure}", file=sys.stderr)  # noqa: T201  the run folder cannot be written
 
 
-def _refusal(start: SupervisorContext, events: list[dict[str, Any]], submitted_after: int) -> str:
+def _refusal(context: SupervisorContext, events: list[dict[str, Any]], submitted_after: int) -> str:
     """Return why the ranks must not be started, or "".
 
     Refuse where the platform restarted us by itself and the script would repeat work that was already paid for. A
     start that a user submitted is never refused.
     """
-    why = restart_policy.costly_restart(start.plan, start.folder.name)
+    why = restart_policy.costly_restart(context.plan, context.folder.name)
     trained = _last_started(events)
     if not why or trained <= submitted_after:
         return ""
@@ -337,13 +356,13 @@ def _submitted_after(folder: RunFolder) -> int:
     return int(submissions[-1].get("after", 0)) if submissions else 0
 
 
-def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
+def _final_end_event(folder: RunFolder) -> dict[str, Any] | None:
     """Return the `ended` event if the run has ended since it was last submitted, else None.
 
     If there is one, the platform has restarted a worker that was done.
     """
     ended = folder.ended()
-    if ended is None or ended.get("state") not in _ENDED_FOR_GOOD:
+    if ended is None or ended.get("state") not in _FINAL_STATES:
         return None
     intent = folder.read_json(INTENT) or {}
     submissions = [entry for entry in intent.get("attempts", []) if not entry.get("failed")]
@@ -352,33 +371,33 @@ def _ended_for_good(folder: RunFolder) -> dict[str, Any] | None:
     return ended if ended["attempt"] > int(submissions[-1].get("after", 0)) else None
 
 
-def _wait_for_end(start: SupervisorContext, ended: Mapping[str, Any]) -> int:
+def _wait_for_end(context: SupervisorContext, ended: Mapping[str, Any]) -> int:
     """Exit with the code of a run that has ended already.
 
     With HEADWAY_AFTER_END=idle, sleep instead until a signal arrives: a StatefulSet restarts a container that exits.
     """
-    start.echo.say(f"this run has already ended: {ended['state']}: {ended.get('reason', '')}")
-    if start.env.get("HEADWAY_AFTER_END") == "idle":
+    context.console.write_line(f"this run has already ended: {ended['state']}: {ended.get('reason', '')}")
+    if context.env.get("HEADWAY_AFTER_END") == "idle":
         try:
             while True:
-                _nap(start.loop, 3600.0)
+                _interruptible_sleep(context.loop, 3600.0)
         except Interrupted:
             pass
     return int(ended.get("exit_code", WORKER_DONE))
 
 
-def _plan_text(folder: RunFolder, brought: str | None) -> bytes:
-    """Return the text of the run's plan, or of the file `brought`, where a target has changed the path of the data."""
-    if brought:
-        return Path(brought).read_bytes()
+def _plan_text(folder: RunFolder, plan_file: str | None) -> bytes:
+    """Return the text of the run's plan, or of `plan_file`, where a target has changed the path of the data."""
+    if plan_file:
+        return Path(plan_file).read_bytes()
     folder.plan()  # raises if the plan is invalid
     return folder.store.read(PLAN)
 
 
 def _resume_kind(folder: RunFolder, plan: Plan) -> str:
     """Return how the run resumes: by its plan or, if that is older than the key, by the code beside its folder."""
-    if plan.resumes:
-        return plan.resumes
+    if plan.resume_kind:
+        return plan.resume_kind
     from headway.packaging.resume_evidence import kind_in  # only for scripts of older plans
 
     try:
@@ -388,11 +407,11 @@ def _resume_kind(folder: RunFolder, plan: Plan) -> str:
     return kind_in(plan, archive)
 
 
-def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
+def _retry_transient(loop: Loop, work: Callable[[], Result]) -> Result:
     """Retry with exponential back-off while the store is unreachable at the start; a stop signal interrupts."""
-    give_up, pause = time.monotonic() + _START_PATIENCE_S, 1.0
+    give_up, pause = time.monotonic() + _START_TIMEOUT_S, 1.0
     while True:
-        _nap(loop, 0.0)
+        _interruptible_sleep(loop, 0.0)
         try:
             return work()
         except Transient as error:
@@ -400,22 +419,22 @@ def _patiently(loop: Loop, work: Callable[[], Result]) -> Result:
                 raise
             if pause == 1.0:
                 print(f"headway: the store does not respond, retrying: {error}", file=sys.stderr)  # noqa: T201  ditto
-        _nap(loop, pause)
+        _interruptible_sleep(loop, pause)
         pause = min(30.0, pause * 2)
 
 
-def _nap(loop: Loop, seconds: float) -> None:
+def _interruptible_sleep(loop: Loop, seconds: float) -> None:
     """Sleep; raise Interrupted on a stop signal. Nothing has been started yet that would need a graceful end."""
     end = time.monotonic() + seconds
     while True:
-        for message in loop.turn(end - time.monotonic()):
-            if isinstance(message, StopAsked | StopNow):
+        for message in loop.run_once(end - time.monotonic()):
+            if isinstance(message, StopRequested | StopNow):
                 raise Interrupted("asked to stop before the ranks were started")
         if time.monotonic() >= end:
             return
 
 
-def _settings(env: Mapping[str, str]) -> Settings:
+def _settings(env: Mapping[str, str]) -> SupervisorSettings:
     fields = {
         "renew": "renew_s",
         "restart_pause": "first_pause_s",
@@ -426,7 +445,7 @@ def _settings(env: Mapping[str, str]) -> Settings:
         "same_step_crashes": "same_place",
     }
     chosen: dict[str, Any] = {fields[name]: value for name, value in timing(env).items() if name in fields}
-    return Settings(**chosen)
+    return SupervisorSettings(**chosen)
 
 
 def _json(record: Mapping[str, Any]) -> str:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.core.errors import HeadwayError, StoreError
-from headway.rundir.layout import PROGRESS, STOP, RunFolder, SegmentWriter, interval_s
+from headway.rundir.layout import PROGRESS, STOP, RunFolder, SegmentWriter, segment_interval_s
 from headway.rundir.lease import RENEW_S, Lease, LeaseLost
 from headway.storage import local_path
-from headway.supervisor.event_loop import LostLease, MessageQueue, StopAsked, ThreadDied
+from headway.supervisor.event_loop import LeaseLostMessage, MessageQueue, StopRequested, ThreadDied
 from headway.supervisor.log_pipeline import Redactor, Spool
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _EVENTS_S = 0.5  # between segments of urgent events
-_LOCAL_PROGRESS_S, _FAR_PROGRESS_S = 2.0, 10.0
+_LOCAL_PROGRESS_S, _REMOTE_PROGRESS_S = 2.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreBack:
+class StoreRecovered:
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
+class AttemptAdvanced:
     """The lease now has the next attempt number."""
 
     attempt: int
@@ -51,50 +51,50 @@ class TaskDone:
 
 
 class StoreHealth:
-    """Whether the store responds, over all threads. Posts `StoreDown` and `StoreBack` once per change."""
+    """Whether the store responds, over all threads. Posts `StoreDown` and `StoreRecovered` once per change."""
 
     def __init__(self, inbox: MessageQueue) -> None:
         self._inbox, self._lock = inbox, threading.Lock()
         self._failing: set[str] = set()
         self._since = 0.0
 
-    def failed(self, who: str, error: StoreError) -> None:
+    def report_failure(self, name: str, error: StoreError) -> None:
         with self._lock:
             if not self._failing:
                 self._since = time.monotonic()
                 self._inbox.post(StoreDown(str(error.problem.what)))
-            self._failing.add(who)
+            self._failing.add(name)
 
-    def worked(self, who: str) -> None:
+    def report_success(self, name: str) -> None:
         with self._lock:
-            if who in self._failing:
-                self._failing.discard(who)
+            if name in self._failing:
+                self._failing.discard(name)
                 if not self._failing:
-                    self._inbox.post(StoreBack(round(time.monotonic() - self._since, 1)))
+                    self._inbox.post(StoreRecovered(round(time.monotonic() - self._since, 1)))
 
 
 class BackgroundThread(threading.Thread, ABC):
-    """Thread that calls `work` every `rest_s` seconds or when woken, and retries with back-off after a StoreError."""
+    """Thread that calls `work` every `interval_s` or when woken, and retries with back-off after a StoreError."""
 
     def __init__(self, name: str, inbox: MessageQueue, health: StoreHealth) -> None:
         super().__init__(name=name, daemon=True)
         self._inbox, self._health = inbox, health
         self._woken = threading.Event()
-        self._last = False  # finish what there is, then end
+        self._finishing = False  # finish what there is, then end
         self._halted = False  # end without touching the store again
 
     @abstractmethod
     def work(self) -> None: ...
 
     @abstractmethod
-    def rest_s(self) -> float: ...
+    def interval_s(self) -> float: ...
 
     def wake(self) -> None:
         self._woken.set()
 
     def finish(self) -> None:
         """Ask the thread to do its last work and end; it retries until the store has it, then posts `TaskDone`."""
-        self._last = True
+        self._finishing = True
         self.wake()
 
     def halt(self) -> None:
@@ -105,27 +105,27 @@ class BackgroundThread(threading.Thread, ABC):
         pause = _FIRST_PAUSE_S
         try:
             while not self._halted:
-                last = self._last
+                last = self._finishing
                 try:
                     self.work()
                 except LeaseLost as error:
-                    self._inbox.post(LostLease(error.problem.what))
+                    self._inbox.post(LeaseLostMessage(error.problem.what))
                     return
                 except StoreError as error:
-                    self._health.failed(self.name, error)
-                    self._rest(pause)
+                    self._health.report_failure(self.name, error)
+                    self._sleep(pause)
                     pause = min(_LONGEST_PAUSE_S, pause * 2)
                     continue
                 pause = _FIRST_PAUSE_S
-                self._health.worked(self.name)
+                self._health.report_success(self.name)
                 if last:
                     self._inbox.post(TaskDone(self.name))
                     return
-                self._rest(self.rest_s())
+                self._sleep(self.interval_s())
         except BaseException as error:  # noqa: BLE001  the main thread ends the run with this as its reason
             self._inbox.post(ThreadDied(self.name, error))
 
-    def _rest(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         self._woken.wait(seconds)
         self._woken.clear()
 
@@ -139,48 +139,48 @@ class Heartbeat(BackgroundThread):
         super().__init__("heartbeat", inbox, health)
         self._folder, self._lease, self._renew_s = folder, lease, renew_s
         self._advance = False
-        self._stop_seen = False
+        self._stop_posted = False
 
     def advance(self) -> None:
-        """Ask for the next attempt number; `Advanced` is posted once the store has it, however long it is down."""
+        """Ask for the next attempt number; `AttemptAdvanced` is posted once the store has it."""
         self._advance = True
         self.wake()
 
     def work(self) -> None:
-        if self._last:
+        if self._finishing:
             self._lease.release()
             return
         if self._advance:
             attempt = self._lease.advance()
             self._advance = False
-            self._inbox.post(Advanced(attempt))
+            self._inbox.post(AttemptAdvanced(attempt))
         else:
             self._lease.renew()
-        self._look_for_stop()
+        self._poll_stop_file()
 
-    def rest_s(self) -> float:
+    def interval_s(self) -> float:
         return self._renew_s
 
-    def _look_for_stop(self) -> None:
-        if self._stop_seen:
+    def _poll_stop_file(self) -> None:
+        if self._stop_posted:
             return
         reason = stop_reason(self._folder)
         if reason is not None:
-            self._stop_seen = True
-            self._inbox.post(StopAsked(reason))
+            self._stop_posted = True
+            self._inbox.post(StopRequested(reason))
 
 
 def stop_reason(folder: RunFolder) -> str | None:
     """Return who requested a stop through the run folder's stop.json, or None."""
     try:
-        asked = folder.read_json(STOP)
+        request = folder.read_json(STOP)
     except StoreError:
         raise
     except HeadwayError:
         return "stop.json"  # an unreadable file still counts as a request
-    if asked is None:
+    if request is None:
         return None
-    return " ".join(str(asked[key]) for key in ("by", "reason") if asked.get(key)) or "stop.json"
+    return " ".join(str(request[key]) for key in ("by", "reason") if request.get(key)) or "stop.json"
 
 
 class RecordWriter(BackgroundThread):
@@ -189,8 +189,8 @@ class RecordWriter(BackgroundThread):
     def __init__(self, folder: RunFolder, inbox: MessageQueue, health: StoreHealth, redact: Redactor) -> None:
         super().__init__("scribe", inbox, health)
         self._folder, self._redact = folder, redact
-        self._progress_s = _FAR_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S
-        self._began = time.monotonic()
+        self._progress_s = _REMOTE_PROGRESS_S if local_path(folder.url) is None else _LOCAL_PROGRESS_S
+        self._started_at = time.monotonic()
         self._lock = threading.Lock()
         self._events: list[SegmentWriter] = []  # one per attempt, oldest first
         self._spools: list[Spool] = []
@@ -215,7 +215,7 @@ class RecordWriter(BackgroundThread):
         """Add an event. Write it `soon` where users wait for it; others are batched into fewer segments."""
         line = json.dumps(record, ensure_ascii=False)
         self._events[-1].add(self._redact(line.encode("utf-8", "backslashreplace")).decode("utf-8", "replace"))
-        wait = _EVENTS_S if soon else interval_s(time.monotonic() - self._began)
+        wait = _EVENTS_S if soon else segment_interval_s(time.monotonic() - self._started_at)
         self._due["events"] = min(self._due["events"], self._events_written + wait)
         if soon:
             self.wake()
@@ -231,10 +231,10 @@ class RecordWriter(BackgroundThread):
     def work(self) -> None:
         """Write what is due, logs before events: a reader of the `ended` event finds the complete logs."""
         now = time.monotonic()
-        final = self._last
+        final = self._finishing
         if final or now >= self._due["logs"]:
             self._write_logs()
-            self._due["logs"] = now + interval_s(now - self._began)
+            self._due["logs"] = now + segment_interval_s(now - self._started_at)
         if final or now >= self._due["progress"]:
             self._write_progress()
             self._due["progress"] = now + self._progress_s
@@ -247,7 +247,7 @@ class RecordWriter(BackgroundThread):
                 raise
             self._events_written = now
 
-    def rest_s(self) -> float:
+    def interval_s(self) -> float:
         return max(0.05, min(self._due.values()) - time.monotonic())
 
     def _write_logs(self) -> None:
@@ -282,6 +282,6 @@ class RecordWriter(BackgroundThread):
 
 
 def now_text() -> str:
-    from headway.supervisor.log_pipeline import now_stamp
+    from headway.supervisor.log_pipeline import utc_timestamp
 
-    return now_stamp().decode()
+    return utc_timestamp().decode()

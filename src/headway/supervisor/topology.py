@@ -2,8 +2,8 @@
 
 One function per launcher (Slurm, Kubeflow, Vertex AI, torchrun, a StatefulSet, ssh hosts) reads its variables into a
 `NodeInfo`; these are pure. One supervisor runs per node and starts the ranks itself, so only node-level numbers are
-read. `node_world` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch and
-TensorFlow expect. No torch.
+read. `detect_topology` checks the result against the plan; `rank_env` gives it to a rank in the variables that torch
+and TensorFlow expect. No torch.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from headway.supervisor import rendezvous
 Env = Mapping[str, str]
 
 
-PLAIN = "a plain process"  # no cluster, no launcher: nothing in the environment tells of other nodes
+NO_LAUNCHER = "a plain process"  # no cluster, no launcher: nothing in the environment tells of other nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """Which node this is, as the launcher says. `said_by` is the variable that gave the number of nodes."""
+    """Which node this is, as the launcher says. `variable` is the variable that gave the number of nodes."""
 
     node: int
     nodes: int
     master_addr: str
     source: str
-    said_by: str
+    variable: str
     master_port: int | None = None  # None: not chosen by the launcher
 
 
-def own(env: Env, hostname: str) -> NodeInfo | None:
+def headway_launcher(env: Env, hostname: str) -> NodeInfo | None:
     """Read Headway's own variables. They are meant for this supervisor, so they take precedence over all others."""
     if "HEADWAY_HOSTS" in env:
         return hosts(env)
@@ -49,7 +49,7 @@ def own(env: Env, hostname: str) -> NodeInfo | None:
     return None
 
 
-def foreign(env: Env, plan_nodes: int) -> NodeInfo | None:
+def other_launcher(env: Env, plan_nodes: int) -> NodeInfo | None:
     """Read the variables of other launchers. The innermost one wins: torchrun inside a Kubeflow pod is torchrun."""
     if "TORCHELASTIC_RUN_ID" in env:
         return torchrun(env)
@@ -69,14 +69,14 @@ def hosts(env: Env) -> NodeInfo:
     names = [name.strip() for name in env["HEADWAY_HOSTS"].split(",")]
     if not all(names):
         raise _bad("HEADWAY_HOSTS", env, "is not a list like host0,host1")
-    node = whole(env, "HEADWAY_NODE", 0, len(names) - 1) if len(names) > 1 else 0
-    return NodeInfo(node=node, nodes=len(names), master_addr=names[0], source="HEADWAY_HOSTS", said_by="HEADWAY_HOSTS")
+    node = integer_variable(env, "HEADWAY_NODE", 0, len(names) - 1) if len(names) > 1 else 0
+    return NodeInfo(node=node, nodes=len(names), master_addr=names[0], source="HEADWAY_HOSTS", variable="HEADWAY_HOSTS")
 
 
 def stateful_set(env: Env, hostname: str) -> NodeInfo:
     """Read the ordinal in a StatefulSet pod's host name; node 0's address is its name in the headless service."""
-    name, service = text(env, "HEADWAY_STATEFULSET"), text(env, "HEADWAY_SERVICE")
-    replicas = whole(env, "HEADWAY_REPLICAS", 1)
+    name, service = required_variable(env, "HEADWAY_STATEFULSET"), required_variable(env, "HEADWAY_SERVICE")
+    replicas = integer_variable(env, "HEADWAY_REPLICAS", 1)
     match = re.fullmatch(rf"{re.escape(name)}-(\d+)", hostname.split(".")[0])
     if match is None or int(match[1]) >= replicas:
         raise BadInput(
@@ -91,7 +91,7 @@ def stateful_set(env: Env, hostname: str) -> NodeInfo:
         nodes=replicas,
         master_addr=f"{name}-0.{domain}",
         source="the StatefulSet's ordinal",
-        said_by="HEADWAY_REPLICAS",
+        variable="HEADWAY_REPLICAS",
     )
 
 
@@ -100,17 +100,21 @@ def torchrun(env: Env) -> NodeInfo:
 
     torchrun's own store listens on MASTER_PORT, so the ranks use the next port.
     """
-    if whole(env, "LOCAL_WORLD_SIZE", 1) != 1:
+    if integer_variable(env, "LOCAL_WORLD_SIZE", 1) != 1:
         raise _bad("LOCAL_WORLD_SIZE", env, "starts several supervisors on each node", "torchrun --nproc-per-node=1 …")
-    nodes = whole(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else whole(env, "WORLD_SIZE", 1)
-    node = whole(env, "GROUP_RANK" if "GROUP_RANK" in env else "RANK", 0, nodes - 1)
+    nodes = (
+        integer_variable(env, "GROUP_WORLD_SIZE", 1)
+        if "GROUP_WORLD_SIZE" in env
+        else integer_variable(env, "WORLD_SIZE", 1)
+    )
+    node = integer_variable(env, "GROUP_RANK" if "GROUP_RANK" in env else "RANK", 0, nodes - 1)
     return NodeInfo(
         node=node,
         nodes=nodes,
-        master_addr=text(env, "MASTER_ADDR"),
-        master_port=whole(env, "MASTER_PORT", 1, 65533) + 1,
+        master_addr=required_variable(env, "MASTER_ADDR"),
+        master_port=integer_variable(env, "MASTER_PORT", 1, 65533) + 1,
         source="torchrun",
-        said_by="GROUP_WORLD_SIZE",
+        variable="GROUP_WORLD_SIZE",
     )
 
 
@@ -140,13 +144,13 @@ def vertex(env: Env) -> NodeInfo:
         nodes=1 + len(others),
         master_addr=master,
         source="Vertex AI's CLUSTER_SPEC",
-        said_by=name,
+        variable=name,
     )
 
 
 def kubeflow(env: Env) -> NodeInfo:
     """Read PET_*, set by both PyTorchJob v1 and TrainJob. PyTorchJob's RANK is the replica's index: it counts nodes."""
-    low, _, high = text(env, "PET_NNODES").partition(":")
+    low, _, high = required_variable(env, "PET_NNODES").partition(":")
     if (high and high != low) or "PET_RDZV_BACKEND" in env:
         raise _bad(
             "PET_NNODES",
@@ -154,8 +158,8 @@ def kubeflow(env: Env) -> NodeInfo:
             "is elastic, but Headway needs a fixed number of ranks",
             "remove elasticPolicy from the job",
         )
-    nodes = whole({"PET_NNODES": low}, "PET_NNODES", 1)
-    node = whole(env, "PET_NODE_RANK", 0, nodes - 1) if nodes > 1 or "PET_NODE_RANK" in env else 0
+    nodes = integer_variable({"PET_NNODES": low}, "PET_NNODES", 1)
+    node = integer_variable(env, "PET_NODE_RANK", 0, nodes - 1) if nodes > 1 or "PET_NODE_RANK" in env else 0
     replica = env.get("RANK")
     if replica is not None and replica != str(node):
         raise BadInput(
@@ -168,10 +172,10 @@ def kubeflow(env: Env) -> NodeInfo:
     return NodeInfo(
         node=node,
         nodes=nodes,
-        master_addr=text(env, address) if nodes > 1 else "",
-        master_port=whole(env, port, 1, 65534) if port in env else None,
+        master_addr=required_variable(env, address) if nodes > 1 else "",
+        master_port=integer_variable(env, port, 1, 65534) if port in env else None,
         source="Kubeflow's PyTorchJob (PET_*)" if replica is not None else "Kubeflow's TrainJob (PET_*)",
-        said_by="PET_NNODES",
+        variable="PET_NNODES",
     )
 
 
@@ -181,25 +185,25 @@ def slurm(env: Env) -> NodeInfo:
     HEADWAY_SLURM_ADDRS=n1=10.0.0.1,… gives addresses to host names that do not resolve.
     """
     listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_JOB_NODELIST"
-    names = expand_hostlist(text(env, listed), where=listed)
+    names = expand_hostlist(required_variable(env, listed), where=listed)
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    if tasks not in env or whole(env, tasks, 1) != len(names):
+    if tasks not in env or integer_variable(env, tasks, 1) != len(names):
         fix = f"srun --nodes={len(names)} --ntasks={len(names)} --ntasks-per-node=1 …"
         raise _bad(tasks, env, f"is not one supervisor on each of the {len(names)} nodes of {listed}", fix)
-    node = whole(env, "SLURM_NODEID", 0, len(names) - 1)
+    node = integer_variable(env, "SLURM_NODEID", 0, len(names) - 1)
     addresses = _pairs(env, "HEADWAY_SLURM_ADDRS")
     return NodeInfo(
         node=node,
         nodes=len(names),
         master_addr=addresses.get(names[0], names[0]),
         source=f"Slurm job {env['SLURM_JOB_ID']}",
-        said_by=listed,
+        variable=listed,
     )
 
 
 def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
     """Read MASTER_ADDR, RANK and WORLD_SIZE as PyTorchJob before 1.7 sets them: they count replicas, not ranks."""
-    size = whole(env, "WORLD_SIZE", 1)
+    size = integer_variable(env, "WORLD_SIZE", 1)
     if "LOCAL_RANK" in env:
         fix = "start one supervisor on each node, without LOCAL_RANK"
         raise _bad(
@@ -209,12 +213,12 @@ def node_level_rank(env: Env, plan_nodes: int) -> NodeInfo:
             fix,
         )
     return NodeInfo(
-        node=whole(env, "RANK", 0, size - 1),
+        node=integer_variable(env, "RANK", 0, size - 1),
         nodes=size,
-        master_addr=text(env, "MASTER_ADDR") if size > 1 else "",
-        master_port=whole(env, "MASTER_PORT", 1, 65534) if "MASTER_PORT" in env else None,
+        master_addr=required_variable(env, "MASTER_ADDR") if size > 1 else "",
+        master_port=integer_variable(env, "MASTER_PORT", 1, 65534) if "MASTER_PORT" in env else None,
         source="RANK and WORLD_SIZE, as node number and number of nodes",
-        said_by="WORLD_SIZE",
+        variable="WORLD_SIZE",
     )
 
 
@@ -243,16 +247,16 @@ def _expand(piece: str, listed: str, where: str) -> list[str]:
     return [name + ending for name in names for ending in _expand(tail, listed, where)] if tail else names
 
 
-def text(env: Env, name: str) -> str:
+def required_variable(env: Env, name: str) -> str:
     value = env.get(name, "").strip()
     if not value:
         raise BadInput(f"{name} is not set", where=name, fix=f"set {name} where the supervisor is started")
     return value
 
 
-def whole(env: Env, name: str, low: int, high: int | None = None) -> int:
+def integer_variable(env: Env, name: str, low: int, high: int | None = None) -> int:
     """Return a variable as an integer within bounds, or raise a BadInput that names it."""
-    value = text(env, name)
+    value = required_variable(env, name)
     if not re.fullmatch(r"\d{1,9}", value) or int(value) < low or (high is not None and int(value) > high):
         bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
         raise _bad(name, env, f"is not a whole number {bounds}")
@@ -305,12 +309,12 @@ class NodeTopology:
         return range(self.node * self.processes, (self.node + 1) * self.processes)
 
     @property
-    def meeting_port(self) -> int:
+    def rendezvous_port(self) -> int:
         """Port of the supervisors' rendezvous: the one after the ranks' MASTER_PORT."""
         return self.master_port + 1
 
     def __str__(self) -> str:
-        if self.nodes == 1 and self.source == PLAIN:
+        if self.nodes == 1 and self.source == NO_LAUNCHER:
             return f"{self.size} process{'es' if self.size > 1 else ''} on this machine"
         if self.nodes == 1:
             return f"1 node, {_count(self.size, 'rank')} ({self.source})"
@@ -321,60 +325,60 @@ class NodeTopology:
         )
 
 
-def node_world(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeTopology:
+def detect_topology(env: Mapping[str, str], plan: Plan, *, hostname: str | None = None) -> NodeTopology:
     """Read the topology from the environment and check it against the plan.
 
     Raises BadInput naming the variable that is malformed or contradictory.
     """
     hostname = hostname or env.get("HOSTNAME") or socket.gethostname()
-    seat = own(env, hostname)
-    if seat is None and plan.kind not in _UNMANAGED:
-        seat = foreign(env, plan.nodes)
-    if seat is None:
-        seat = NodeInfo(node=0, nodes=1, master_addr=LOOPBACK, source=PLAIN, said_by="the environment")
-    _hold_against(seat, plan)
+    info = headway_launcher(env, hostname)
+    if info is None and plan.kind not in _UNMANAGED:
+        info = other_launcher(env, plan.nodes)
+    if info is None:
+        info = NodeInfo(node=0, nodes=1, master_addr=LOOPBACK, source=NO_LAUNCHER, variable="the environment")
+    _check_against_plan(info, plan)
     return NodeTopology(
-        node=seat.node,
-        nodes=seat.nodes,
+        node=info.node,
+        nodes=info.nodes,
         processes=plan.processes or accelerators_here(env) or 1,
-        master_addr=LOOPBACK if seat.nodes == 1 else seat.master_addr,
-        master_port=_master_port(env, seat),
-        source=seat.source,
+        master_addr=LOOPBACK if info.nodes == 1 else info.master_addr,
+        master_port=_master_port(env, info),
+        source=info.source,
     )
 
 
-def ready(
-    world: NodeTopology, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str
+def with_workers(
+    topology: NodeTopology, *, hosts: Mapping[int, str], ports: Mapping[int, list[int]], own_address: str
 ) -> NodeTopology:
     """Complete the topology for starting ranks: add every node's address and TensorFlow ports, and our interface."""
     workers = tuple(f"{_bracketed(hosts[node])}:{port}" for node in sorted(ports) for port in ports[node])
-    return replace(world, workers=workers, interface=rendezvous.interface_of(own_address))
+    return replace(topology, workers=workers, interface=rendezvous.interface_of(own_address))
 
 
-def alone(world: NodeTopology) -> NodeTopology:
+def single_node(topology: NodeTopology) -> NodeTopology:
     """Complete the topology of a single node: everything on loopback, on ports that are free now."""
-    port, *others = rendezvous.free_ports(1 + world.processes)
-    chosen = replace(world, master_port=world.master_port or port)
-    return ready(chosen, hosts={0: LOOPBACK}, ports={0: others}, own_address=LOOPBACK)
+    port, *others = rendezvous.free_ports(1 + topology.processes)
+    chosen = replace(topology, master_port=topology.master_port or port)
+    return with_workers(chosen, hosts={0: LOOPBACK}, ports={0: others}, own_address=LOOPBACK)
 
 
-def rank_env(world: NodeTopology, local_rank: int) -> dict[str, str]:
+def rank_env(topology: NodeTopology, local_rank: int) -> dict[str, str]:
     """Return the environment variables that describe the topology to one rank."""
-    rank = world.ranks[local_rank]
+    rank = topology.ranks[local_rank]
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_WORLD_SIZE": str(world.processes),
-        "MASTER_ADDR": world.master_addr,
-        "MASTER_PORT": str(world.master_port),
+        "WORLD_SIZE": str(topology.size),
+        "LOCAL_WORLD_SIZE": str(topology.processes),
+        "MASTER_ADDR": topology.master_addr,
+        "MASTER_PORT": str(topology.master_port),
     }
-    if world.workers:
-        task = {"cluster": {"worker": list(world.workers)}, "task": {"type": "worker", "index": rank}}
+    if topology.workers:
+        task = {"cluster": {"worker": list(topology.workers)}, "task": {"type": "worker", "index": rank}}
         variables["TF_CONFIG"] = json.dumps(task)
-    if world.interface:
+    if topology.interface:
         # By default gloo binds to the address of the host name, which on Debian is 127.0.1.1.
-        variables |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
+        variables |= {"GLOO_SOCKET_IFNAME": topology.interface, "NCCL_SOCKET_IFNAME": topology.interface}
     return variables
 
 
@@ -404,28 +408,28 @@ def cpus_here() -> int:
         return usable
 
 
-def _hold_against(seat: NodeInfo, plan: Plan) -> None:
-    if seat.nodes == plan.nodes:
+def _check_against_plan(info: NodeInfo, plan: Plan) -> None:
+    if info.nodes == plan.nodes:
         return
-    if seat.nodes == 1:
+    if info.nodes == 1:
         raise BadInput(
             f"the plan has {plan.nodes} nodes, and no environment variable says which one this is",
-            where=seat.said_by,
+            where=info.variable,
             fix="start it through a target, or set HEADWAY_HOSTS=host0,host1,… and HEADWAY_NODE=0,1,…",
         )
     raise BadInput(
-        f"{seat.said_by} says {seat.nodes} nodes, the plan says {plan.nodes}",
-        where=seat.said_by,
+        f"{info.variable} says {info.nodes} nodes, the plan says {plan.nodes}",
+        where=info.variable,
         fix="headway plan with the right resources.nodes, or submit with as many nodes as the plan has",
     )
 
 
-def _master_port(env: Mapping[str, str], seat: NodeInfo) -> int:
+def _master_port(env: Mapping[str, str], info: NodeInfo) -> int:
     if "HEADWAY_MASTER_PORT" in env:
-        return whole(env, "HEADWAY_MASTER_PORT", 1, 65534)
-    if seat.nodes == 1:
+        return integer_variable(env, "HEADWAY_MASTER_PORT", 1, 65534)
+    if info.nodes == 1:
         return 0
-    return seat.master_port or MASTER_PORT
+    return info.master_port or MASTER_PORT
 
 
 def _bracketed(host: str) -> str:

@@ -25,30 +25,31 @@ from headway.core.plan import Plan
 from headway.rundir.layout import CODE_LISTING, RunFolder
 from headway.storage import Store, local_path
 from headway.storage.base import Entry
-from headway.supervisor.file_sync import EARLIER, WORKDIR, FileStat, Mirror, download, print_of
+from headway.supervisor.file_sync import EARLIER, WORKDIR, FileStat, Mirror, download, file_stat
 from headway.supervisor.rank_env import Workdirs
 
-LEFT_OUT = (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
-            ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*",
-            ".nfs*")  # fmt: skip
-ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # a folder that contains one of these is a virtual environment
-MUCH_BYTES, MANY_FILES = 20_000_000_000, 20_000  # beyond either, log once that all files are uploaded
+EXCLUDED_PATTERNS = (
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache", ".ipynb_checkpoints", ".tox", "*.egg-info", "*.pyc", ".DS_Store", ".headway-*", ".nfs*",
+)  # fmt: skip
+ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")  # a folder that contains one of these is a virtual environment
+WARN_BYTES, WARN_FILES = 20_000_000_000, 20_000  # beyond either, log once that all files are uploaded
 _CHUNK = 8 << 20
 
 Code = Mapping[str, tuple[int, str]]  # size and SHA-256 of every file in the code archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PrepareResult:
     """Result of preparing the working folder before the ranks start."""
 
     restored: int = 0
-    aside: int = 0  # files of an earlier attempt that were moved
-    to: str = ""  # where they were moved to
+    moved: int = 0  # files of an earlier attempt that were moved
+    moved_to: str = ""  # where they were moved to
 
 
 class Workdir(Mirror):
-    """Uploader of the script's files in a node's working folder. `sync` does nothing before `prepare` or `adopt`."""
+    """Uploader of a script's files. `sync` does nothing before `prepare` or `register_existing`."""
 
     def __init__(
         self,
@@ -57,75 +58,75 @@ class Workdir(Mirror):
         *,
         node: int = 0,
         code: Callable[[], Code | None] = lambda: None,
-        beside: Path,
-        apart: Sequence[Path] = (),
-        say: Callable[[str], None] = lambda text: None,
+        state_dir: Path,
+        excluded: Sequence[Path] = (),
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`beside` is a folder that lasts as long as `root` does; `apart` are subfolders of `root` to leave out."""
-        super().__init__(root, store, node=node, say=say)
+        """`state_dir` is a folder that lasts as long as `root`; `excluded` are subfolders of `root` to leave out."""
+        super().__init__(root, store, node=node, log=log)
         self._base, self._prefix = self._prefix, self._prefix + WORKDIR
         self._read_code = code
         self._code: Code | None = None
-        self._index, self._unsaved = beside / INDEX, beside / UNSAVED
+        self._index, self._unsaved = state_dir / INDEX_FILE, state_dir / UNSAVED_FOLDER
         self._record_key = f"workdir/node-{node}.json"
-        self._apart = {str(path) for path in apart}
-        self._before: set[str] = set()  # files other than the code that were there before any rank ran
-        self._plain: dict[str, FileStat] = {}  # state of files before the script changed them
+        self._excluded = {str(path) for path in excluded}
+        self._initial_files: set[str] = set()  # files other than the code that were there before any rank ran
+        self._unchanged: dict[str, FileStat] = {}  # state of files before the script changed them
         self._changed: dict[str, FileStat] = {}  # files of the code archive that were changed
         self._recorded: dict[str, FileStat] = {}
         self._known: dict[str, dict[str, Any]] = {}  # files that an earlier supervisor uploaded from this same folder
         self._used_before = False  # whether an earlier supervisor used this same folder
-        self._looked = self._settled = self._said_much = False
+        self._scanned = self._prepared = self._warned_size = False
 
-    def prepare(self, *, fresh: bool, former: int) -> Prepared:
+    def prepare(self, *, fresh: bool, former: int) -> PrepareResult:
         """Restore the files of earlier attempts before the ranks start or, with `fresh`, move them aside.
 
         `former` is the newest attempt that has run. May be called again after an error.
         """
         with self._lock:
-            if not self._looked:
-                self._look()
+            if not self._scanned:
+                self._scan_initial()
             if fresh:
-                done = self._start_afresh(former)
+                done = self._move_aside(former)
             else:
-                done = Prepared(restored=0 if self._settled else self._bring_back())
-            self._settled = True
+                done = PrepareResult(restored=0 if self._prepared else self._restore_files())
+            self._prepared = True
             self._record()
             return done
 
-    def adopt(self) -> None:
+    def register_existing(self) -> None:
         """Register files that an earlier attempt left in this same folder, without restoring any: no rank will run."""
         with self._lock:
-            self._look()
+            self._scan_initial()
             if self._used_before:
                 for name, entry in self._entries().items():
-                    self._take_over(name, entry)
-                self._settled = True
+                    self._register_if_current(name, entry)
+                self._prepared = True
 
     def sync(self, *, final: bool = False) -> int:
         with self._lock:
-            if not self._settled:
+            if not self._prepared:
                 return 0
             sent = self._sync(final)
             self._record()
             return sent
 
     @property
-    def kept(self) -> tuple[int, int]:
+    def saved(self) -> tuple[int, int]:
         """Number and total bytes of the files saved in the run folder."""
         return len(self._sent), sum(each.size for each in self._sent.values())
 
     def clear(self) -> None:
         """Remove the script's files once all are saved, so that the next start finds the folder in its first state."""
         with self._lock:
-            if self._settled:
+            if self._prepared:
                 self._remove_written()
                 self._index.unlink(missing_ok=True)
 
     def rescue(self) -> None:
         """Copy files that the store did not accept to `workdir-unsaved`, if the working folder itself is temporary."""
         with self._lock:
-            if not self._settled or self._root.parent == self._index.parent:
+            if not self._prepared or self._root.parent == self._index.parent:
                 return
             for name, now in self._scan():
                 if self._sent.get(name) != now:
@@ -135,80 +136,80 @@ class Workdir(Mirror):
 
     # Before the ranks start
 
-    def _look(self) -> None:
+    def _scan_initial(self) -> None:
         """Find the files that were there before the script ran, and put back files saved by `rescue`."""
         self._code = self._read_code()
         index = _json(self._index)
         self._known = index.get("files", {})
         found = dict(super()._scan())
         self._used_before = bool(index)
-        self._before = set(index.get("before", ())) if index else set(found) - set(self._code or ())
+        self._initial_files = set(index.get("before", ())) if index else set(found) - set(self._code or ())
         for name, now in found.items():
-            if name in self._before:
-                self._plain[name] = now
+            if name in self._initial_files:
+                self._unchanged[name] = now
         if self._unsaved.is_dir():
             shutil.copytree(self._unsaved, self._root, dirs_exist_ok=True)
             shutil.rmtree(self._unsaved)
-        self._looked = True
+        self._scanned = True
 
-    def _bring_back(self) -> int:
+    def _restore_files(self) -> int:
         """Download the saved files, except where the local copy is the same or has been changed since its upload."""
         times = self._times()
         entries = self._entries()
         count = 0
         # Oldest first, with their modification times: scripts look for the newest file.
         for name, entry in sorted(entries.items(), key=lambda item: (times.get(item[0], 0), item[0])):
-            if self._take_over(name, entry):
+            if self._register_if_current(name, entry):
                 continue
             path = self._root / name
             if self._download(entry, path):
                 if name in times:
                     os.utime(path, ns=(times[name], times[name]))
-                self._accept(name, entry.version)
+                self._register(name, entry.version)
                 count += 1
         for name in self._known.keys() - entries.keys():
-            if print_of(self._root / name) == _print_in(self._known[name]):
+            if file_stat(self._root / name) == _recorded_stat(self._known[name]):
                 (self._root / name).unlink(missing_ok=True)  # a later attempt on another machine has removed it
         return count
 
-    def _take_over(self, name: str, entry: Entry) -> bool:
+    def _register_if_current(self, name: str, entry: Entry) -> bool:
         """Return whether the local copy is the one in the store or a newer one; register it if it is the same."""
-        known, now = self._known.get(name), print_of(self._root / name)
+        known, now = self._known.get(name), file_stat(self._root / name)
         if now is None or known is None or known.get("version") != entry.version:
             return False
-        if now == _print_in(known):
-            self._accept(name, entry.version)
+        if now == _recorded_stat(known):
+            self._register(name, entry.version)
         return True
 
-    def _accept(self, name: str, version: str) -> None:
-        found = print_of(self._root / name)
+    def _register(self, name: str, version: str) -> None:
+        found = file_stat(self._root / name)
         if found is not None:
-            self._sent[name] = self._seen[name] = found
+            self._sent[name] = self._last_scan[name] = found
             self._versions[name] = version
 
-    def _start_afresh(self, former: int) -> Prepared:
+    def _move_aside(self, former: int) -> PrepareResult:
         if not former:
-            return Prepared()
+            return PrepareResult()
         entries = self._entries()
-        if not self._settled:
+        if not self._prepared:
             for name, entry in entries.items():
-                self._take_over(name, entry)
-        if self._used_before or self._settled:
+                self._register_if_current(name, entry)
+        if self._used_before or self._prepared:
             self._sync(final=True)  # the last files of a killed attempt are not in the store yet
         to = f"{self._base}{EARLIER}a{former:04d}/"
         moved = [move(self._store, entry.key, to + name) for name, entry in self._entries().items()]
         self._remove_written()
         for name, _ in self._scan():
-            self._say(f"{name} is as the earlier attempt left it: only a new run uploads it again")
-        self._sent, self._seen, self._versions = {}, {}, {}
-        return Prepared(aside=len(moved), to=to)
+            self._log(f"{name} is as the earlier attempt left it: only a new run uploads it again")
+        self._sent, self._last_scan, self._versions = {}, {}, {}
+        return PrepareResult(moved=len(moved), moved_to=to)
 
     def _remove_written(self) -> None:
         """Remove the script's files. Without a listing of the code archive they are not known, so remove nothing."""
         if self._code is None:
             return
         for name in [name for name, _ in self._scan()]:
-            if name not in self._code and name not in self._before:
+            if name not in self._code and name not in self._initial_files:
                 path = self._root / name
                 path.unlink(missing_ok=True)
                 _remove_empty(path.parent, self._root)
@@ -217,15 +218,15 @@ class Workdir(Mirror):
 
     def _scan(self) -> Iterator[tuple[str, FileStat]]:
         for name, now in super()._scan():
-            if self._plain.get(name) != now and not self._as_it_came(name, now):
+            if self._unchanged.get(name) != now and not self._is_unchanged_code(name, now):
                 yield name, now
 
-    def _as_it_came(self, name: str, now: FileStat) -> bool:
-        came = (self._code or {}).get(name)
-        if came is None or self._changed.get(name) == now:
+    def _is_unchanged_code(self, name: str, now: FileStat) -> bool:
+        archived = (self._code or {}).get(name)
+        if archived is None or self._changed.get(name) == now:
             return False
-        if came == (now.size, _sha256(self._root / name) if now.size == came[0] else ""):
-            self._plain[name] = now
+        if archived == (now.size, _sha256(self._root / name) if now.size == archived[0] else ""):
+            self._unchanged[name] = now
             return True
         self._changed[name] = now
         return False
@@ -234,19 +235,19 @@ class Workdir(Mirror):
         chosen = []
         for name in names:
             path = os.path.join(folder, name)
-            if _left_out(name) or path in self._apart:
+            if _is_excluded(name) or path in self._excluded:
                 continue
-            if any(os.path.exists(os.path.join(path, mark)) for mark in ENVIRONMENTS):
-                self._refuse(path, "is a virtual environment")
+            if any(os.path.exists(os.path.join(path, mark)) for mark in ENVIRONMENT_MARKERS):
+                self._skip(path, "is a virtual environment")
                 continue
             if os.path.islink(path) and not Path(path).resolve().is_relative_to(self._root.resolve()):
-                self._refuse(path, "is a link that points outside the folder")
+                self._skip(path, "is a link that points outside the folder")
                 continue
             chosen.append(name)
         return chosen
 
     def _file(self, path: Path) -> FileStat | None:
-        return None if _left_out(path.name) else super()._file(path)
+        return None if _is_excluded(path.name) else super()._stat_file(path)
 
     def _reserved(self, prefix: str, name: str) -> bool:
         return False
@@ -261,7 +262,7 @@ class Workdir(Mirror):
             record = RunFolder(self._store).read_json(self._record_key) or {}
             return {name: int(each["modified_ns"]) for name, each in record.get("files", {}).items()}
         except (BadPlan, KeyError, TypeError, ValueError):
-            self._say(f"{self._record_key} is damaged: restored files have no modification times")
+            self._log(f"{self._record_key} is damaged: restored files have no modification times")
             return {}
 
     def _record(self) -> None:
@@ -276,7 +277,7 @@ class Workdir(Mirror):
             name: {"size": p.size, "modified_ns": p.modified_ns, "inode": p.inode, "version": self._versions.get(name)}
             for name, p in self._sent.items()
         }
-        record = {"before": sorted(self._before), "files": files}
+        record = {"before": sorted(self._initial_files), "files": files}
         self._index.parent.mkdir(parents=True, exist_ok=True)
         partial = self._index.with_suffix(".part")
         partial.write_text(json.dumps(record))
@@ -284,43 +285,43 @@ class Workdir(Mirror):
         if self._sent != self._recorded:
             RunFolder(self._store).write_json(self._record_key, {"files": files})
         self._recorded = dict(self._sent)
-        self._say_if_much()
+        self._warn_if_large()
 
-    def _say_if_much(self) -> None:
-        count, size = self.kept
-        if not self._said_much and (count > MANY_FILES or size > MUCH_BYTES):
-            self._said_much = True
+    def _warn_if_large(self) -> None:
+        count, size = self.saved
+        if not self._warned_size and (count > WARN_FILES or size > WARN_BYTES):
+            self._warned_size = True
             where = "write files that need not be kept to another folder, such as /tmp"
-            self._say(
-                f"the script has written {count} files ({size_words(size)}) to its folder, and all are kept: {where}"
+            self._log(
+                f"the script has written {count} files ({format_size(size)}) to its folder, and all are kept: {where}"
             )
 
 
-INDEX, UNSAVED = "workdir.json", "workdir-unsaved"
+INDEX_FILE, UNSAVED_FOLDER = "workdir.json", "workdir-unsaved"
 
 
-def workdir_of(
-    plan: Plan, folder: RunFolder, places: Workdirs, *, node: int, env: Mapping[str, str], say: Callable[[str], None]
+def make_workdir(
+    plan: Plan, folder: RunFolder, workdirs: Workdirs, *, node: int, env: Mapping[str, str], log: Callable[[str], None]
 ) -> Workdir | None:
     """Return the working folder's sync, or None if there is nothing to save.
 
     None for a recipe, for a folder that was not chosen for this run, and for a folder that another node syncs.
     """
-    if not plan.job.get("script") or not env.get("HEADWAY_CODE_DIR") or (node and shared(plan)):
+    if not plan.job.get("script") or not env.get("HEADWAY_CODE_DIR") or (node and is_shared(plan)):
         return None
-    own = [places.work, places.spool, places.files, places.resume, *filter(None, [local_path(folder.url)])]
+    excluded = [workdirs.work, workdirs.spool, workdirs.files, workdirs.resume, *filter(None, [local_path(folder.url)])]
     return Workdir(
-        places.code,
+        workdirs.code,
         folder.store,
         node=node,
         code=lambda: code_listing(folder, plan.code.sha256),
-        beside=places.spool.parent,
-        apart=own,
-        say=say,
+        state_dir=workdirs.spool.parent,
+        excluded=excluded,
+        log=log,
     )
 
 
-def shared(plan: Plan) -> bool:
+def is_shared(plan: Plan) -> bool:
     """Return whether all nodes share one working folder.
 
     Slurm's is in the outputs; Docker's is mounted where the job names a ready-made image.
@@ -355,7 +356,7 @@ def move(store: Store, source: str, to: str) -> str:
     return to
 
 
-def size_words(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a number of bytes, as in 12.4 MB."""
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -365,11 +366,11 @@ def size_words(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def _left_out(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT)
+def _is_excluded(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED_PATTERNS)
 
 
-def _print_in(known: Mapping[str, Any]) -> FileStat | None:
+def _recorded_stat(known: Mapping[str, Any]) -> FileStat | None:
     try:
         return FileStat(int(known["size"]), int(known["modified_ns"]), int(known["inode"]))
     except (KeyError, TypeError, ValueError):

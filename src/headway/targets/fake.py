@@ -18,8 +18,8 @@ from headway.core.types import RUN_LABEL, Handle, LogLine, Receipt, Request, Sta
 from headway.rundir.layout import INTENT, PLAN, RunFolder, SegmentWriter
 from headway.rundir.lease import KEY, Lease, read
 from headway.rundir.logs import tail
-from headway.rundir.status import evidence
-from headway.rundir.submission import Owner, now, owner
+from headway.rundir.status import read_status_inputs
+from headway.rundir.submission import Owner, owner, utc_now
 from headway.storage import join, open_store
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class FakeTarget:
 
     def status(self, handle: Handle) -> Status:
         exists = bool(self.workers.get(handle.url))
-        inputs = evidence(_folder(handle))
+        inputs = read_status_inputs(_folder(handle))
         if inputs.end is not None:
             return inputs.end
         if exists:
@@ -108,7 +108,7 @@ class FakeTarget:
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         ended = (lambda: self.status(handle).state.ended) if follow else None
-        return tail(_folder(handle), spool=None, over=ended, rank=rank, sleep=lambda _: time.sleep(POLL_S))
+        return tail(_folder(handle), spool=None, ended=ended, rank=rank, sleep=lambda _: time.sleep(POLL_S))
 
     def down(self, handle: Handle) -> Receipt:
         if handle.url in self._attempts:
@@ -129,7 +129,7 @@ class FakeTarget:
     def begin(self, url: str) -> int:
         """Simulate a supervisor that takes the lease; return the attempt's number."""
         store, plan = open_store(url), RunFolder(open_store(url)).plan()
-        lease = Lease.take(store, wait=False)
+        lease = Lease.acquire(store, wait=False)
         ranks = range(plan.nodes * plan.processes)
         self._attempts[url] = _Attempt(
             lease=lease,
@@ -142,7 +142,7 @@ class FakeTarget:
     def print_line(self, url: str, text: str, rank: int = 0) -> None:
         """Simulate a rank that prints a line."""
         writer = self._attempts[url].logs[rank]
-        writer.add(f"{now()} {text}")
+        writer.add(f"{utc_now()} {text}")
         writer.flush()
 
     def end(self, url: str, state: State, *, reason: str = "", exit_code: int = 0) -> None:
@@ -183,7 +183,7 @@ class FakeTarget:
 
     def _write_event(self, url: str, **event: Any) -> None:
         events = self._attempts[url].events
-        events.add(json.dumps({"time": now(), **event}))
+        events.add(json.dumps({"time": utc_now(), **event}))
         events.flush()
 
 

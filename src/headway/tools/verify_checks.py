@@ -87,7 +87,7 @@ def _differing(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]
 
 def steps_of(url: str) -> list[int]:
     """Return the steps of a run's checkpoints, oldest first."""
-    return [kept.step for kept in CheckpointReader(open_store(url)).recorded()]
+    return [kept.step for kept in CheckpointReader(open_store(url)).list_commits()]
 
 
 def compare(one: str, other: str) -> Compared:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, RunFailed
 from headway.core.types import LogLine, State
-from headway.rundir.index import Ledger
+from headway.rundir.index import RunIndex
 from headway.rundir.layout import RunFolder
 from headway.spec import Cadence, Checkpoint, to_plain
 from headway.spec.model import Budget, Export, Notify
@@ -215,7 +215,7 @@ def _train(plan: Plan, outputs: Path, name: str, every: int, env: Mapping[str, s
     amended = replace(plan, job=job)
     amended = replace(amended, requests=tuple(targets.of_plan(amended).render(amended)))
     lines: list[LogLine] = []
-    hold = launch(amended, name=name, detach=True, ledger=Ledger(outputs / "ledger.sqlite"))
+    hold = launch(amended, name=name, detach=True, ledger=RunIndex(outputs / "ledger.sqlite"))
     with _taken_down(hold):
         status = hold.wait(lines.append).status
     if status.state is not State.FINISHED:

@@ -26,10 +26,10 @@ class Accumulated:
 
     optimizers: Sequence[Optimizer]
     weight: float | Tensor = 0.0
-    bad: float | Tensor = 0.0  # how many losses were not finite
+    nonfinite: float | Tensor = 0.0  # how many losses were not finite
     present: bool = False  # whether any of them was a batch rather than a PaddingBatch
     divisor: float = 0.0  # divides each of their losses before the backward pass; 0 before the first
-    aside: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # parameters and gradients while set aside
+    stashed: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # parameters and gradients while set aside
 
 
 class Accumulation:
@@ -38,35 +38,37 @@ class Accumulation:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._placed: list[Tensor] = []
-        self._known = 0  # how many of the modules `_placed` covers
+        self._listed_modules = 0  # how many of the modules `_placed` covers
         self._current: Accumulated | None = None  # the one whose gradients the parameters hold
         self.open: dict[tuple[int, ...], Accumulated] = {}
 
     def refresh(self) -> None:
         """List the placed parameters again: after a module is placed, and once per epoch in case one was replaced."""
-        self._placed = list({id(one): one for module in self._modules for one in module.parameters()}.values())
-        self._known = len(self._modules)
+        self._placed = list(
+            {id(parameter): parameter for module in self._modules for parameter in module.parameters()}.values()
+        )
+        self._listed_modules = len(self._modules)
 
     def resume(self, optimizers: Sequence[Optimizer]) -> Accumulated:
         """Put these optimizers' accumulated gradients back in place, ready for the next micro-batch."""
         key = tuple(map(id, optimizers))
-        mine = self.open.get(key)
-        if mine is None:
-            mine = self.open[key] = Accumulated(optimizers)
-        if mine is not self._current:
-            self.set_aside()
-            for parameter, gradient in mine.aside:
+        state = self.open.get(key)
+        if state is None:
+            state = self.open[key] = Accumulated(optimizers)
+        if state is not self._current:
+            self.stash()
+            for parameter, gradient in state.stashed:
                 parameter.grad = gradient
-            mine.aside = []
-            self._current = mine
-        return mine
+            state.stashed = []
+            self._current = state
+        return state
 
-    def set_aside(self) -> None:
+    def stash(self) -> None:
         """Set aside the current accumulated gradients. Drop those of parameters that other optimizers update."""
         current, self._current = self._current, None
         if current is not None:
             owned = parameters_of(current.optimizers)
-            current.aside = [(parameter, parameter.grad) for parameter in owned if parameter.grad is not None]
+            current.stashed = [(parameter, parameter.grad) for parameter in owned if parameter.grad is not None]
             self.clear(current.optimizers)
 
     def close(self, accumulated: Accumulated) -> None:
@@ -76,7 +78,7 @@ class Accumulation:
 
     def clear(self, optimizers: Sequence[Optimizer]) -> None:
         """Clear the gradients of all placed parameters and of any others that the optimizers hold."""
-        if self._known != len(self._modules):
+        if self._listed_modules != len(self._modules):
             self.refresh()
         for parameter in self._placed:
             parameter.grad = None
@@ -84,7 +86,7 @@ class Accumulation:
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def zero(optimizers: Sequence[Optimizer]) -> None:
@@ -105,39 +107,41 @@ def zero(optimizers: Sequence[Optimizer]) -> None:
 # unchanged, and so is training but for rounding: sums are added in another order.
 
 
-AUTO, VARIABLE = "auto", "HEADWAY_ACCUMULATE"
-PARTS = "HEADWAY_PARTS"  # set by the supervisor: the number of micro-batches that earlier attempts arrived at
-MOST = 256  # micro-batches; if that is not enough, the batch size is not the cause
+AUTO, ACCUMULATE_VARIABLE = "auto", "HEADWAY_ACCUMULATE"
+PARTS_VARIABLE = "HEADWAY_PARTS"  # set by the supervisor: the number of micro-batches that earlier attempts arrived at
+MAX_PARTS = 256  # micro-batches; if that is not enough, the batch size is not the cause
 
 
 class MicroBatching:
     """The number of micro-batches per rank, and whether it may grow after an out-of-memory error."""
 
     def __init__(self, config: Mapping[str, Any], env: Mapping[str, str]) -> None:
-        asked = env.get(VARIABLE) or config.get("accumulate", 1)
-        self.automatic = asked == AUTO
+        setting = env.get(ACCUMULATE_VARIABLE) or config.get("accumulate", 1)
+        self.automatic = setting == AUTO
         try:
-            self.parts = int(env.get(PARTS, 1)) if self.automatic else int(asked)
+            self.parts = int(env.get(PARTS_VARIABLE, 1)) if self.automatic else int(setting)
         except (TypeError, ValueError):
-            raise BadInput(f"accumulate: {asked} is not a number of micro-batches", fix="1, 2, 4, … or auto") from None
+            raise BadInput(
+                f"accumulate: {setting} is not a number of micro-batches", fix="1, 2, 4, … or auto"
+            ) from None
         if self.parts < 1:
-            raise BadInput(f"accumulate: {asked} is less than one micro-batch", fix="1, 2, 4, … or auto")
+            raise BadInput(f"accumulate: {setting} is less than one micro-batch", fix="1, 2, 4, … or auto")
 
-    def finer(self, error: BaseException) -> int | None:
+    def next_parts(self, error: BaseException) -> int | None:
         """Return how many micro-batches to try after this error, or None if more would not help or are not allowed."""
-        if not self.automatic or not ran_out(error) or self.parts * 2 > MOST:
+        if not self.automatic or not is_out_of_memory(error) or self.parts * 2 > MAX_PARTS:
             return None
         return self.parts * 2
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
-def hint(error: BaseException) -> str:
+def out_of_memory_hint(error: BaseException) -> str:
     """Return what to type after an out-of-memory error; empty for any other error."""
-    if not ran_out(error):
+    if not is_out_of_memory(error):
         return ""
     return (
         "memory ran out. fix: --set config.accumulate=2 cuts each batch in two and changes nothing else "

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from headway.core.errors import BadInput
 from headway.data.loading.sampler import PaddingBatch, permute, rng, share
-from headway.training.context import say
+from headway.training.context import log_line
 from headway.training.determinism import DATA, ITEM, RngSeeder
 from headway.training.progress_state import TrainState
 from headway.training.rank_info import RankTopology
@@ -142,8 +142,8 @@ class Loader:
     def fingerprint(self) -> str:
         """Digest of the dataset (its own `fingerprint`, or its type), its length and the loader's settings."""
         inner = getattr(self.dataset, "fingerprint", type(self.dataset).__qualname__)
-        words = (inner, len(self.dataset), self.batch_size, self.shuffle, self.drop_last, self.seed)
-        return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+        settings = (inner, len(self.dataset), self.batch_size, self.shuffle, self.drop_last, self.seed)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
     def indices(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> list[int]:
         """Return the indices of the items in a batch. Error messages about a bad batch name them, too.
@@ -183,8 +183,8 @@ class Loader:
         chosen = self.indices(epoch, step, part, parts)
         if chosen:
             return self._collate([self._fetch(epoch, index) for index in chosen])
-        stand_in = self.indices(epoch, step)[0]
-        return PaddingBatch(self._collate([self._fetch(epoch, stand_in)]))
+        padding_index = self.indices(epoch, step)[0]
+        return PaddingBatch(self._collate([self._fetch(epoch, padding_index)]))
 
     def _at(self, epoch: int, position: int) -> int:
         key = (epoch, position // BLOCK)
@@ -211,7 +211,7 @@ def _default_collate() -> Callable[[list[Any]], Any]:
     return default_collate
 
 
-def batch_names(feed: Any, epoch: int, step: int) -> Sequence[int] | None:
+def batch_indices(feed: Any, epoch: int, step: int) -> Sequence[int] | None:
     """Return the items of a global batch if the feed can name them, for messages about a bad batch."""
     indices = getattr(feed, "indices", None)
     return indices(epoch, step) if callable(indices) else None
@@ -227,20 +227,20 @@ Key = tuple[int, int, int, int]  # epoch, step, part, parts
 _PR_SET_PDEATHSIG = 1
 
 
-class Keys(Sampler[Key]):
+class KeySampler(Sampler[Key]):
     """Yields the keys of an epoch's batches from a step on, in the order in which workers produce them."""
 
     def __init__(self) -> None:
         self.epoch, self.first, self.last, self.parts = 0, 0, 0, range(1)
-        self.of = 1
+        self.total_parts = 1
 
     def __iter__(self) -> Iterator[Key]:
         for step in range(self.first, self.last):
             for part in self.parts:
-                yield self.epoch, step, part, self.of
+                yield self.epoch, step, part, self.total_parts
 
 
-class ByKey(Dataset[Any]):
+class KeyedDataset(Dataset[Any]):
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
@@ -248,27 +248,27 @@ class ByKey(Dataset[Any]):
         return self._feed.batch(*key)
 
 
-class Prefetcher:
+class WorkerPrefetcher:
     """Worker processes for one feed, kept across epochs."""
 
     def __init__(self, feed: Feed, workers: int, *, pin: bool = False) -> None:
-        self._keys = Keys()
+        self._keys = KeySampler()
         self._loader: DataLoader[Any] = DataLoader(
-            ByKey(feed),
+            KeyedDataset(feed),
             batch_size=None,
             sampler=self._keys,
             num_workers=workers,
             collate_fn=_identity,
-            worker_init_fn=_settle_worker,
+            worker_init_fn=_init_worker,
             persistent_workers=True,
             multiprocessing_context="fork",  # workers inherit the feed: nothing is pickled or loaded again
             pin_memory=pin,
             generator=torch.Generator(),  # not the default generator, which belongs to the model
         )
 
-    def batches(self, epoch: int, first: int, last: int, parts: range, of: int) -> Iterator[Any]:
+    def batches(self, epoch: int, first: int, last: int, parts: range, total_parts: int) -> Iterator[Any]:
         keys = self._keys
-        keys.epoch, keys.first, keys.last, keys.parts, keys.of = epoch, first, last, parts, of
+        keys.epoch, keys.first, keys.last, keys.parts, keys.total_parts = epoch, first, last, parts, total_parts
         return iter(self._loader)
 
     def close(self) -> None:
@@ -283,14 +283,14 @@ class Prefetcher:
         self._loader._iterator = None
 
 
-def from_feed(feed: Feed, epoch: int, first: int, parts: range, of: int) -> Iterator[Any]:
+def batches_from_feed(feed: Feed, epoch: int, first: int, parts: range, total_parts: int) -> Iterator[Any]:
     """Yield the same batches without workers, in this process."""
     for step in range(first, len(feed)):
         for part in parts:
-            yield feed.batch(epoch, step, part, of)
+            yield feed.batch(epoch, step, part, total_parts)
 
 
-def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: int) -> Iterator[Any]:
+def batches_from_iterable(source: Any, seeder: RngSeeder, epoch: int, skip: int, world: int) -> Iterator[Any]:
     """Yield the batches of a DataLoader or other sized iterable, after producing and discarding the first `skip`.
 
     Generators are seeded before the epoch and before each batch, so that a replay draws the same numbers as the first
@@ -304,12 +304,12 @@ def from_iterable(source: Any, dice: RngSeeder, epoch: int, skip: int, world: in
             f"{world} ranks would all be given the same batches of this {type(source).__name__}",
             fix="use headway.runtime.Loader, or give the DataLoader a DistributedSampler",
         )
-    dice.reseed(DATA, 0, epoch)
+    seeder.reseed(DATA, 0, epoch)
     batches = iter(source)
     number = 0
     while True:
         number += 1
-        dice.reseed(DATA, number, epoch)
+        seeder.reseed(DATA, number, epoch)
         try:
             batch = next(batches)
         except StopIteration:
@@ -322,7 +322,7 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _settle_worker(worker: int) -> None:
+def _init_worker(worker: int) -> None:
     """Make a worker ignore the signals meant for its rank, and die with the rank."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -333,65 +333,65 @@ def _settle_worker(worker: int) -> None:
         os._exit(1)
 
 
-class BatchSource:
+class RankBatches:
     """This rank's batches from a Feed, a DataLoader or any sized iterable. Workers live as long as the run."""
 
-    def __init__(self, world: RankTopology, device: torch.device, dice: RngSeeder) -> None:
-        self._world, self._device, self._seeder = world, device, dice
+    def __init__(self, world: RankTopology, device: torch.device, seeder: RngSeeder) -> None:
+        self._world, self._device, self._seeder = world, device, seeder
         self.on_cpu = device.type == "cpu"
-        self._prefetchers: dict[int, Prefetcher] = {}
+        self._prefetchers: dict[int, WorkerPrefetcher] = {}
 
-    def adopt(self, feed: Any) -> None:
+    def set_seed(self, feed: Any) -> None:
         """Give the run's seed to a feed that has none."""
         if getattr(feed, "seed", 0) is None:
             feed.seed = self._seeder.seed
 
-    def training(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
+    def training_batches(self, feed: Any, position: TrainState, micros: int) -> Iterator[Any]:
         """Yield this rank's micro-batches of the epoch from the position on; PaddingBatch where a part is empty."""
         world = self._world
         if not isinstance(feed, Feed):
             if position.batch and world.rank == 0:
-                say(f"{type(feed).__name__} cannot be entered in the middle: replaying {position.batch} batches")
+                log_line(f"{type(feed).__name__} cannot be entered in the middle: replaying {position.batch} batches")
             skip = position.batch * micros
-            return from_iterable(feed, self._seeder, position.passed, skip, world.size)
-        self.adopt(feed)
-        parts, of = range(world.rank * micros, (world.rank + 1) * micros), world.size * micros
+            return batches_from_iterable(feed, self._seeder, position.passed, skip, world.size)
+        self.set_seed(feed)
+        parts, total_parts = range(world.rank * micros, (world.rank + 1) * micros), world.size * micros
         workers = getattr(feed, "workers", 0)
         if not workers:
-            return from_feed(feed, position.passed, position.batch, parts, of)
-        return self._prefetcher(feed, workers).batches(position.passed, position.batch, len(feed), parts, of)
+            return batches_from_feed(feed, position.passed, position.batch, parts, total_parts)
+        return self._prefetcher(feed, workers).batches(position.passed, position.batch, len(feed), parts, total_parts)
 
-    def evaluation(self, feed: Any) -> Iterator[Any]:
+    def evaluation_batches(self, feed: Any) -> Iterator[Any]:
         """Yield whole batches, round-robin over ranks: without padding, so that sums and counts need no correction."""
         rank, size = self._world.rank, self._world.size
         if not isinstance(feed, Feed):
             return (batch for number, batch in enumerate(feed) if number % size == rank)
-        self.adopt(feed)
+        self.set_seed(feed)
         return (feed.batch(0, step, 0, 1) for step in range(rank, len(feed), size))
 
-    def placed(self, batch: Any) -> Any:
+    def to_device(self, batch: Any) -> Any:
         """Return the batch on this rank's device, without its PaddingBatch wrapper."""
         inner = batch.batch if type(batch) is PaddingBatch else batch
-        return inner if self.on_cpu else moved(inner, self._device)
+        return inner if self.on_cpu else move_to_device(inner, self._device)
 
     def close(self) -> None:
         for prefetcher in self._prefetchers.values():
             prefetcher.close()
 
-    def _prefetcher(self, feed: Feed, workers: int) -> Prefetcher:
+    def _prefetcher(self, feed: Feed, workers: int) -> WorkerPrefetcher:
         if id(feed) not in self._prefetchers:
-            self._prefetchers[id(feed)] = Prefetcher(feed, workers, pin=self._device.type == "cuda")
+            self._prefetchers[id(feed)] = WorkerPrefetcher(feed, workers, pin=self._device.type == "cuda")
         return self._prefetchers[id(feed)]
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move_to_device(batch: Any, device: torch.device) -> Any:
     """Copy every tensor of a nested batch to the device, without blocking."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: moved(value, device) for name, value in batch.items()}
+        return {name: move_to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
+        return type(batch)(*(move_to_device(value, device) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(move_to_device(value, device) for value in batch)
     return batch

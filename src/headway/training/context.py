@@ -17,7 +17,7 @@ from headway.storage.base import Store
 from headway.training import determinism
 from headway.training import rank_info as identities
 from headway.training.distributed.process_group import ProcessGroup
-from headway.training.preemption import Stopping
+from headway.training.preemption import PreemptionHandler
 from headway.training.rank_info import RankInfo
 
 # Events and progress from a rank to its supervisor, as JSON lines. Without one, `LeaseKeeper` writes the events.
@@ -64,7 +64,7 @@ class NoControlChannel:
     def progress(self, **numbers: Any) -> None: ...
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Write one whole log line to standard error."""
     sys.stderr.write(f"headway: {text}\n")
     sys.stderr.flush()
@@ -74,30 +74,30 @@ class Session:
     """A rank's context: its RankInfo, device, store, process group, control channel and stop signals."""
 
     def __init__(self, url: str | None, config: Mapping[str, Any], seed: int) -> None:
-        world = identities.world_of(os.environ)
+        world = identities.topology_from_env(os.environ)
         self.device = determinism.choose_device(world)
         self.group = ProcessGroup(world, self.device)
         self._lease: LeaseKeeper | None = None
         if "HEADWAY_ATTEMPT" in os.environ:
-            self.identity = identities.supervised(os.environ)
+            self.identity = identities.info_from_supervisor(os.environ)
         else:
             self.group.init_process_group()
-            self.identity = self._by_hand(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
+            self.identity = self._standalone_info(url or os.environ.get("HEADWAY_RUN_URL"), config, seed)
         self.store: Store = self.identity.store
         self.control: ControlChannel = self._control()
-        self.stopping = Stopping(self.identity.grace_s, self.identity.deadline_s, say=self.say)
-        self.stopping.watch()
+        self.preemption = PreemptionHandler(self.identity.grace_s, self.identity.deadline_s, log=self.log)
+        self.preemption.install()
         self.group.init_process_group()
-        determinism.settle(exact=self.identity.job.exact)
+        determinism.configure_torch(exact=self.identity.job.exact)
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.identity.world.rank == 0
 
-    def say(self, text: str) -> None:
-        """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call the module's `say`."""
-        if self.first:
-            say(text)
+    def log(self, text: str) -> None:
+        """Log a line from rank 0 on behalf of all ranks. For a line about one rank, call `log_line`."""
+        if self.is_first:
+            log_line(text)
 
     @property
     def supervised(self) -> bool:
@@ -106,88 +106,88 @@ class Session:
 
     def event(self, kind: str, **details: Any) -> None:
         """Append an event to the run's history, from rank 0 on behalf of all ranks."""
-        if self.first:
+        if self.is_first:
             self.control.event(kind, **details)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """World size and device, for the first line of the log."""
         size = self.identity.world.size
         return f"{size} ranks on {self.device.type}" if size > 1 else f"on {self.device.type}"
 
     def close(self, *, failed: bool) -> None:
-        self.stopping.unwatch()
+        self.preemption.uninstall()
         if self._lease is not None:
             self._lease.close(failed=failed)
         if not failed:
-            self.group.part()
+            self.group.destroy_process_group()
 
     def _control(self) -> ControlChannel:
         if self.identity.control_fd is not None:
             return ControlPipe(self.identity.control_fd)
         return self._lease if self._lease is not None else NoControlChannel()
 
-    def _by_hand(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
+    def _standalone_info(self, url: str | None, config: Mapping[str, Any], seed: int) -> RankInfo:
         """On rank 0, find or create the run folder and take the lease; broadcast its URL and attempt to the others."""
         world = self.group.world
-        mine: RankInfo | None = None
-        trouble = ""
+        info: RankInfo | None = None
+        problem = ""
         if world.rank == 0:
             try:
-                mine = identities.by_hand(url, identities.script_name(), config, seed)
-                self._lease = LeaseKeeper(mine.store, Lease.take(mine.store, on_wait=_say_waiting))
+                info = identities.standalone_info(url, identities.script_name(), config, seed)
+                self._lease = LeaseKeeper(info.store, Lease.acquire(info.store, on_wait=_log_waiting))
             except HeadwayError as error:
                 if world.size == 1:
                     raise
-                trouble = str(error)
-        told = {"url": mine.store.url if mine else "", "trouble": trouble}
-        if self._lease is not None and mine is not None:
-            told["attempt"] = str(self._lease.attempt)
-        told = json.loads(self.group.broadcast_text(json.dumps(told)))
-        if told["trouble"]:
-            raise HeadwayError(told["trouble"])
-        if mine is None:
-            os.environ["HEADWAY_RUN_URL"] = told["url"]
-            mine = identities.by_hand(told["url"], identities.script_name(), config, seed)
-        for folder in mine.older:
-            say(f"{folder} was not finished; HEADWAY_RUN_URL={folder} goes on with it")
-        return identities.with_attempt(mine, int(told["attempt"]))
+                problem = str(error)
+        message = {"url": info.store.url if info else "", "trouble": problem}
+        if self._lease is not None and info is not None:
+            message["attempt"] = str(self._lease.attempt)
+        message = json.loads(self.group.broadcast_text(json.dumps(message)))
+        if message["trouble"]:
+            raise HeadwayError(message["trouble"])
+        if info is None:
+            os.environ["HEADWAY_RUN_URL"] = message["url"]
+            info = identities.standalone_info(message["url"], identities.script_name(), config, seed)
+        for folder in info.unfinished_runs:
+            log_line(f"{folder} was not finished; HEADWAY_RUN_URL={folder} goes on with it")
+        return identities.with_attempt(info, int(message["attempt"]))
 
 
 class LeaseKeeper:
     """Holds the lease and writes events from rank 0 when there is no supervisor; a ControlChannel."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        self._lease, self._began = lease, time.monotonic()
+        self._lease, self._started_at = lease, time.monotonic()
         self.attempt = lease.attempt
         self._events = SegmentWriter(store, "events", lease.attempt)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self.lost: LeaseLost | None = None
         self.event("attempt", number=lease.attempt, host=os.uname().nodename, why="started by hand")
         self._thread = threading.Thread(target=self._renew, name="headway-lease", daemon=True)
         self._thread.start()
 
     def event(self, kind: str, **details: Any) -> None:
-        told = {"kind": kind, "time": round(time.time(), 3), "spent_s": round(self._spent_s(), 3), **details}
-        self._events.add(json.dumps(told))
+        record = {"kind": kind, "time": round(time.time(), 3), "spent_s": round(self._spent_s(), 3), **details}
+        self._events.add(json.dumps(record))
 
     def progress(self, **numbers: Any) -> None: ...
 
     def close(self, *, failed: bool) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join(RENEW_S)
         try:
             self._events.flush()
             self._lease.release(self._spent_s())
         except HeadwayError as error:  # the process is ending: the lease expires by itself
-            say(f"the lease could not be given back: {error}")
+            log_line(f"the lease could not be given back: {error}")
 
     def _spent_s(self) -> float:
         """Seconds spent by all attempts until now."""
-        return self._lease.record.spent_s + time.monotonic() - self._began
+        return self._lease.record.spent_s + time.monotonic() - self._started_at
 
     def _renew(self) -> None:
-        while not self._over.wait(RENEW_S):
+        while not self._stopped.wait(RENEW_S):
             try:
                 self._events.flush()
                 self._lease.renew()
@@ -198,5 +198,5 @@ class LeaseKeeper:
                 continue
 
 
-def _say_waiting(record: Any) -> None:
-    say(f"waiting for the lease of attempt {record.attempt} on {record.host} to go stale")
+def _log_waiting(record: Any) -> None:
+    log_line(f"waiting for the lease of attempt {record.attempt} on {record.host} to go stale")

@@ -34,7 +34,7 @@ def choose_device(world: RankTopology) -> torch.device:
     return torch.device("cpu")
 
 
-def settle(*, exact: bool) -> None:
+def configure_torch(*, exact: bool) -> None:
     """Set the plan's thread count and, if `exact`, deterministic kernels."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads):
@@ -45,7 +45,7 @@ def settle(*, exact: bool) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def environment(world: RankTopology, device: torch.device) -> dict[str, Any]:
+def describe_environment(world: RankTopology, device: torch.device) -> dict[str, Any]:
     """Describe the environment that bit-identical results depend on. Checkpoints record it; resume compares it."""
     facts = {
         "headway": __version__,
@@ -72,7 +72,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # Python's default generator, seeded without random.seed's type handling, which is half of the cost.
-_PYTHONS: Any = random.seed.__self__  # type: ignore[attr-defined]
+_PYTHON_RNG: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = _random.Random.seed
 
 # Streams separate purposes: the model's dropout must not repeat the numbers that shuffled the data.
@@ -105,6 +105,6 @@ class RngSeeder:
         word = mix(self._bases[stream] ^ position ^ part << 48)
         for generator in self._generators:
             generator.manual_seed(word >> 1)
-        _seed_python(_PYTHONS, word)
-        _PYTHONS.gauss_next = None
+        _seed_python(_PYTHON_RNG, word)
+        _PYTHON_RNG.gauss_next = None
         np.random.seed(word & 0xFFFFFFFF)

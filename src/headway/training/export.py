@@ -38,7 +38,7 @@ class Bundle(Protocol):
         """
 
 
-def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None:
+def export(bundle: Bundle, session: Session, log: Callable[[str], None]) -> None:
     """Write the bundle to the run folder, and publish it where the job says. Raises LeaseLost if superseded."""
     if not lease_is_ours(session.store, session.identity.attempt):
         raise LeaseLost("this run was taken over by another start of it", where=session.store.url)
@@ -51,11 +51,11 @@ def export(bundle: Bundle, session: Session, say: Callable[[str], None]) -> None
         else:
             upload(folder, session.store)
         session.event("export", url=url, seconds=round(time.monotonic() - began, 3))
-        say("exported the model to export/ in the run folder" if session.supervised else f"exported to {url}")
+        log("exported the model to export/ in the run folder" if session.supervised else f"exported to {url}")
         to = session.identity.job.export.to
         if to:
             publish(folder, to)
-            say(f"published to {to}")
+            log(f"published to {to}")
 
 
 def upload(folder: Path, store: Store) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headway.core.errors import BadInput, RunFailed
+from headway.core.errors import BadInput
 from headway.training.accumulation import Accumulation, parameters_of
 from headway.training.distributed.grad_sync import GradientSync, ReducedFlags
 
@@ -117,57 +117,6 @@ class Average:
         self._steps = int(str(state["steps"]))
 
 
-# Non-finite losses
-
-
-LONGEST = 10  # bad batches in a row; after more than that, the data is not the cause
-
-
-class NanGuard:
-    """Handles non-finite losses before they reach the weights: `stop` fails the run, `skip` leaves the batch out.
-
-    With `skip`, buffers are copied before each step: when the loss is known, the forward pass has already put the bad
-    batch into the statistics of batch normalisation.
-    """
-
-    def __init__(self, policy: str, modules: Sequence[nn.Module]) -> None:
-        if policy not in ("stop", "skip"):
-            raise BadInput(f"nan: {policy} is not known", fix="choose stop or skip")
-        self.skips = policy == "skip"
-        self._modules = modules
-        self._copies: list[Tensor] = []
-        self._in_a_row = 0
-
-    def before_step(self) -> None:
-        """Save the buffers that a bad forward pass would corrupt."""
-        if not self.skips:
-            return
-        buffers = self._buffers()
-        if len(self._copies) != len(buffers):
-            self._copies = [torch.empty_like(buffer) for buffer in buffers]
-        if buffers:
-            torch._foreach_copy_(self._copies, buffers)
-
-    def good(self) -> None:
-        self._in_a_row = 0
-
-    def bad(self, where: str, what: str) -> None:
-        """Restore the buffers so that training can continue, or raise RunFailed."""
-        self._in_a_row += 1
-        if not self.skips or self._in_a_row > LONGEST:
-            many = f", {self._in_a_row} batches in a row" if self.skips else ""
-            raise RunFailed(
-                f"the loss is not finite{many}: {what}",
-                where=where,
-                fix="lower the learning rate, clip gradients (clip=1.0), or leave such batches out (nan: skip)",
-            )
-        if self._copies:
-            torch._foreach_copy_(self._buffers(), self._copies)
-
-    def _buffers(self) -> list[Tensor]:
-        return [buffer for module in self._modules for buffer in module.buffers()]
-
-
 # Mixed precision
 
 
@@ -194,23 +143,23 @@ class Precision:
             return
         forward, device, dtype = model.forward, self._device.type, self._dtype
 
-        def halved(*args: Any, **options: Any) -> Any:
+        def autocast_forward(*args: Any, **options: Any) -> Any:
             with torch.autocast(device, dtype):
-                return widened(forward(*args, **options))
+                return to_float32(forward(*args, **options))
 
-        model.forward = halved  # on the instance: the module and its parameter names stay the same
+        model.forward = autocast_forward  # on the instance: the module and its parameter names stay the same
 
 
-def widened(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """Convert the half-precision tensors of a nested result to float32: losses and sums need the precision."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, Mapping):
-        return {name: widened(each) for name, each in value.items()}
+        return {name: to_float32(each) for name, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(widened(each) for each in value))
+        return type(value)(*(to_float32(each) for each in value))
     if isinstance(value, list | tuple):
-        return type(value)(widened(each) for each in value)
+        return type(value)(to_float32(each) for each in value)
     return value
 
 
@@ -220,7 +169,7 @@ _PRECISE = (torch.float32, torch.float64)  # dividing a half-precision loss by a
 
 
 @dataclass(slots=True)
-class Request:
+class StepRequest:
     """The arguments of one run.step call."""
 
     loss: Tensor
@@ -244,19 +193,19 @@ class StepFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a step. `agreed` is None with a single rank, which acts on its own flags."""
+class StepResult:
+    """The result of a step. `reduced` is None with a single rank, which acts on its own flags."""
 
     stepped: bool
     finite: bool = True
     norm: Tensor | None = None
-    agreed: ReducedFlags | None = None
+    reduced: ReducedFlags | None = None
 
 
-_STEPPED, _GATHERED = Outcome(stepped=True), Outcome(stepped=False)
+_STEPPED, _ACCUMULATED = StepResult(stepped=True), StepResult(stepped=False)
 
 
-class Flag:
+class HostFlag:
     """Copies the non-finite flag of a loss to the host before the update, so that a bad step is never applied.
 
     Cost: on CUDA the copy is queued before the backward pass, and the host waits for it after queueing that. So the
@@ -279,7 +228,7 @@ class Flag:
         self._value.copy_(flag.reshape(()), non_blocking=True)
         self._ready.record()
 
-    def arrived(self) -> bool:
+    def wait(self) -> bool:
         """Wait for the flag and return it. Call after the backward pass."""
         assert self._value is not None
         if self._ready is not None:
@@ -293,38 +242,38 @@ class LocalStepper:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.scaler: Scaler | None = None
         self._gradients = Accumulation(modules)
-        self._flag = Flag()
+        self._flag = HostFlag()
 
     def rebuild_buckets(self) -> None:
         """Rediscover the parameters between steps, when the set of trainable ones may have changed."""
         self._gradients.refresh()
 
-    def step(self, request: Request, flags: StepFlags) -> Outcome:
+    def step(self, request: StepRequest, flags: StepFlags) -> StepResult:
         loss, weight, gradients = request.loss, request.weight, self._gradients
         found = nonfinite_loss(loss) if self.scaler is None else 0.0  # a scaler handles overflow itself
         if request.last and not gradients.open:
             if isinstance(found, Tensor):
                 self._flag.send(found)
-            whole = not isinstance(weight, Tensor) and weight == 1
-            backward(loss if whole else loss / _nonzero(weight), self.scaler)
+            unweighted = not isinstance(weight, Tensor) and weight == 1
+            backward(loss if unweighted else loss / _nonzero(weight), self.scaler)
         else:
             part = gradients.resume(request.optimizers)
-            found = part.bad = part.bad + found
+            found = part.nonfinite = part.nonfinite + found
             if request.last and isinstance(found, Tensor):
                 self._flag.send(found)
             if request.counts:
                 part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
                 backward(loss, self.scaler)
             if not request.last:
-                return _GATHERED
+                return _ACCUMULATED
             gradients.close(part)
             divide(request.optimizers, part.weight)
-        if self._flag.arrived() if isinstance(found, Tensor) else found:
+        if self._flag.wait() if isinstance(found, Tensor) else found:
             gradients.clear(request.optimizers)
-            return Outcome(stepped=False, finite=False)
+            return StepResult(stepped=False, finite=False)
         norm = update(request.optimizers, request.clip, self.scaler)
         gradients.clear(request.optimizers)
-        return _STEPPED if norm is None else Outcome(stepped=True, norm=norm)
+        return _STEPPED if norm is None else StepResult(stepped=True, norm=norm)
 
 
 class DistributedStepper:
@@ -339,7 +288,7 @@ class DistributedStepper:
 
     def rebuild_buckets(self) -> None:
         """Rebuild the gradient buckets between steps if the set of trainable parameters has changed."""
-        self._gradients.set_aside()
+        self._gradients.stash()
         self._gradients.refresh()
         parameters = trainable(self._modules)
         if self._sync is not None and not self._sync.fits(parameters):
@@ -349,8 +298,8 @@ class DistributedStepper:
             norms = [module for root in self._modules for module in root.modules() if _is_batch_norm(module)]
             self._sync = GradientSync(parameters, norms)
 
-    def step(self, request: Request, flags: StepFlags) -> Outcome:
-        sync = self._layout_for(request.optimizers)
+    def step(self, request: StepRequest, flags: StepFlags) -> StepResult:
+        sync = self._buckets_for(request.optimizers)
         part = self._gradients.resume(request.optimizers)
         loss = request.loss if request.counts else request.loss * 0
         if request.counts:
@@ -358,22 +307,22 @@ class DistributedStepper:
             weight = request.weight
             part.weight = part.weight + (weight.detach() if isinstance(weight, Tensor) else weight)
         if self.scaler is None:  # a scaler handles overflow itself
-            part.bad = part.bad + nonfinite_loss(loss)
+            part.nonfinite = part.nonfinite + nonfinite_loss(loss)
         if not part.divisor:  # fixed by the first micro-batch: steps of other optimizers in between must not change it
             part.divisor = request.expected_weight if request.expected_weight and loss.dtype in _PRECISE else 1.0
         if not request.last:
             backward(loss, self.scaler, part.divisor)
-            return _GATHERED
-        wanted = (float(flags.stop), float(flags.budget), float(flags.save))
-        sync.arm(part.weight, (float(part.present), *wanted, part.bad, flags.names), flags.metrics)
+            return _ACCUMULATED
+        control_flags = (float(flags.stop), float(flags.budget), float(flags.save))
+        sync.arm(part.weight, (float(part.present), *control_flags, part.nonfinite, flags.names), flags.metrics)
         backward(loss, self.scaler, part.divisor)
-        agreed = sync.reduce(part.divisor)
+        reduced = sync.reduce(part.divisor)
         self._gradients.close(part)
-        norm = update(request.optimizers, request.clip, self.scaler) if not agreed.bad else None
+        norm = update(request.optimizers, request.clip, self.scaler) if not reduced.nonfinite else None
         self._gradients.clear(request.optimizers)
-        return Outcome(stepped=not agreed.bad, finite=not agreed.bad, norm=norm, agreed=agreed)
+        return StepResult(stepped=not reduced.nonfinite, finite=not reduced.nonfinite, norm=norm, reduced=reduced)
 
-    def _layout_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
+    def _buckets_for(self, optimizers: Sequence[Optimizer]) -> GradientSync:
         """Return the gradient buckets, rebuilt if parameters were unfrozen since the epoch began."""
         self._check(optimizers)
         if self._sync is None or not self._sync.covers(parameters_of(optimizers)):

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from headway.core.errors import WORKER_AGAIN
+from headway.core.errors import WORKER_RESTART
 
-HEEDED = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RESERVE_S = 5.0  # of the grace period, for everything that follows the checkpoint
-SHORTEST_S = 2.0  # always allowed for the checkpoint, however short the grace period
+MIN_CHECKPOINT_S = 2.0  # always allowed for the checkpoint, however short the grace period
 SAME_REQUEST_S = 1.0  # within it, signals are one request: Slurm sends ranks up to three, and the supervisor one
 
 
@@ -26,10 +26,10 @@ class Stop(SystemExit):
     """Exit after a checkpoint because a stop was requested, with the exit code that asks for a restart."""
 
     def __init__(self) -> None:
-        super().__init__(WORKER_AGAIN)
+        super().__init__(WORKER_RESTART)
 
 
-class Stopping:
+class PreemptionHandler:
     """Tracks whether this rank was asked to stop, and by when it must exit."""
 
     def __init__(
@@ -37,32 +37,32 @@ class Stopping:
         grace_s: float,
         deadline_s: float | None = None,
         *,
-        say: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.asked = False
+        self.stop_requested = False
         self.interruptible = True  # there is nothing to save yet: a signal ends the process at once
-        self._grace_s, self._say, self._clock = grace_s, say, clock
+        self._grace_s, self._log, self._clock = grace_s, log, clock
         self._deadline = None if deadline_s is None else clock() + deadline_s
-        self._gone_by: float | None = None
+        self._exit_by: float | None = None
         self._wake: tuple[int, int] | None = None
         self._timer: threading.Timer | None = None
         self._previous: dict[int, object] = {}
 
-    def watch(self) -> None:
+    def install(self) -> None:
         """Install the signal handlers. Works in the main thread only; elsewhere signals are the caller's to handle."""
         if threading.current_thread() is not threading.main_thread():
-            self._say("not in the main thread: signals are left to whoever started this one")
+            self._log("not in the main thread: signals are left to whoever started this one")
             return
         read, write = os.pipe()
         os.set_blocking(write, False)
         self._wake = (read, write)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in HEEDED:
-            self._previous[number] = signal.signal(number, self._noticed)
+        for number in STOP_SIGNALS:
+            self._previous[number] = signal.signal(number, self._on_signal)
         threading.Thread(target=self._listen, args=(read,), name="headway-signals", daemon=True).start()
 
-    def unwatch(self) -> None:
+    def uninstall(self) -> None:
         if self._wake is None:
             return
         signal.set_wakeup_fd(-1)
@@ -80,10 +80,10 @@ class Stopping:
     @property
     def left_s(self) -> float | None:
         """Seconds left for the last checkpoint; None if this rank was not asked to stop."""
-        return None if self._gone_by is None else max(0.0, self._gone_by - self._clock())
+        return None if self._exit_by is None else max(0.0, self._exit_by - self._clock())
 
-    def _noticed(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
         if self.interruptible:
             raise Stop
 
@@ -94,24 +94,24 @@ class Stopping:
             if not byte:
                 os.close(pipe)
                 return
-            if byte[0] not in HEEDED:
+            if byte[0] not in STOP_SIGNALS:
                 continue
             if first is None:
                 first = self._clock()
                 self._begin_countdown(signal.Signals(byte[0]).name)
             elif self._clock() - first >= SAME_REQUEST_S:
-                os._exit(WORKER_AGAIN)  # second request: exit at once, wherever we are. Commits are atomic.
+                os._exit(WORKER_RESTART)  # second request: exit at once, wherever we are. Commits are atomic.
 
     def _begin_countdown(self, name: str) -> None:
-        allowed = max(min(SHORTEST_S, self._grace_s), self._grace_s - RESERVE_S)
-        self._gone_by = self._clock() + allowed
-        self.asked = True
-        self._say(f"{name}: stopping after this step (within {allowed:.0f} s)")
+        allowed = max(min(MIN_CHECKPOINT_S, self._grace_s), self._grace_s - RESERVE_S)
+        self._exit_by = self._clock() + allowed
+        self.stop_requested = True
+        self._log(f"{name}: stopping after this step (within {allowed:.0f} s)")
         # Later than the checkpoint's own time limit, so that it is aborted cleanly; sooner than the kill.
-        self._timer = threading.Timer(allowed + (self._grace_s - allowed) / 2, self._give_up)
+        self._timer = threading.Timer(allowed + (self._grace_s - allowed) / 2, self._exit_now)
         self._timer.daemon = True
         self._timer.start()
 
-    def _give_up(self) -> None:
-        self._say("the grace period is over: ending without the last checkpoint; the one before it stands")
-        os._exit(WORKER_AGAIN)
+    def _exit_now(self) -> None:
+        self._log("the grace period is over: ending without the last checkpoint; the one before it stands")
+        os._exit(WORKER_RESTART)

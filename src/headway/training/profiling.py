@@ -17,13 +17,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.core.errors import BadInput, StoreError
 from headway.storage.base import Store
-from headway.training.context import say
+from headway.training.context import log_line
 
 VARIABLE = "HEADWAY_PROFILE"
 _ROWS = 20
 
 
-class Profiling:
+class StepProfiler:
     """Profiles the steps from `first` to `last`; a run that stops between them keeps the trace so far."""
 
     def __init__(self, first: int, last: int, store: Store, rank: int) -> None:
@@ -48,31 +48,31 @@ class Profiling:
 
     def close(self, number: int) -> None:
         """Stop the profiler, if it runs, and write its trace and table."""
-        seen, self._profile = self._profile, None
-        if seen is None:
+        profiler, self._profile = self._profile, None
+        if profiler is None:
             return
-        seen.stop()
+        profiler.stop()
         name = f"profile/steps-{self._began}-{number}-r{self._rank}"
-        table = seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=_ROWS, max_name_column_width=50)
+        table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_ROWS, max_name_column_width=50)
         with tempfile.TemporaryDirectory(prefix="headway-profile-") as folder:
             trace = Path(folder, "trace.json.gz")
-            seen.export_chrome_trace(str(trace))
+            profiler.export_chrome_trace(str(trace))
             try:
                 self._store.write(f"{name}.json.gz", trace.read_bytes())
                 self._store.write(f"{name}.txt", table.encode())
             except StoreError as error:  # a lost profile must not fail the run
-                say(f"the profile could not be kept: {error}")
+                log_line(f"the profile could not be kept: {error}")
         if self._rank == 0:
-            say(f"{table}\nthe profile of steps {self._began} to {number} is kept as {name}.json.gz")
+            log_line(f"{table}\nthe profile of steps {self._began} to {number} is kept as {name}.json.gz")
 
 
-def profiling(config: Mapping[str, Any], env: Mapping[str, str], store: Store, rank: int) -> Profiling | None:
+def make_profiler(config: Mapping[str, Any], env: Mapping[str, str], store: Store, rank: int) -> StepProfiler | None:
     """Make the profiler that the environment or the config asks for. Returns None if there is none, at no cost."""
-    asked = str(env.get(VARIABLE) or config.get("profile") or "")
-    if not asked:
+    setting = str(env.get(VARIABLE) or config.get("profile") or "")
+    if not setting:
         return None
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", asked)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", setting)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
-        raise BadInput(f"profile: {asked} does not say which steps", fix="profile: 100-110")
-    return Profiling(first, last, store, rank)
+        raise BadInput(f"profile: {setting} does not say which steps", fix="profile: 100-110")
+    return StepProfiler(first, last, store, rank)

@@ -39,7 +39,7 @@ class Scores:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def better(self, name: str, value: float, step: int) -> bool:
+    def record(self, name: str, value: float, step: int) -> bool:
         """Record a score; return True if it is the best so far under that name. NaN is never better."""
         known = self.best.get(name)
         if value == value and (known is None or value > known):
@@ -58,7 +58,7 @@ class CheckpointSchedule:
         self._clock = clock
         self._last = self._last_kept = clock()
 
-    def keep_for_good(self, every: Cadence) -> None:
+    def set_keep_every(self, every: Cadence) -> None:
         self._keep = every
 
     def due_after_step(self, step: int) -> bool:
@@ -70,7 +70,7 @@ class CheckpointSchedule:
     def due_after_epoch(self, passed: int) -> bool:
         return self._every.epochs is not None and passed % self._every.epochs == 0
 
-    def taken(self) -> None:
+    def record_checkpoint(self) -> None:
         self._last = self._clock()
 
     def name_to_keep(self, step: int, passed: int, *, epoch_ended: bool) -> str | None:

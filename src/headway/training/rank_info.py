@@ -42,10 +42,12 @@ class RankInfo:
     deadline_s: float | None = None
     control_fd: int | None = None
     supervised: bool = False
-    older: tuple[str, ...] = field(default=())  # unfinished run folders of the same script, to mention in the log
+    unfinished_runs: tuple[str, ...] = field(
+        default=()
+    )  # unfinished run folders of the same script, to mention in the log
 
 
-def world_of(env: Mapping[str, str]) -> RankTopology:
+def topology_from_env(env: Mapping[str, str]) -> RankTopology:
     if "RANK" not in env:
         return RankTopology()
     try:
@@ -58,7 +60,7 @@ def world_of(env: Mapping[str, str]) -> RankTopology:
         ) from None
 
 
-def supervised(env: Mapping[str, str]) -> RankInfo:
+def info_from_supervisor(env: Mapping[str, str]) -> RankInfo:
     """Read a supervised rank's identity from the variables listed in docs/run-folder.md."""
     store = open_store(env["HEADWAY_RUN_URL"])
     path = env.get("HEADWAY_PLAN")
@@ -67,7 +69,7 @@ def supervised(env: Mapping[str, str]) -> RankInfo:
     return RankInfo(
         name=env.get("HEADWAY_RUN") or RunFolder(store).name,
         job=undump(plan.job),
-        world=world_of(env),
+        world=topology_from_env(env),
         store=store,
         attempt=int(env["HEADWAY_ATTEMPT"]),
         grace_s=float(env.get("HEADWAY_GRACE_S", GRACE_S)),
@@ -77,7 +79,7 @@ def supervised(env: Mapping[str, str]) -> RankInfo:
     )
 
 
-def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: int) -> RankInfo:
+def standalone_info(url: str | None, script: str, config: Mapping[str, object], seed: int) -> RankInfo:
     """Make up an identity for a script without a supervisor: in the folder at `url`, or in a new one under ./runs."""
     name = _slug(Path(script).stem)
     job = Job(name=name, script=Path(script).name or None, config=dict(config), seed=seed)
@@ -85,16 +87,25 @@ def by_hand(url: str | None, script: str, config: Mapping[str, object], seed: in
         store = open_store(url)
         if not _claim(store, job):
             job = undump(RunFolder(store).plan().job)
-        return RankInfo(name=RunFolder(store).name, job=job, world=world_of(os.environ), store=store, attempt=0)
-    older = tuple(str(path) for path in _folders(name) if not _finished(path))[-1:]
+        return RankInfo(
+            name=RunFolder(store).name, job=job, world=topology_from_env(os.environ), store=store, attempt=0
+        )
+    unfinished = tuple(str(path) for path in _folders(name) if not _finished(path))[-1:]
     number = 1 + max((_number(path) for path in _folders(name)), default=0)
     while not _claim(store := open_store(f"runs/{name}-{number}"), job):
         number += 1
-    return RankInfo(name=f"{name}-{number}", job=job, world=world_of(os.environ), store=store, attempt=0, older=older)
+    return RankInfo(
+        name=f"{name}-{number}",
+        job=job,
+        world=topology_from_env(os.environ),
+        store=store,
+        attempt=0,
+        unfinished_runs=unfinished,
+    )
 
 
-def with_attempt(identity: RankInfo, attempt: int) -> RankInfo:
-    return replace(identity, attempt=attempt)
+def with_attempt(info: RankInfo, attempt: int) -> RankInfo:
+    return replace(info, attempt=attempt)
 
 
 def _claim(store: Store, job: Job) -> bool:
@@ -108,7 +119,7 @@ def _claim(store: Store, job: Job) -> bool:
         code=Code(sha256="", files=0, bytes=0, biggest=(), wheel="", wheel_sha256=""),
         data={},
         nodes=1,
-        processes=world_of(os.environ).size,
+        processes=topology_from_env(os.environ).size,
         limits=Limits(budget_s=None, max_wait_s=None, grace_s=GRACE_S, second="none: started by hand"),
         environment={},
         price={},

@@ -31,54 +31,54 @@ from headway.core.errors import BadInput, HeadwayError
 from headway.data.loading.sampler import PaddingBatch
 from headway.spec.model import Cadence, Phase
 from headway.training import accumulation
-from headway.training.batches import BatchSource, Feed, batch_names
+from headway.training.batches import Feed, RankBatches, batch_indices
 from headway.training.checkpoint.init_weights import initialise
 from headway.training.checkpoint.manager import CheckpointManager
-from headway.training.context import Session, say
+from headway.training.context import Session, log_line
 from headway.training.determinism import EVALUATION, MODEL, SETUP, RngSeeder
 from headway.training.export import Bundle
 from headway.training.metrics.logger import MetricsLogger
+from headway.training.nonfinite import NanGuard
 from headway.training.optim import (
     Average,
     DistributedStepper,
     LocalStepper,
-    NanGuard,
     Optimizers,
     Precision,
-    Request,
     StepFlags,
+    StepRequest,
 )
-from headway.training.profiling import profiling
+from headway.training.profiling import make_profiler
 from headway.training.schedules import freeze, set_rate
 from headway.training.step_boundary import StepBoundary
 
 # The rank's excepthook: HeadwayErrors print no traceback and set the exit code; out-of-memory errors print a hint.
 
 
-_told: list[Callable[[BaseException], object]] = []  # callbacks to call before the process exits
+_fatal_error_callbacks: list[Callable[[BaseException], object]] = []  # callbacks to call before the process exits
 
 
-def install() -> None:
+def install_excepthook() -> None:
     before = sys.excepthook
-    _told.clear()
+    _fatal_error_callbacks.clear()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for tell in _told:
-            tell(error)
+        for callback in _fatal_error_callbacks:
+            callback(error)
         if isinstance(error, HeadwayError):
-            say(str(error))
+            log_line(str(error))
             raise SystemExit(error.exit_code)  # the supervisor does not retry exit code 2 (bad input)
         before(kind, error, trace)
-        hint = accumulation.hint(error)
+        hint = accumulation.out_of_memory_hint(error)
         if hint:
-            say(hint)
+            log_line(hint)
 
     sys.excepthook = hook
 
 
-def tell(whom: Callable[[BaseException], object]) -> None:
+def on_fatal_error(callback: Callable[[BaseException], object]) -> None:
     """Register a callback that receives the error that is about to end the process."""
-    _told.append(whom)
+    _fatal_error_callbacks.append(callback)
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -133,11 +133,11 @@ class Run:
         self.name, self.job, self.world = identity.name, identity.job, identity.world
         self.config: Mapping[str, Any] = identity.job.config
         self.seed, self.device = identity.job.seed, session.device
-        self._cuts = accumulation.MicroBatching(self.config, os.environ)
-        self.accumulate = self._cuts.parts
-        self._profiling = profiling(self.config, os.environ, session.store, self.world.rank)
+        self._micro_batching = accumulation.MicroBatching(self.config, os.environ)
+        self.accumulate = self._micro_batching.parts
+        self._profiler = make_profiler(self.config, os.environ, session.store, self.world.rank)
         self._seeder = RngSeeder(self.seed, self.world.rank, cuda=self.device.type == "cuda")
-        self._batches = BatchSource(self.world, self.device, self._seeder)
+        self._batches = RankBatches(self.world, self.device, self._seeder)
         self._metrics = MetricsLogger(session)
         self._modules: list[nn.Module] = []
         self._checkpoints = CheckpointManager(session, self._metrics.flush, self._modules)
@@ -149,13 +149,13 @@ class Run:
         self._stages = 0
         self._epochs: int | None = None
         self._steps = 0  # expected optimizer steps by the end of the current epochs, as far as known
-        self._enough = False  # early stopping has triggered
+        self._early_stopped = False  # early stopping has triggered
         self._micro = 0  # micro-batches of the current step done
         self._part = 0  # index of this loop body's micro-batch, however often the body calls step
         self._counts = True  # False while the batch is a PaddingBatch
         self._weight: float | Tensor = 1.0
         self._skipped = False
-        self._guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
+        self._nan_guard = NanGuard(str(self.config.get("nan", "stop")), self._modules)
         self._precision = Precision(str(self.config.get("precision", "fp32")), self.device)
         self._stepper.scaler = self._precision.scaler
         self._averages: list[Average] = []
@@ -163,9 +163,9 @@ class Run:
         self._restored = False
         RngSeeder(self.seed).reseed(SETUP)  # the same on every rank, so that all initialise models identically
         atexit.register(self._close)
-        tell(self._failed)
-        start = f"run {self.name}, attempt {identity.attempt}, {session.words}, in {self.folder}"
-        session.say(f"training {session.words}" if session.supervised else start)
+        on_fatal_error(self._report_failure)
+        start = f"run {self.name}, attempt {identity.attempt}, {session.description}, in {self.folder}"
+        session.log(f"training {session.description}" if session.supervised else start)
 
     # Properties for the script
 
@@ -234,7 +234,7 @@ class Run:
         if self.config.get("compile"):
             model.compile()
         self._modules.append(model)
-        self._checkpoints.finite.accept(model)
+        self._checkpoints.weight_check.exempt_existing(model)
         return model
 
     def average(self, model: nn.Module, decay: float = 0.999) -> Average:
@@ -291,7 +291,7 @@ class Run:
             0
         """
         if data is not None:
-            self._batches.adopt(data)
+            self._batches.set_seed(data)
             steps = len(data) if hasattr(data, "__len__") else None
             self._checkpoints.data = {"fingerprint": getattr(data, "fingerprint", None), "steps": steps}
         for number, average in enumerate(self._averages, start=1):
@@ -301,10 +301,10 @@ class Run:
         loaded = self._checkpoints.restore(objects)
         self._restored = True
         if loaded is None:
-            self._session.say("no checkpoint yet: starting at step 0")
+            self._session.log("no checkpoint yet: starting at step 0")
             self._initialise(objects.get("model"))
         else:
-            self._session.say(f"resuming from step {loaded.step}, in epoch {self.epoch + 1}")
+            self._session.log(f"resuming from step {loaded.step}, in epoch {self.epoch + 1}")
         return self.global_step
 
     def keep_epochs(self, every: int) -> None:
@@ -318,7 +318,7 @@ class Run:
             >>> run.keep_epochs(5)
         """
         if self.job.checkpoint.keep_every is None:
-            self._checkpoints.schedule.keep_for_good(Cadence(epochs=every))
+            self._checkpoints.schedule.set_keep_every(Cadence(epochs=every))
 
     def on_export(self, bundle: Callable[[], Bundle]) -> None:
         """Set the function that makes the bundle when the run ends, also when the budget ends it early.
@@ -376,7 +376,7 @@ class Run:
                 continue
             self._phase = phase
             learning = freeze(self._modules, phase)
-            self._session.say(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
+            self._session.log(f"phase {phase.name}: {learning:,} numbers learn for {phase.epochs} epochs")
             if number > position.stage or not (position.epoch or position.batch):
                 set_rate(self._checkpoints.objects.values(), phase.lr)
             yield phase
@@ -403,11 +403,11 @@ class Run:
             return
         if stage > position.stage:
             position.stage, position.epoch, position.batch = stage, 0, 0
-        self._epochs, self._enough = count, False
-        self._metrics.begin(self.global_step, self._look, self._checkpoints.resumed_attempt)
+        self._epochs, self._early_stopped = count, False
+        self._metrics.begin(self.global_step, self._progress_numbers, self._checkpoints.resumed_attempt)
         while position.epoch < count:
             yield position.epoch
-            to = count if self._enough else position.epoch + 1
+            to = count if self._early_stopped else position.epoch + 1
             self._boundary.after_epoch(to, last=to >= count)
 
     def steps(self, feed: Any) -> Iterator[Any]:
@@ -435,26 +435,26 @@ class Run:
         """
         self._prepare(feed)
         position, boundary, batches = self._checkpoints.position, self._boundary, self._batches
-        self._steps = self._expected()
-        for batch in batches.training(feed, position, self.accumulate):
+        self._steps = self._expected_steps()
+        for batch in batches.training_batches(feed, position, self.accumulate):
             counts = self._counts = type(batch) is not PaddingBatch
             self._weight = 1.0 if counts else 0.0
-            boundary.inside, boundary.agreed = True, None
+            boundary.inside, boundary.reduced = True, None
             self._part = self._micro
             before = position.step
-            if self._guard.skips:
-                self._guard.before_step()
-            if self._profiling is not None:
-                self._profiling.before_step(before + 1)
+            if self._nan_guard.skips:
+                self._nan_guard.before_step()
+            if self._profiler is not None:
+                self._profiler.before_step(before + 1)
             self._seeder.reseed(MODEL, before, self._micro)
-            yield batch if counts and batches.on_cpu else batches.placed(batch)
+            yield batch if counts and batches.on_cpu else batches.to_device(batch)
             boundary.inside = False
             if self._skipped:
-                self._skipped = self._metrics.forget_body()
+                self._skipped = self._metrics.drop_body()
             self._metrics.end_body(self._weight, position.step, position.passed, micro=self._micro > 0)
             if self._micro == 0:
-                if self._profiling is not None:
-                    self._profiling.after_step(position.step)
+                if self._profiler is not None:
+                    self._profiler.after_step(position.step)
                 position.batch += 1
                 boundary.after_step(stepped=position.step > before)
         boundary.after_steps()
@@ -503,28 +503,28 @@ class Run:
             self._weight = weight
         expected_weight = self._checkpoints.position.weight
         outcome = self._stepper.step(
-            Request(loss, optimizers, weight, clip, last, self._counts, expected_weight), flags
+            StepRequest(loss, optimizers, weight, clip, last, self._counts, expected_weight), flags
         )
         if not last and outcome.finite:
             self._micro = part + 1
             return False
         self._micro = 0
-        if outcome.agreed is not None:
-            self._metrics.arrived(outcome.agreed, self.global_step)
-            self._boundary.agreed = outcome.agreed
+        if outcome.reduced is not None:
+            self._metrics.record_reduced(outcome.reduced, self.global_step)
+            self._boundary.reduced = outcome.reduced
         if not outcome.finite:
-            self._leave_out()
+            self._skip_batch()
             return False
-        if self._guard.skips:
-            self._guard.good()
+        if self._nan_guard.skips:
+            self._nan_guard.record_finite()
         checkpoints = self._checkpoints
         checkpoints.position.step += 1
-        if outcome.agreed is not None and 0 < outcome.agreed.weight < math.inf:
-            checkpoints.position.weight = outcome.agreed.weight
+        if outcome.reduced is not None and 0 < outcome.reduced.weight < math.inf:
+            checkpoints.position.weight = outcome.reduced.weight
         for average in self._averages:
             average.update()
         if outcome.norm is not None:
-            self._metrics.note({"grad_norm": outcome.norm})
+            self._metrics.collect({"grad_norm": outcome.norm})
         if scheduler is not None:
             scheduler.step()
         if not checkpoints.prepared:
@@ -549,7 +549,7 @@ class Run:
             ...     run.log(loss=loss / len(x), lr=optimizer.param_groups[0]["lr"])
         """
         if self._boundary.inside:
-            self._metrics.note(values)
+            self._metrics.collect(values)
         else:
             self._metrics.record(self.global_step, self._checkpoints.position.passed, values)
 
@@ -583,13 +583,13 @@ class Run:
             >>> run.score({"accuracy": 0.4}, best="accuracy", patience=3)
             False
         """
-        self._boundary.heed()
+        self._boundary.check_stop()
         names, group = sorted(values), self._session.group
-        flags, *_ = group.sums([self._boundary.stop_requested])
+        flags, *_ = group.all_reduce_sums([self._boundary.stop_requested])
         self._boundary.stop_all(flags)
         record = dict(zip(names, group.broadcast([float(values[name]) for name in names]), strict=True))
         self._metrics.record(self.global_step, self._checkpoints.position.passed, record)
-        self._session.say("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
+        self._session.log("  ".join(f"{name} {value:.4g}" for name, value in record.items()))
         self._session.event("score", step=self.global_step, **record)
         chosen = best or (self._phase.best if self._phase else None)
         if chosen is None:
@@ -597,11 +597,11 @@ class Run:
         if chosen not in record:
             raise BadInput(f"{chosen!r}, which is to choose the best, is not among the scores: {', '.join(names)}")
         pointer = f"{self._phase.name}_best" if self._phase else "best"
-        better = self._checkpoints.judge(pointer, record[chosen] if higher else -record[chosen])
+        better = self._checkpoints.record_score(pointer, record[chosen] if higher else -record[chosen])
         since = self._checkpoints.scores.since_best[pointer]
         if patience is not None and since >= patience:
-            self._enough = True
-            self._session.say(f"{chosen} has not improved in {since} evaluations: enough")
+            self._early_stopped = True
+            self._session.log(f"{chosen} has not improved in {since} evaluations: enough")
         return better
 
     def evaluating(self, feed: Any) -> Iterator[Any]:
@@ -623,11 +623,11 @@ class Run:
             32.0
         """
         self._seeder.reseed(EVALUATION, self.global_step)
-        for number, batch in enumerate(self._batches.evaluation(feed)):
-            self._boundary.heed()
+        for number, batch in enumerate(self._batches.evaluation_batches(feed)):
+            self._boundary.check_stop()
             if number and self._boundary.stop_requested:
                 return
-            yield self._batches.placed(batch)
+            yield self._batches.to_device(batch)
 
     def total(self, value: Any) -> Any:
         """Sum a number, a tensor or a dictionary of numbers over ranks. Call it on every rank.
@@ -643,12 +643,12 @@ class Run:
             {'hits': 3.0, 'samples': 4.0}
         """
         boundary, group = self._boundary, self._session.group
-        boundary.heed()
+        boundary.check_stop()
         if isinstance(value, Tensor):
-            boundary.stop_all(group.sums([boundary.stop_requested])[0])
-            return group.sum_tensor(value)
+            boundary.stop_all(group.all_reduce_sums([boundary.stop_requested])[0])
+            return group.all_reduce_tensor(value)
         numbers = list(value.values()) if isinstance(value, Mapping) else [value]
-        flags, *sums = group.sums([boundary.stop_requested, *map(float, numbers)])
+        flags, *sums = group.all_reduce_sums([boundary.stop_requested, *map(float, numbers)])
         boundary.stop_all(flags)
         return dict(zip(value, sums, strict=True)) if isinstance(value, Mapping) else sums[0]
 
@@ -693,52 +693,52 @@ class Run:
         if not isinstance(model, nn.Module):
             raise BadInput("init_from has no model to fill", fix="run.restore(model=model, …)")
         initialise(model, url)
-        self._session.say(f"starting from the weights of {url}")
+        self._session.log(f"starting from the weights of {url}")
 
     def _prepare(self, feed: Any) -> None:
-        self._session.stopping.interruptible = False
-        if self._cuts.automatic and not isinstance(feed, Feed):
+        self._session.preemption.interruptible = False
+        if self._micro_batching.automatic and not isinstance(feed, Feed):
             raise BadInput(
                 f"accumulate: auto cannot cut the batches of a {type(feed).__name__}",
                 fix="use headway.runtime.Loader, or say how many batches make a step (accumulate: 2)",
             )
-        self._metrics.begin(self.global_step, self._look, self._checkpoints.resumed_attempt)
+        self._metrics.begin(self.global_step, self._progress_numbers, self._checkpoints.resumed_attempt)
         self._feed = feed
         self._stepper.rebuild_buckets()
         if not self._restored:
             self._restored = True
-            self._session.say("no checkpoints will be written: run.restore was not called")
+            self._session.log("no checkpoints will be written: run.restore was not called")
 
-    def _failed(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         """Report a fatal error to the supervisor: its step and, if out of memory, the micro-batches to try next."""
-        finer = self._cuts.finer(error)
+        finer = self._micro_batching.next_parts(error)
         details = {} if finer is None else {"cut_to": finer}
         self._session.control.event("failed", step=self.global_step, **details)
 
     def _close(self) -> None:
-        if self._profiling is not None:
-            self._profiling.close(self.global_step)
+        if self._profiler is not None:
+            self._profiler.close(self.global_step)
         self._boundary.close()
         self._batches.close()
 
-    def _leave_out(self) -> None:
+    def _skip_batch(self) -> None:
         """Handle a batch whose loss is not finite: name it, then fail the run or skip the batch."""
         position = self._checkpoints.position
-        items = batch_names(self._feed, position.passed, position.batch)
-        what = f"step {position.step + 1}" + (f", items {', '.join(map(str, items))}" if items else "")
+        indices = batch_indices(self._feed, position.passed, position.batch)
+        what = f"step {position.step + 1}" + (f", items {', '.join(map(str, indices))}" if indices else "")
         where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
-        self._guard.bad(where, what)
+        self._nan_guard.handle_nonfinite(where, what)
         self._skipped = True
-        self._session.say(f"{where} was left out: its loss is not finite ({what})")
-        self._session.event("skipped", step=position.step, batch=position.batch, items=list(items or ()))
+        self._session.log(f"{where} was left out: its loss is not finite ({what})")
+        self._session.event("skipped", step=position.step, batch=position.batch, items=list(indices or ()))
 
-    def _expected(self) -> int:
+    def _expected_steps(self) -> int:
         """Estimate the total number of steps. Call between steps only: within a step, `step` and `batch` disagree."""
         position = self._checkpoints.position
         steps = self._checkpoints.data.get("steps") or (len(self._feed) if hasattr(self._feed, "__len__") else 0)
         return position.step + max(0, ((self._epochs or 0) - position.epoch) * steps - position.batch)
 
-    def _look(self) -> dict[str, Any]:
+    def _progress_numbers(self) -> dict[str, Any]:
         """Return the numbers of the progress line. Called from the reporter thread."""
         position = self._checkpoints.position
         numbers: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
@@ -779,5 +779,5 @@ def start(folder: str | Path | None = None, *, config: Mapping[str, Any] | None 
         ('first', 0.1, 0)
         >>> run.finish()
     """
-    install()
+    install_excepthook()
     return Run(Session(None if folder is None else str(folder), config or {}, seed))

@@ -344,12 +344,12 @@ def set_rate(objects: Iterable[Any], lr: float | None) -> None:
         >>> optimizer.param_groups[0]["lr"]
         0.01
     """
-    things = list(objects)
+    items = list(objects)
     if lr is not None:
-        for optimizer in things:
+        for optimizer in items:
             if isinstance(optimizer, Optimizer):
                 for group in optimizer.param_groups:
                     group["lr"] = group["initial_lr"] = lr
-    for schedule in things:
+    for schedule in items:
         if isinstance(schedule, Schedule):
             schedule.restart(lr)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from headway.core.errors import BadInput, HeadwayError
 from headway.training import export
 from headway.training.checkpoint.manager import CheckpointManager
-from headway.training.context import Session, say
+from headway.training.context import Session, log_line
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.export import Bundle
 from headway.training.metrics.logger import MetricsLogger
@@ -24,7 +24,7 @@ from headway.training.preemption import RESERVE_S, Stop
 
 # Step limit and fault injection
 
-LIMIT, DEATH = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
+LIMIT_VARIABLE, KILL_VARIABLE = "HEADWAY_STEP_LIMIT", "HEADWAY_DIE_AFTER_STEP"
 
 
 class StepLimit:
@@ -37,28 +37,28 @@ class StepLimit:
     def __init__(self, limit: int | None, die_after: int | None) -> None:
         self._limit, self._die_after = limit, die_after
         self._before = time.monotonic()
-        self._death: threading.Timer | None = None
+        self._kill_timer: threading.Timer | None = None
 
     def before_checkpoint(self, step: int) -> None:
         """Kill the process if the step to die in is already over: late, but before its checkpoint is written."""
-        if self._death is not None and self._die_after is not None and step > self._die_after:
-            _die()
+        if self._kill_timer is not None and self._die_after is not None and step > self._die_after:
+            _kill_self()
 
     def after_step(self, step: int, commit: Callable[[], object]) -> bool:
         """Arm the kill timer if it is due; return whether this was the last step."""
         now = time.monotonic()
         seconds, self._before = now - self._before, now
-        if self._die_after is not None and step >= self._die_after and self._death is None:
+        if self._die_after is not None and step >= self._die_after and self._kill_timer is None:
             commit()
             # The operating system's randomness, so that the run's generators are not advanced.
-            self._death = threading.Timer(random.SystemRandom().random() * seconds, _die)
-            self._death.start()
+            self._kill_timer = threading.Timer(random.SystemRandom().random() * seconds, _kill_self)
+            self._kill_timer.start()
         return self._limit is not None and step >= self._limit
 
 
-def stretch(env: Mapping[str, str], attempt: int) -> StepLimit | None:
+def read_step_limit(env: Mapping[str, str], attempt: int) -> StepLimit | None:
     """Read the limits from the environment. Returns None if there are none, which costs nothing."""
-    limit, die_after = _count(env, LIMIT), _count(env, DEATH) if attempt <= 1 else None
+    limit, die_after = _count(env, LIMIT_VARIABLE), _count(env, KILL_VARIABLE) if attempt <= 1 else None
     return None if limit is None and die_after is None else StepLimit(limit, die_after)
 
 
@@ -69,7 +69,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
     return int(text) if text else None
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -83,24 +83,24 @@ class StepBoundary:
 
     def __init__(self, session: Session, checkpoints: CheckpointManager, metrics: MetricsLogger) -> None:
         self._session, self._checkpoints, self._metrics = session, checkpoints, metrics
-        self._stopping, self._group = session.stopping, session.group
+        self._preemption, self._group = session.preemption, session.group
         self.inside = False  # in the loop body, where the training state is mid-step
-        self.agreed: ReducedFlags | None = None  # reduced flags of this loop body's step
+        self.reduced: ReducedFlags | None = None  # reduced flags of this loop body's step
         self.bundle: Callable[[], Bundle] | None = None
         self._finished = self._closed = False
-        self._stretch = stretch(os.environ, session.identity.attempt)
-        self._alone = session.group.world.size == 1
-        self._limited = session.identity.deadline_s is not None
+        self._step_limit = read_step_limit(os.environ, session.identity.attempt)
+        self._single_rank = session.group.world.size == 1
+        self._has_deadline = session.identity.deadline_s is not None
         self._export_s = float(os.environ.get("HEADWAY_EXPORT_S") or EXPORT_S)
 
     # Agreement of several ranks: each contributes its flags, and all act on the reduced ones
 
     def flags(self) -> StepFlags:
-        first = self._session.first
+        first = self._session.is_first
         names, metrics = self._metrics.piggyback
         step = self._checkpoints.position.step + 1
         return StepFlags(
-            stop=self._stopping.asked,
+            stop=self._preemption.stop_requested,
             budget=first and self._over_budget(),
             save=first and self._checkpoints.due(step),
             names=names,
@@ -110,142 +110,144 @@ class StepBoundary:
     def after_step(self, *, stepped: bool) -> None:
         """Checkpoint if one is due, or end the run, as all ranks agreed."""
         checkpoints = self._checkpoints
-        if self._stretch is not None:
-            self._stretch.before_checkpoint(checkpoints.position.step)
-        if checkpoints.saver.fenced is not None:
-            self._check_fence()
-        if self._alone:
-            stop, budget = self._stopping.asked, self._limited and self._over_budget()
+        if self._step_limit is not None:
+            self._step_limit.before_checkpoint(checkpoints.position.step)
+        if checkpoints.writer.lease_lost is not None:
+            self._check_lease()
+        if self._single_rank:
+            stop, budget = self._preemption.stop_requested, self._has_deadline and self._over_budget()
             save = stepped and checkpoints.due(checkpoints.position.step)
-        elif self.agreed is not None:
-            stop, budget, save = self.agreed.stop, self.agreed.budget, self.agreed.save
+        elif self.reduced is not None:
+            stop, budget, save = self.reduced.stop, self.reduced.budget, self.reduced.save
         else:
             stop = budget = save = False
         if stop or budget or save:
-            self._act(stop=stop, budget=budget)
-        if self._stretch is not None:
-            self._end_of_stretch(self._stretch)
+            self._checkpoint_and_end(stop=stop, budget=budget)
+        if self._step_limit is not None:
+            self._end_at_step_limit(self._step_limit)
 
-    def _act(self, *, stop: bool, budget: bool) -> None:
+    def _checkpoint_and_end(self, *, stop: bool, budget: bool) -> None:
         """Take a checkpoint, then end the run if it was stopped or the budget is spent."""
-        self._settle()
-        if not self._checkpoints.taken_here:
-            self._checkpoints.take()
+        self._reduce_metrics()
+        if not self._checkpoints.snapshot_is_current:
+            self._checkpoints.save()
         if stop:
-            self._leave()
+            self._stop()
         if budget:
             self._end_by_budget()
 
     def after_steps(self) -> None:
         """Snapshot the state after an epoch's last step: the evaluation that follows may be stopped at any moment."""
-        self._settle()
-        self._checkpoints.hold()
+        self._reduce_metrics()
+        self._checkpoints.stage()
 
     def after_epoch(self, to: int, *, last: bool) -> None:
-        self.heed()
-        self.stop_all(self._group.sums([self.stop_requested])[0])
+        self.check_stop()
+        self.stop_all(self._group.all_reduce_sums([self.stop_requested])[0])
         position = self._checkpoints.position
-        self._checkpoints.saver.release()
+        self._checkpoints.writer.discard_staged()
         position.epoch, position.batch, position.passed = to, 0, position.passed + 1
         budget = self._group.broadcast([float(self._over_budget())])[0] > 0 and not last
         if last or budget or self._checkpoints.due_after_epoch:
-            self._checkpoints.take(epoch_ended=True)
+            self._checkpoints.save(epoch_ended=True)
         if budget:
             self._end_by_budget()
 
-    def heed(self) -> None:
+    def check_stop(self) -> None:
         """Abort an evaluation on a stop request or at the end of the budget. A resumed run repeats it from the epoch's
         last step. Several ranks agree on that at their next reduction instead."""
-        self._check_fence()
-        if self.inside or not self._alone:
+        self._check_lease()
+        if self.inside or not self._single_rank:
             return
         if self.stop_requested:
             self.stop_all(1.0)
         if self._over_budget():
-            self._checkpoints.saver.write_snapshot()
+            self._checkpoints.writer.write_staged()
             self._end_by_budget()
 
     @property
     def stop_requested(self) -> float:
         """1.0 if this rank was asked to stop, outside a step. With several ranks the flag is part of a reduction that
         happens anyway: a rank that left alone would block the others, and its checkpoint would lack their parts."""
-        return float(self._stopping.asked and not self._stopping.interruptible and not self.inside)
+        return float(self._preemption.stop_requested and not self._preemption.interruptible and not self.inside)
 
     def stop_all(self, flags: float) -> None:
         """Stop every rank if any of them requested it. `flags` is the sum of `stop_requested` over ranks."""
         if flags > 0:
-            self._checkpoints.saver.write_snapshot()
-            self._leave()
+            self._checkpoints.writer.write_staged()
+            self._stop()
 
     def finish(self, bundle: Bundle | None) -> None:
         checkpoints = self._checkpoints
-        if not checkpoints.taken_here and not checkpoints.fresh:
-            checkpoints.take()
-        checkpoints.saver.drain()
-        self._check_fence()
-        self._stopping.interruptible = True
-        if self._stopping.asked:
+        if not checkpoints.snapshot_is_current and not checkpoints.unchanged:
+            checkpoints.save()
+        checkpoints.writer.drain()
+        self._check_lease()
+        self._preemption.interruptible = True
+        if self._preemption.stop_requested:
             raise Stop
-        if self._session.first and bundle is None and self.bundle is not None:
-            self._session.say(f"exporting the best checkpoint (step {checkpoints.load_best()})")
+        if self._session.is_first and bundle is None and self.bundle is not None:
+            self._session.log(f"exporting the best checkpoint (step {checkpoints.load_best()})")
             bundle = self.bundle()
-        if self._session.first and bundle is not None:
+        if self._session.is_first and bundle is not None:
             self._export(bundle)
         self._metrics.finish()
         self._finished = True
         self._end("finished", "", 0)
         if not self._session.supervised:  # the supervisor and its client report the end themselves
-            self._session.say(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
+            self._session.log(f"finished at step {checkpoints.position.step}: {self._session.store.url}")
 
     def close(self) -> None:
         """Write pending metrics and checkpoints within the time left. Runs at exit, whatever the cause."""
         if self._closed:
             return
         self._closed = True
-        left = self._stopping.left_s
-        self._checkpoints.saver.close(timeout_s=EXPORT_S if left is None else left)
+        left = self._preemption.left_s
+        self._checkpoints.writer.close(timeout_s=EXPORT_S if left is None else left)
         self._metrics.close()
-        if self._checkpoints.saver.fenced is None:
+        if self._checkpoints.writer.lease_lost is None:
             try:
                 self._metrics.finish()
             except HeadwayError as error:  # the process is ending: nothing more can be done
-                say(f"the newest metrics could not be written: {error}")
-        hurry = min(5.0, self._stopping.left_s or 5.0)  # the next attempt sends whatever trackers miss now
-        self._metrics.close_trackers(finished=self._finished, within_s=TRACKERS_S if self._finished else hurry)
+                log_line(f"the newest metrics could not be written: {error}")
+        short_timeout_s = min(5.0, self._preemption.left_s or 5.0)  # the next attempt sends whatever trackers miss now
+        self._metrics.close_trackers(
+            finished=self._finished, within_s=TRACKERS_S if self._finished else short_timeout_s
+        )
         self._session.close(failed=not self._finished)
 
-    def _settle(self) -> None:
+    def _reduce_metrics(self) -> None:
         if self._group.world.size > 1:
-            self._metrics.settle(self._group.exchange, self._checkpoints.position.step)
+            self._metrics.reduce_now(self._group.all_reduce_metrics, self._checkpoints.position.step)
 
     def _over_budget(self) -> bool:
         """Whether the last checkpoint and the export need the rest of the budget: at most a fifth of the total."""
         total = self._session.identity.deadline_s
         if total is None:
             return False
-        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._checkpoints.saver.last_seconds + self._export_s))
-        return self._stopping.over_budget(margin)
+        margin = min(total / 5, max(RESERVE_BUDGET_S, 2 * self._checkpoints.writer.last_seconds + self._export_s))
+        return self._preemption.over_budget(margin)
 
-    def _leave(self) -> NoReturn:
+    def _stop(self) -> NoReturn:
         """Finish the last checkpoint as far as the grace period allows, and exit."""
-        left = self._stopping.left_s
+        left = self._preemption.left_s
         if left is None:  # another rank received the signal
             left = max(1.0, self._session.identity.grace_s - RESERVE_S)
         step = self._checkpoints.position.step
-        if self._checkpoints.saver.drain(left):
-            self._session.say(f"stopped at step {step}; its checkpoint is written")
+        if self._checkpoints.writer.drain(left):
+            self._session.log(f"stopped at step {step}; its checkpoint is written")
         else:
-            self._session.say(f"stopped at step {step} without a checkpoint of it; the previous checkpoint is kept")
+            self._session.log(f"stopped at step {step} without a checkpoint of it; the previous checkpoint is kept")
         self._end("stopped", "asked to stop", 143)
         raise Stop
 
     def _end_by_budget(self) -> NoReturn:
         """Export the best weights so far and exit, because the budget is nearly spent. The checkpoint is committed."""
         checkpoints, session = self._checkpoints, self._session
-        session.say(f"the budget is nearly spent: ending at step {checkpoints.position.step}")
-        checkpoints.saver.drain()
-        if session.first and self.bundle is not None:
-            session.say(f"exporting the best checkpoint so far (step {checkpoints.load_best()})")
+        session.log(f"the budget is nearly spent: ending at step {checkpoints.position.step}")
+        checkpoints.writer.drain()
+        if session.is_first and self.bundle is not None:
+            session.log(f"exporting the best checkpoint so far (step {checkpoints.load_best()})")
             self._export(self.bundle())
         self._finished = True
         session.event("budget", step=checkpoints.position.step)
@@ -254,18 +256,18 @@ class StepBoundary:
 
     def _export(self, bundle: Bundle) -> None:
         self._checkpoints.require_finite()
-        export.export(bundle, self._session, say)
+        export.export(bundle, self._session, log_line)
 
-    def _end_of_stretch(self, short: StepLimit) -> None:
+    def _end_at_step_limit(self, limit: StepLimit) -> None:
         """End the run after the step limit, with a checkpoint."""
         checkpoints = self._checkpoints
-        if not short.after_step(checkpoints.position.step, checkpoints.saver.drain):
+        if not limit.after_step(checkpoints.position.step, checkpoints.writer.drain):
             return
-        self._settle()
-        if not checkpoints.taken_here:
-            checkpoints.take()
-        checkpoints.saver.drain()
-        self._check_fence()
+        self._reduce_metrics()
+        if not checkpoints.snapshot_is_current:
+            checkpoints.save()
+        checkpoints.writer.drain()
+        self._check_lease()
         self._finished = True
         self._end("finished", "the steps asked for are done", 0)
         raise SystemExit(0)
@@ -275,7 +277,7 @@ class StepBoundary:
         if not self._session.identity.supervised:
             self._session.event("ended", state=state, reason=reason, exit_code=code)
 
-    def _check_fence(self) -> None:
-        lost = self._checkpoints.saver.fenced
+    def _check_lease(self) -> None:
+        lost = self._checkpoints.writer.lease_lost
         if lost is not None:
             raise lost

@@ -65,5 +65,5 @@ def test_the_deadline_in_the_cluster_is_what_a_lost_pod_has_left_of_the_budget(
     lost = {"attempt": 1, "holder": "r1-0", "host": "r1-0", "boot": "the node's", "pid": 1, "started": "1", "beat": 300}
     folder.write_json(lease.KEY, lost)
     if freed:
-        assert lease.free(folder.store, lambda record: True)
+        assert lease.release_dead_holder(folder.store, lambda record: True)
     assert first - deadline_s(folder, options) == 3000.0

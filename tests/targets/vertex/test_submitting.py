@@ -207,6 +207,6 @@ if moment == "before":
 elif moment == "created":
     starting.create = made_and_gone
 else:
-    intent.keep = die
+    intent.save_handle_details = die
 launcher.launch(Plan.from_json(Path(sys.argv[1]).read_text()), name="orphan", detach=True)
 """

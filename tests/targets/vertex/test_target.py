@@ -16,7 +16,7 @@ import pytest
 from headway.core.types import State, Target
 from headway.launcher.lifecycle import RunHandle
 from headway.planning import Plan
-from headway.rundir.index import LONGEST
+from headway.rundir.index import MAX_NAME_LENGTH
 from headway.spec import Image, Secret
 from headway.targets.fake import FakeBehaviour
 from headway.targets.vertex.options import Options
@@ -101,7 +101,9 @@ class TestVertex(TargetContract):
         self, start: Callable[..., RunHandle], tmp_path: Path
     ) -> None:
         text = "größer 模型 обучение 🚂 \u202e"
-        hold = start(FakeBehaviour(lines=(text,)), run="n" * LONGEST, name="j" * 40, outputs="gs://bucket/läufe 跑")
+        hold = start(
+            FakeBehaviour(lines=(text,)), run="n" * MAX_NAME_LENGTH, name="j" * 40, outputs="gs://bucket/läufe 跑"
+        )
         assert hold.wait().status.state is State.FINISHED
         assert self.texts(hold) == [text]
 

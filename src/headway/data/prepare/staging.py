@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import BadInput, DiskFull, StoreError
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.data.readers.base import SPLITS, Bad, Caption, Found, Row
 from headway.data.text import is_unicode
 from headway.storage import local_path
@@ -39,7 +39,7 @@ def scratch_for(to: str) -> Iterator[Path]:
     It is deleted on success and kept after a failure, so that nothing is downloaded or unpacked twice.
     """
     dest = local_path(to)
-    path = dest / FOLDER if dest is not None else home() / "prepare" / hashlib.sha256(to.encode()).hexdigest()[:16]
+    path = dest / FOLDER if dest is not None else state_dir() / "prepare" / hashlib.sha256(to.encode()).hexdigest()[:16]
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "lock").open("w")

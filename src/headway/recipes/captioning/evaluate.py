@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.artifacts.evaluate import Baseline, Evaluation, Example, extremes
-from headway.core.progress import counted
+from headway.core.progress import with_progress
 from headway.metrics.captions import CaptionScorer
 from headway.metrics.samples import of_counts, of_values
 from headway.recipes.captioning.beam_search import caption
@@ -192,7 +192,7 @@ def _looked_at(model: Captioner, cfg: Config, pictures: list[Pictures], cache: C
 
 
 def _all(feed: EvaluationFeed) -> Iterator[Batch]:
-    return counted((feed.batch(0, step, 0, 1) for step in range(len(feed))), "captioning", len(feed))
+    return with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "captioning", len(feed))
 
 
 def _parts(sources: Sources, said: Sequence[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.artifacts.evaluate import Baseline, Evaluation, Example, Table, extremes
-from headway.core.progress import counted
+from headway.core.progress import with_progress
 from headway.metrics.classification import ClassificationScores
 from headway.metrics.samples import of_values
 from headway.recipes.classification.config import Config
@@ -51,7 +51,7 @@ def evaluate(model: Classifier, cfg: Config, data: Data, split: str, *, cache: C
     read = load(cfg, data, split, cache=cache)
     check_classes(model.classes, read)
     feed = read.in_order()
-    batches = counted((feed.batch(0, step, 0, 1) for step in range(len(feed))), "looking at pictures", len(feed))
+    batches = with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "looking at pictures", len(feed))
     found = probabilities(model, len(read), batches).numpy()
     scores = _scores(cfg, read, found)
     report = scores.report()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headway.core.progress import tell
+from headway.core.progress import report_progress
 from headway.data.text import END, PAD, START, UNKNOWN
 from headway.recipes.translation.model import DecoderCache, Translator
 
@@ -109,7 +109,7 @@ def translate_all(
     device = model.source.weight.device
     done = 0
     for rows in batches_by_length([len(one) for one in tokens], _ROOM // beam):
-        tell("translating", done, len(texts))
+        report_progress("translating", done, len(texts))
         done += len(rows)
         source = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(tokens[row]) for row in rows], batch_first=True, padding_value=PAD

@@ -16,7 +16,7 @@ from headway.core.plan import RUN
 from headway.core.types import EXPIRES_LABEL, OWNER, OWNER_LABEL, OWNER_NAME, OWNER_NAME_LABEL, RUN_LABEL, Request
 from headway.packaging import build
 from headway.packaging.dockerfile import CODE, HOME, NODE, SUPERVISOR, dockerignore, of_plan
-from headway.rundir.status import FAREWELL_S, place_of, run_url
+from headway.rundir.status import END_RECORD_S, local_dir, run_url
 from headway.storage import local_path
 from headway.targets.docker import secrets
 from headway.targets.docker.options import Options
@@ -69,7 +69,7 @@ def folders(plan: Plan) -> list[str]:
 
     Docker refuses to mount a missing folder, and creates missing mount points as root.
     """
-    run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
     created = [f"{run_dir}/spool", *(f"{run_dir}/node-{node}/spool" for node in range(plan.nodes))]
     if plan.job.get("image", {}).get("uri"):
         created += [f"{run_dir}/home{name}" for name in ("/.aws", "/.cache/headway", "/.config/gcloud")]
@@ -98,7 +98,7 @@ def _writable_volumes(plan: Plan) -> Iterator[Volume]:
 
 
 def _node_volumes(plan: Plan, node: int) -> Iterator[Volume]:
-    run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+    run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
     yield Volume(source=f"{run_dir}/node-{node}", at=NODE)
     yield Volume(source=f"{run_dir}/spool", at=f"{NODE}/spool")
 
@@ -116,7 +116,7 @@ def _secret_volumes(plan: Plan, node: int) -> Iterator[Volume]:
 def _code_volumes(plan: Plan) -> Iterator[Volume]:
     """Mount the code and Headway into a ready image, which may contain neither."""
     if plan.job.get("image", {}).get("uri"):
-        run_dir = place_of(run_url(str(plan.job["outputs"]), RUN), KIND)
+        run_dir = local_dir(run_url(str(plan.job["outputs"]), RUN), KIND)
         yield Volume(source=f"{run_dir}/code", at=CODE)
         yield Volume(source=f"{run_dir}/headway", at=WHEEL, read_only=True)
         yield Volume(source=f"{run_dir}/home", at=HOME)
@@ -289,7 +289,7 @@ def _user_arguments(options: Options) -> list[str]:
 def _resource_limits(plan: Plan, options: Options, node: int) -> list[str]:
     resources = plan.job.get("resources", {})
     # Any `docker stop`, including the user's own, then waits for a checkpoint.
-    arguments = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + FAREWELL_S)), "--shm-size", str(options.shm)]
+    arguments = ["--stop-timeout", str(math.ceil(plan.limits.grace_s + END_RECORD_S)), "--shm-size", str(options.shm)]
     if resources.get("memory"):  # no swap: a run that does not fit is killed instead of slowed down for days
         arguments += ["--memory", str(resources["memory"]), "--memory-swap", str(resources["memory"])]
     if resources.get("cpus"):

@@ -16,7 +16,7 @@ from headway.core import platform
 from headway.core.types import EXPIRES_LABEL, ORIGIN, OWNER_LABEL, OWNER_NAME_LABEL, RUN_LABEL, Handle, Receipt
 from headway.packaging.engine import ANSWER_S, Engine, EngineError, NotFound
 from headway.rundir import lease, status
-from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s
+from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s
 from headway.storage import same_place
 from headway.targets.docker.render import NODE_LABEL, URL_LABEL
 
@@ -122,8 +122,8 @@ def take_down(engine: Engine, command: str, handle: Handle) -> Receipt:
     before = _list_resources(engine, command, handle.url)
     ended = status.ended_or_never_started(handle)
     if ended:  # it is exiting by itself: there is no checkpoint to wait for
-        _wait_for_exit(engine, command, handle.url, LEAVING_S)
-    _stop(engine, command, handle.url, LEAVING_S if ended else grace_s(handle) + FAREWELL_S)
+        _wait_for_exit(engine, command, handle.url, PROCESS_EXIT_S)
+    _stop(engine, command, handle.url, PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S)
     remove(engine, command, handle.url)
     left = [str(resource) for resource in _list_resources(engine, command, handle.url)]
     recorded_ids = () if handle.details.get(ORIGIN) else handle.details.get("containers", ())
@@ -158,12 +158,12 @@ def remove(engine: Engine, command: str, url: str) -> None:
 
 def release_lease(handle: Handle) -> None:
     """Release the lease if its holder was process 1 of a removed container, so that nobody waits for it to go stale."""
-    status.free_the_lease(handle, gone=lambda record: _held_by_container(record, handle))
+    status.release_dead_lease(handle, is_gone=lambda record: _held_by_container(record, handle))
 
 
-def _held_by_container(record: lease.Record, handle: Handle) -> bool:
+def _held_by_container(record: lease.LeaseRecord, handle: Handle) -> bool:
     """Return whether a container of this run held the lease: a container's host name is its shortened id."""
-    this_kernel, _, namespace = platform.here().partition("/")
+    this_kernel, _, namespace = platform.pid_namespace_id().partition("/")
     kernel, _, holder_namespace = record.boot.partition("/")
     container_ids = [str(container_id)[:12] for container_id in handle.details.get("containers", ())]
     return kernel == this_kernel and namespace != holder_namespace and record.pid == 1 and record.host in container_ids

@@ -20,18 +20,18 @@ from headway.packaging.dockerfile import left_out, of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
 from headway.rundir.layout import RunFolder
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
     StatusPoller,
-    about_key_files,
-    evidence,
     folder_of,
     has_ended,
-    place_of,
+    key_file_notes,
+    local_dir,
+    output_problems,
+    read_status_inputs,
     run_url,
-    unwritable,
 )
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
@@ -57,7 +57,7 @@ class DockerTarget:
     engine: Engine = run_command  # the only access to the daemon
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options, self.engine), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options, self.engine), *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -74,7 +74,7 @@ class DockerTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         """Build or pull the image, then create and start all containers. A failure leaves only the image behind."""
         outputs = str(plan.job["outputs"])
-        url, run_dir = run_url(outputs, run), place_of(run_url(outputs, run), KIND)
+        url, run_dir = run_url(outputs, run), local_dir(run_url(outputs, run), KIND)
         with processes.start_lock(run_dir):
             if any(container.live for container in self._containers(url)):
                 raise RunBusy(f"{run} is running in containers here", fix=f"headway stop {run}")
@@ -100,7 +100,7 @@ class DockerTarget:
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         ended = self._end_check(handle) if follow else None
-        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=ended, rank=rank)
+        return tail(folder_of(handle), spool=local_dir(handle.url, KIND) / "spool", ended=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Run `docker stop` with the plan's grace period, remove everything and list again.
@@ -118,7 +118,7 @@ class DockerTarget:
             secrets.remove_secrets(handle.url)
             docker_resources.release_lease(handle)
             if has_ended(handle):
-                processes.remove_run_dir(place_of(handle.url, KIND), inside_run=local_path(handle.url) is not None)
+                processes.remove_run_dir(local_dir(handle.url, KIND), inside_run=local_path(handle.url) is not None)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -137,7 +137,7 @@ class DockerTarget:
         """Run one of Headway's verbs with the run's image, mounts and secrets, and return its output."""
         url = run_url(str(plan.job["outputs"]), run)
         try:
-            self._prepare(plan, run, place_of(url, KIND))
+            self._prepare(plan, run, local_dir(url, KIND))
             argv = render.fill_placeholders(render.cli_command(plan, self.options, arguments), run, owner())
             return self.engine(argv, within_s=within_s)
         finally:  # also after a timeout
@@ -170,7 +170,7 @@ class DockerTarget:
 
     def _start(self, plan: Plan, run: str, url: str) -> list[DockerResource]:
         # The label counts from each start, so it gets the remaining budget.
-        limit = render.lifetime_s(remainder(plan, spent_s(RunFolder(open_store(url)))))
+        limit = render.lifetime_s(with_remaining_budget(plan, spent_s(RunFolder(open_store(url)))))
         current_owner = owner()
         expires = "" if limit is None else str(int(time.time() + limit))
         for request in render.run_requests(plan, self.options):
@@ -183,15 +183,15 @@ class DockerTarget:
     def _status(self, handle: Handle, poller: StatusPoller) -> Status:
         if _other_host(handle):
             return poller.status()
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:  # needs no daemon
             return inputs.end
-        starting, containers = processes.is_starting(place_of(handle.url, KIND)), self._containers(handle.url)
+        starting, containers = processes.is_starting(local_dir(handle.url, KIND)), self._containers(handle.url)
         if starting or any(container.live for container in containers):
             state = State.RUNNING if inputs.started else State.PENDING
             return Status(state=state, reason=_running_reason(containers) or "is being started")
         # Read again: a supervisor that is gone has written everything by now.
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         return inputs.end or Status(state=State.LOST, reason=self._why_lost(inputs, containers))
 
     def _why_lost(self, inputs: StatusInputs, containers: list[DockerResource]) -> str:
@@ -235,7 +235,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
         yield f"of no use here: resources.{', resources.'.join(unused)}"
-    yield from about_key_files(job)
+    yield from key_file_notes(job)
     data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:
         shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")

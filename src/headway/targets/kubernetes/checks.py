@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import Problem
 from headway.core.plan import RUN
 from headway.packaging import reference, requirements
-from headway.rundir.status import unwritable
+from headway.rundir.status import output_problems
 from headway.spec.loading import dump
 from headway.storage import local_path
 from headway.storage.secrets import parse
@@ -251,7 +251,7 @@ def _url_problems(job: Job) -> Iterator[Problem]:
                 fix = "put it into a bucket (headway data prepare --to gs://BUCKET/…), or below one of `mounts`"
                 yield Problem(what=what, where=f"data.{part}", fix=fix)
     if pod.covering_mount(plain, job.outputs):
-        yield from unwritable(job.outputs)
+        yield from output_problems(job.outputs)
 
 
 def _is_local_path(plain: dict[str, Any], place: str) -> bool:

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
-from headway.core.errors import BAD_INPUT, WORKER_AGAIN, BadPlan, HeadwayError, Transient
+from headway.core.errors import BAD_INPUT, WORKER_RESTART, BadPlan, HeadwayError, Transient
 
 FETCH_TIMEOUT_S = 300.0  # retry limit for an unreachable store when a pod starts
 CODE, WHEEL, SECRETS = "/headway/code", "/headway/wheel", "HEADWAY_SECRETS_DIR"
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fetch_code(Path(args.wheel_dir), args.wheel_sha256, lambda: _read_wheel(args))
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr, flush=True)  # noqa: T201  there is no log to write it to yet
-        return WORKER_AGAIN if isinstance(error, Transient) else BAD_INPUT
+        return WORKER_RESTART if isinstance(error, Transient) else BAD_INPUT
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # stays pending until the exec'd module unblocks it
     return os.execve(sys.executable, [sys.executable, "-m", *args.words], inherited)
 
@@ -61,7 +61,7 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _on_sigterm(number: int, frame: object) -> None:
-    os._exit(WORKER_AGAIN)
+    os._exit(WORKER_RESTART)
 
 
 def _fetch_code(folder: Path, sha256: str, work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from headway.core.plan import RUN
 from headway.core.types import ORIGIN, OWNER, OWNER_NAME, Handle, Receipt
 from headway.rundir.layout import RunFolder
 from headway.rundir.lease import spent_s
-from headway.rundir.status import FAREWELL_S, LEAVING_S, ended_or_never_started, grace_s
+from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, ended_or_never_started, grace_s
 from headway.rundir.submission import owner
 from headway.storage.secrets import resolve
 from headway.targets.kubernetes import checks, client, manifests, status, trainjob
@@ -43,11 +43,11 @@ def take_down(api: Api, options: Options, handle: Handle) -> Receipt:
     """
     before = _list_run(api, options, handle)
     ended = ended_or_never_started(handle)
-    grace = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
+    grace = PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S
     for item in before:
         if item["kind"] in _WORKLOAD_KINDS:
             client.delete(api, item["kind"], options.namespace, item["metadata"]["name"])
-    _wait_until(lambda: not _live_pods(api, options, handle), grace + LEAVING_S)
+    _wait_until(lambda: not _live_pods(api, options, handle), grace + PROCESS_EXIT_S)
     remove(api, options, handle.run, handle.url)
     left = sorted(map(client.display_name, _list_run(api, options, handle)))
     recorded = (

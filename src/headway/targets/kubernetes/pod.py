@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.plan import RUN, Limits
 from headway.packaging import build
 from headway.packaging.dockerfile import of_plan as dockerfile_of_plan
-from headway.rundir.status import FAREWELL_S
+from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
 from headway.storage.secrets import parse
 from headway.targets.kubernetes.options import CODE, HOME, KIND, NODE, SECRETS, WHEEL, WORK, Options, Trainer, url_of
@@ -257,7 +257,7 @@ def placement(plan: Plan, options: Options) -> Object:
 
 def grace_period_s(plan: Plan) -> int:
     """Return a grace period long enough that a plain `kubectl delete` waits for the checkpoint."""
-    return math.ceil(plan.limits.grace_s + FAREWELL_S)
+    return math.ceil(plan.limits.grace_s + END_RECORD_S)
 
 
 def volumes(plan: Plan, options: Options) -> list[Object]:

@@ -112,9 +112,9 @@ def deletion_reason(config: ReaperConfig, age_s: float, log: Callable[[str], Non
 
 def _reason_from_folder(config: ReaperConfig, age_s: float, folder: RunFolder) -> str:
     from headway.rundir.layout import STOP
-    from headway.rundir.status import evidence
+    from headway.rundir.status import read_status_inputs
 
-    inputs = evidence(folder)
+    inputs = read_status_inputs(folder)
     if inputs.end is not None and inputs.end.state in TERMINAL_STATES:
         return f"the run is {inputs.end.state.value}"
     if inputs.end is not None and folder.read_json(STOP) is not None:

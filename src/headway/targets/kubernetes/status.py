@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from headway.core.errors import WORKER_AGAIN
+from headway.core.errors import WORKER_RESTART
 from headway.core.plan import RUN
 from headway.core.types import Handle, State, Status
 from headway.rundir.layout import STOP
-from headway.rundir.status import FOR_GOOD, StatusInputs, folder_of, next_start
+from headway.rundir.status import FINAL_STATES, StatusInputs, folder_of, next_start_clause
 from headway.targets.kubernetes import client, manifests, pytorchjob, trainjob
 from headway.targets.kubernetes.client import Api, ApiError, Forbidden, NotFound, Object
 from headway.targets.kubernetes.options import FOLDER_LABEL, PART_LABEL, URL_ANNOTATION, Options, folder_hash, selector
@@ -300,7 +300,7 @@ def status(
 ) -> Status:
     """Combine folder and cluster: the end recorded in the folder counts, unless the cluster will restart the run."""
     end = inputs.end
-    if end is not None and (end.state in FOR_GOOD or not _will_restart(handle, view)):
+    if end is not None and (end.state in FINAL_STATES or not _will_restart(handle, view)):
         return end
     if view.live:
         return _live_status(api, options, handle, view, inputs)
@@ -325,7 +325,7 @@ def _live_status(api: Api, options: Options, handle: Handle, view: ClusterView, 
         if start_failure:
             return Status(state=State.FAILED, reason=start_failure, exit_code=1)
     reason = _waiting_reason(api, options, handle, view)
-    restart = next_start(handle, started=inputs.started)
+    restart = next_start_clause(handle, started=inputs.started)
     return Status(state=State.PENDING, reason=f"{reason}{restart}")
 
 
@@ -347,7 +347,7 @@ def _waiting_reason(api: Api, options: Options, handle: Handle, view: ClusterVie
 def _start_failure(api: Api, options: Options, view: ClusterView) -> str:
     """Return why the run will never start: a container that keeps exiting before its supervisor begins an attempt."""
     for pod in view.pods or view.reaper:
-        if pod.restarts >= MAX_START_RESTARTS and pod.problem and pod.exit != f"ended with {WORKER_AGAIN}":
+        if pod.restarts >= MAX_START_RESTARTS and pod.problem and pod.exit != f"ended with {WORKER_RESTART}":
             last_output = _last_output(api, options, pod)
             return f"pod {pod.name} never got as far as an attempt: {pod.exit} {pod.restarts} times{last_output}"
     return ""

@@ -23,7 +23,14 @@ from headway.core.types import (
 from headway.rundir import submission
 from headway.rundir.layout import RECEIPT, SUPERVISOR, RunFolder
 from headway.rundir.logs import tail
-from headway.rundir.status import StatusInputs, StatusPoller, evidence, folder_of, free_the_lease, over
+from headway.rundir.status import (
+    StatusInputs,
+    StatusPoller,
+    end_check,
+    folder_of,
+    read_status_inputs,
+    release_dead_lease,
+)
 from headway.storage import open_store
 from headway.targets.kubernetes import checks, client, lifecycle, manifests
 from headway.targets.kubernetes import pod as kubernetes_pod
@@ -71,7 +78,9 @@ class KubernetesTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         folder = RunFolder(open_store(url_of(plan, run)))
         details = lifecycle.submit(self._api(), self.options, plan, run, folder)
-        return Handle(target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.now()})
+        return Handle(
+            target=plan.target, run=run, url=folder.url, details={**details, "submitted": submission.utc_now()}
+        )
 
     def status(self, handle: Handle) -> Status:
         # Query the cluster before reading the folder: a pod that is gone by then writes nothing more.
@@ -80,7 +89,7 @@ class KubernetesTarget:
             api_problem = ""
         except ApiError as error:
             view, api_problem = None, error.problem.what
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         if view is None:
             return inputs.end or _status_from_folder(handle, api_problem)
         return kubernetes_status.status(
@@ -93,10 +102,10 @@ class KubernetesTarget:
         If the run never started and its folder has none, yield the output of the pods' containers.
         """
         ended, no_lines = self._end_check(handle) if follow else None, True
-        for line in tail(folder_of(handle), spool=None, over=ended, rank=rank):
+        for line in tail(folder_of(handle), spool=None, ended=ended, rank=rank):
             no_lines = False
             yield line
-        if no_lines and rank in (None, SUPERVISOR) and not evidence(folder_of(handle)).started:
+        if no_lines and rank in (None, SUPERVISOR) and not read_status_inputs(folder_of(handle)).started:
             for pod, timestamp, text in kubernetes_status.container_logs(
                 self._api(), self.options, handle.run, handle.url
             ):
@@ -106,7 +115,7 @@ class KubernetesTarget:
         """Delete the workload, wait for its checkpoint, delete everything else, and list again. Idempotent."""
         receipt = lifecycle.take_down(self._api(), self.options, handle)
         if not receipt.left:
-            free_the_lease(handle)
+            release_dead_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -153,7 +162,7 @@ class KubernetesTarget:
             return ""
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
-        return over(handle, self.status, look_s=POLL_S, ask_s=QUERY_S)
+        return end_check(handle, self.status, folder_poll_s=POLL_S, status_poll_s=QUERY_S)
 
 
 def _owner_details(item: Object) -> dict[str, str]:
@@ -172,7 +181,8 @@ def _is_submitting(handle: Handle, inputs: StatusInputs) -> bool:
     announced_at = str(starts[-1].get("at", "")) if starts else ""
     submitted_at = str(handle.details.get("submitted", ""))
     removed_at = str((folder_of(handle).read_json(RECEIPT) or {}).get("at", ""))  # taken down since the submission
-    return max(submitted_at, removed_at) < announced_at and abs(time.time() - submission.unix(announced_at)) < SUBMIT_S
+    recent = abs(time.time() - submission.unix_seconds(announced_at)) < SUBMIT_S
+    return recent and max(submitted_at, removed_at) < announced_at
 
 
 def _status_from_folder(handle: Handle, api_problem: str) -> Status:

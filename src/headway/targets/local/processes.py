@@ -50,7 +50,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        return platform.alive(self.pid, self.started)
+        return platform.is_alive(self.pid, self.started)
 
     def runs(self, module: str) -> bool:
         """Return whether it was started as `python -m module`."""
@@ -107,7 +107,7 @@ def labels(*, target: str) -> list[dict[str, str]]:
     """Return the labels found on this user's processes, once per run and owner."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for process in _scan():
-        variables = platform.environment(process.pid) or {}
+        variables = platform.headway_variables(process.pid) or {}
         if variables.get(TARGET_VARIABLE) == target and variables.get(URL_VARIABLE) and variables.get(RUN_VARIABLE):
             seen.setdefault((variables[URL_VARIABLE], variables.get(OWNER_VARIABLE, "")), variables)
     return [seen[key] for key in sorted(seen)]
@@ -142,7 +142,7 @@ def _namespace(pid: str) -> str:
 
 def has_label(pid: int, *, url: str, target: str) -> bool | None:
     """Return whether a process carries the label of the run at `url`; None if it is another user's and unreadable."""
-    variables = platform.environment(pid)
+    variables = platform.headway_variables(pid)
     if variables is None:
         return None
     return variables.get(TARGET_VARIABLE) == target and same_place(variables.get(URL_VARIABLE, ""), url)
@@ -314,7 +314,7 @@ def start(body: Mapping[str, Any], *, code_sha256: str) -> Process:
 def read_supervisor(run_dir: Path) -> Process | None:
     """Return the supervisor started last, alive or not; None if there was none since this machine booted."""
     record = _read_pid_file(run_dir)
-    if record.get("boot") != platform.here():
+    if record.get("boot") != platform.pid_namespace_id():
         return None
     pid = int(record["pid"])
     return Process(pid, str(record["started"]), 0, pid, "supervisor")
@@ -390,8 +390,8 @@ def _popen(body: Mapping[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _write_pid_file(run_dir: Path, pid: int) -> Process:
-    since = platform.started(pid)
-    record = {"pid": pid, "started": since, "boot": platform.here(), "host": socket.gethostname()}
+    since = platform.process_start_time(pid)
+    record = {"pid": pid, "started": since, "boot": platform.pid_namespace_id(), "host": socket.gethostname()}
     open_store(str(run_dir)).write(PID_FILE, (json.dumps(record, sort_keys=True) + "\n").encode())
     return Process(pid, since, os.getpid(), pid, "supervisor")
 

@@ -21,17 +21,17 @@ from headway.rundir import submission
 from headway.rundir.layout import RunFolder
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FAREWELL_S,
-    LEAVING_S,
+    END_RECORD_S,
+    PROCESS_EXIT_S,
     StatusInputs,
     StatusPoller,
-    evidence,
     folder_of,
     grace_s,
     has_ended,
-    place_of,
+    local_dir,
+    output_problems,
+    read_status_inputs,
     run_url,
-    unwritable,
 )
 from headway.storage import join, local_path, open_store
 from headway.targets.local import processes
@@ -58,7 +58,7 @@ class LocalTarget:
 
     def check(self, job: Job) -> list[Problem]:
         plugin_problems = [] if self.options.python else plugins.problems(job)
-        return [*_node_problems(job), *self._interpreter_problems(job), *plugin_problems, *unwritable(job.outputs)]
+        return [*_node_problems(job), *self._interpreter_problems(job), *plugin_problems, *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -72,7 +72,7 @@ class LocalTarget:
         """Render one request: the supervisor's process. Secrets appear as references only, never as values."""
         outputs = str(plan.job["outputs"])
         url = run_url(outputs, RUN)
-        run_dir = str(place_of(url, KIND))
+        run_dir = str(local_dir(url, KIND))
         body = {
             "argv": [self._python(), "-m", processes.SUPERVISOR, "--run", url],
             "code": {"from": join(outputs, f"code/{plan.code.sha256}.tar.gz"), "to": f"{run_dir}/code"},
@@ -108,9 +108,9 @@ class LocalTarget:
         return self._status(handle, StatusPoller(folder_of(handle)))
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        run_dir = place_of(handle.url, KIND)
+        run_dir = local_dir(handle.url, KIND)
         ended = self._end_check(handle) if follow else None
-        return tail(folder_of(handle), spool=run_dir / "spool", over=ended, rank=rank)
+        return tail(folder_of(handle), spool=run_dir / "spool", ended=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the plan's grace period, send SIGKILL and scan again.
@@ -123,7 +123,7 @@ class LocalTarget:
                 f"{handle.run} runs on {other_host}, and its processes cannot be seen from here",
                 fix=f"on {other_host}: headway down {handle.url}",
             )
-        run_dir, ended = place_of(handle.url, KIND), has_ended(handle)
+        run_dir, ended = local_dir(handle.url, KIND), has_ended(handle)
         leader = _recorded_supervisor(handle.url)
         if leader is not None and not leader.alive and handle.details.get(ORIGIN):
             leader = None  # it belongs to the original of this copied folder
@@ -132,8 +132,8 @@ class LocalTarget:
             handle.run,
             lambda: processes.processes_of(handle.url, target=KIND, leader=leader),
             known=[leader] if leader else [],
-            signal_after_s=LEAVING_S if ended else 0.0,
-            grace_s=LEAVING_S if ended else grace_s(handle) + FAREWELL_S,
+            signal_after_s=PROCESS_EXIT_S if ended else 0.0,
+            grace_s=PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S,
         )
         if not receipt.left and (ended or has_ended(handle)):
             processes.remove_run_dir(run_dir, inside_run=local_path(handle.url) is not None)
@@ -175,14 +175,14 @@ class LocalTarget:
         if _other_host(handle):
             return poller.status()
         # Check the process before the folder: a supervisor that is gone has written everything by then.
-        starting, leader = processes.is_starting(place_of(handle.url, KIND)), self._supervisor(handle.url)
-        inputs = evidence(folder_of(handle))
+        starting, leader = processes.is_starting(local_dir(handle.url, KIND)), self._supervisor(handle.url)
+        inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:
             return inputs.end
         if leader is not None or starting:
             reason = f"process {leader.pid}" if leader else "is being started"
             return Status(state=State.RUNNING if inputs.started else State.PENDING, reason=reason)
-        return Status(state=State.LOST, reason=_why_lost(inputs, place_of(handle.url, KIND)))
+        return Status(state=State.LOST, reason=_why_lost(inputs, local_dir(handle.url, KIND)))
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
         """Return a function that tells whether the run has ended.
@@ -214,12 +214,12 @@ def _recorded_supervisor(url: str) -> processes.Process | None:
 
     None if that process runs another folder, of which this one is a copy.
     """
-    supervisor = processes.read_supervisor(place_of(url, KIND))
+    supervisor = processes.read_supervisor(local_dir(url, KIND))
     if supervisor is None or not supervisor.alive:
         return supervisor
     same_run = processes.has_label(supervisor.pid, url=url, target=KIND)
     if same_run is None:  # another user's: its label is not readable
-        same_run = not submission.origin(RunFolder(open_store(url)))
+        same_run = not submission.origin_url(RunFolder(open_store(url)))
     return supervisor if same_run else None
 
 
@@ -232,7 +232,7 @@ def _owner_details(label: Mapping[str, str]) -> dict[str, str]:
 
 def _other_host(handle: Handle) -> str:
     """Return the other host that runs this, if the folder is shared between machines; empty for this one."""
-    host = processes.supervisor_host(place_of(handle.url, KIND)) or str(handle.details.get("host", ""))
+    host = processes.supervisor_host(local_dir(handle.url, KIND)) or str(handle.details.get("host", ""))
     return "" if host == socket.gethostname() else host
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import Problem
-from headway.rundir.index import LONGEST
-from headway.rundir.status import about_key_files, place_of, run_url
+from headway.rundir.index import MAX_NAME_LENGTH
+from headway.rundir.status import key_file_notes, local_dir, run_url
 from headway.spec.loading import dump
 from headway.spec.rules import processes
 from headway.storage import local_path
@@ -64,7 +64,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"asks for {ranks} CPUs a node, one for each rank: resources.cpus asks for more"
     if job.max_wait is not None and (options.requeue or sbatch.time_s(_budget_s(job), options) is None):
         yield "max_wait: Slurm holds it with `requeue: false` and a budget or a `time`; else a run waits for its turn"
-    yield from about_key_files(job)
+    yield from key_file_notes(job)
     yield from _shared_folder_notes(job)
 
 
@@ -86,7 +86,7 @@ def _option_problems(job: Job, options: Options) -> Iterator[Problem]:
         value = getattr(options, name)
         if value is not None and (not value or any(sign.isspace() for sign in value)):
             yield Problem(what=f"{name}: {value!r} cannot be given to sbatch", where=where, fix=f"mend `{name}`")
-    if len(label(run_url(job.outputs, "n" * LONGEST), "n" * LONGEST)) > MAX_COMMENT:
+    if len(label(run_url(job.outputs, "n" * MAX_NAME_LENGTH), "n" * MAX_NAME_LENGTH)) > MAX_COMMENT:
         what = "the path is too long to be a job's label in Slurm"
         yield Problem(what=what, where="outputs", fix="name a shorter folder under `outputs`")
 
@@ -138,7 +138,7 @@ def _budget_s(job: Job) -> float | None:
 
 
 def _shared_folder_notes(job: Job) -> Iterator[str]:
-    folder = place_of(run_url(job.outputs, "run"), sbatch.KIND)
+    folder = local_dir(run_url(job.outputs, "run"), sbatch.KIND)
     kind = _file_system(folder)
     if kind.startswith(_SHARED_FILE_SYSTEMS):
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headway.core.types import OWNER, OWNER_NAME, Handle, Receipt
-from headway.rundir.status import FAREWELL_S, grace_s
+from headway.rundir.status import END_RECORD_S, grace_s
 from headway.rundir.submission import owner
 from headway.storage import join, open_store
 from headway.storage.secrets import Reference, parse, resolve
@@ -49,7 +49,7 @@ def take_down(run_command: CommandRunner, handle: Handle, *, job_id: str, run_di
         seen.update({job.id: job for job in live})
         return live
 
-    grace = grace_s(handle) + FAREWELL_S
+    grace = grace_s(handle) + END_RECORD_S
     for left, waited_s in _poll(remaining, LEAVING_S if ended else grace):
         for job in left:
             if job.state not in (*RUNNING_STATES, COMPLETING):

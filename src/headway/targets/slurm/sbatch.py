@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.plan import RUN
 from headway.core.types import OWNER, OWNER_NAME
-from headway.rundir.status import place_of, run_url
+from headway.rundir.status import local_dir, run_url
 from headway.storage.secrets import parse
 from headway.targets.slurm.client import label
 from headway.targets.slurm.options import Options
@@ -125,7 +125,7 @@ CLIENT_SIDE_KINDS = ("env", "file")  # kinds of secret reference that only the c
 
 def sbatch_script(plan: Plan, options: Options, python: str) -> str:
     """Render the script, with placeholders such as {RUN}, {EXPIRES} and {OWNER} for what is known only at launch."""
-    run_dir = str(place_of(run_url(str(plan.job["outputs"]), RUN), KIND))
+    run_dir = str(local_dir(run_url(str(plan.job["outputs"]), RUN), KIND))
     parts = [
         _header(plan, options),
         _variables(plan, run_dir, python),

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from headway.core.errors import Problem, RunBusy
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, Request, State, Status
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FOR_GOOD,
+    FINAL_STATES,
     StatusInputs,
     StatusPoller,
-    evidence,
+    end_check,
     folder_of,
-    free_the_lease,
     has_ended,
-    next_start,
-    over,
-    place_of,
+    local_dir,
+    next_start_clause,
+    output_problems,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
-    unwritable,
 )
 from headway.storage import join, local_path
 from headway.targets.local import processes
@@ -50,7 +50,7 @@ class SlurmTarget:
     run_command: CommandRunner = client.run  # the only access to a cluster
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options), *output_problems(job.outputs)]
 
     def online(self, job: Job) -> list[Problem]:
         """Find problems that only the cluster can report: called at launch and by `plan --online`."""
@@ -82,7 +82,7 @@ class SlurmTarget:
     def render(self, plan: Plan) -> list[Request]:
         """Return the batch script and the sbatch call, with references to secrets but never their values."""
         outputs = str(plan.job["outputs"])
-        run_dir = str(place_of(run_url(outputs, RUN), KIND))
+        run_dir = str(local_dir(run_url(outputs, RUN), KIND))
         body = {
             "argv": ["sbatch", "--parsable", SCRIPT],
             "cwd": run_dir,
@@ -95,7 +95,7 @@ class SlurmTarget:
     def submit(self, plan: Plan, run: str) -> Handle:
         """Stage code and secrets in the shared folder, then call sbatch once."""
         url = run_url(str(plan.job["outputs"]), run)
-        run_dir = place_of(url, KIND)
+        run_dir = local_dir(url, KIND)
         with processes.start_lock(run_dir):
             live = [
                 job
@@ -106,18 +106,18 @@ class SlurmTarget:
                 raise RunBusy(f"{run} is {live[0]}", fix=f"headway stop {run}")
             lifecycle.stage(plan, run_dir)
             # Slurm's limit starts anew with each submission, so set it from the rest of the budget.
-            left = remainder(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
+            left = with_remaining_budget(plan, spent_s(folder_of(Handle(target=plan.target, run=run, url=url))))
             job_id = lifecycle.submit(plan, run, run_dir, self._script(left), self.options, self.run_command)
         return Handle(target=plan.target, run=run, url=url, details={"dir": str(run_dir), "job": job_id})
 
     def status(self, handle: Handle) -> Status:
         # Query Slurm before reading the folder: a job that is gone by then writes nothing more.
-        starting_now = processes.is_starting(place_of(handle.url, KIND))
+        starting_now = processes.is_starting(local_dir(handle.url, KIND))
         try:
             listed: list[client.Job] | None = self._jobs(handle)
         except CommandError as error:
             listed, slurm_error = None, error
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         if listed is None:
             return inputs.end or _status_from_folder(handle, slurm_error)
         live = next((job for job in listed if job.live), None)
@@ -131,16 +131,16 @@ class SlurmTarget:
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
         ended = self._end_check(handle) if follow else None
-        return tail(folder_of(handle), spool=place_of(handle.url, KIND) / "spool", over=ended, rank=rank)
+        return tail(folder_of(handle), spool=local_dir(handle.url, KIND) / "spool", ended=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Send SIGTERM, wait for the grace period, scancel, and list again. Idempotent."""
-        run_dir = place_of(handle.url, KIND)
+        run_dir = local_dir(handle.url, KIND)
         job_id, ended = self._job_id(handle), has_ended(handle)
         receipt = lifecycle.take_down(self.run_command, handle, job_id=job_id, run_dir=run_dir, ended=ended)
         if not receipt.left:
             lifecycle.clear_secrets(run_dir)
-            free_the_lease(handle)
+            release_dead_lease(handle)
             if has_ended(handle):
                 _remove_run_dir(run_dir, handle)
         return receipt
@@ -161,14 +161,14 @@ class SlurmTarget:
         """
         if handle.details.get(ORIGIN):
             return ""
-        return lifecycle.read_job_id(place_of(handle.url, KIND)) or str(handle.details.get("job", ""))
+        return lifecycle.read_job_id(local_dir(handle.url, KIND)) or str(handle.details.get("job", ""))
 
     def _jobs(self, handle: Handle) -> list[client.Job]:
-        return client.jobs_of(self.run_command, handle.url, self._job_id(handle), run_dir=place_of(handle.url, KIND))
+        return client.jobs_of(self.run_command, handle.url, self._job_id(handle), run_dir=local_dir(handle.url, KIND))
 
     def _lost_status(self, handle: Handle, inputs: StatusInputs) -> Status:
         """Return the status of a run without a live job or an `ended` event, from Slurm's records or the script's."""
-        job_id, run_dir = self._job_id(handle), place_of(handle.url, KIND)
+        job_id, run_dir = self._job_id(handle), local_dir(handle.url, KIND)
         if not job_id:
             return Status(state=State.LOST, reason="was never submitted")
         end, code = client.job_end(self.run_command, job_id), lifecycle.recorded_exit_code(run_dir, job_id)
@@ -185,12 +185,12 @@ class SlurmTarget:
         return Status(state=State.LOST, reason=what + (last_output if last else ""))
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
-        run_dir = place_of(handle.url, KIND)
-        return over(
+        run_dir = local_dir(handle.url, KIND)
+        return end_check(
             handle,
             self.status,
-            look_s=POLL_S,
-            ask_s=QUERY_S,
+            folder_poll_s=POLL_S,
+            status_poll_s=QUERY_S,
             hint=lambda: lifecycle.recorded_exit_code(run_dir, self._job_id(handle)) is not None,
         )
 
@@ -201,14 +201,14 @@ def _job_details(job: client.Job) -> dict[str, str]:
 
 def _queued_status(handle: Handle, job: client.Job, inputs: StatusInputs) -> Status:
     """Return the status of a run with a job in the queue. A stopped run that was requeued has not ended."""
-    if inputs.end is not None and inputs.end.state in FOR_GOOD:
+    if inputs.end is not None and inputs.end.state in FINAL_STATES:
         return inputs.end
     if job.state in RUNNING_STATES and inputs.started and inputs.end is None:
         return Status(state=State.RUNNING, reason=str(job))
     if job.state == COMPLETING:
         return Status(state=State.RUNNING if inputs.started else State.PENDING, reason=str(job))
     reason = f": {job.reason}" if job.reason else ""
-    restart = next_start(handle, started=inputs.started)
+    restart = next_start_clause(handle, started=inputs.started)
     return Status(state=State.PENDING, reason=f"{job}{reason}{restart}")
 
 
@@ -224,7 +224,7 @@ def _remove_run_dir(run_dir: Path, handle: Handle) -> None:
 
     If the run folder is in a bucket, which has those already, remove all of `place`.
     """
-    end = evidence(folder_of(handle)).end
+    end = read_status_inputs(folder_of(handle)).end
     shutil.rmtree(run_dir / "headway", ignore_errors=True)
     if end is not None and end.state in (State.FINISHED, State.BUDGET):
         shutil.rmtree(run_dir / "env", ignore_errors=True)  # large; minutes to recreate, so kept for a resume

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import HeadwayError, Problem
 from headway.core.types import Finding
 from headway.packaging import requirements
-from headway.rundir.status import about_key_files
+from headway.rundir.status import key_file_notes
 from headway.spec.loading import dump
 from headway.storage.secrets import parse
 from headway.targets.ssh import connection, provider, sync
@@ -47,7 +47,7 @@ def notes(job: Job, ranks: int, options: Options) -> Iterator[str]:
         yield f"of no use here: resources.{', resources.'.join(unused)} (`up` decides)"
     if (job.image.uri or job.image.base) and not options.engine:
         yield "of no use here: image (write engine: docker in the target's entry to run it in a container there)"
-    yield from about_key_files(job)
+    yield from key_file_notes(job)
     yield from _billing_problems(job, options)
     if is_mirrored(options, job.outputs):
         yield f"outputs: {job.outputs} is mirrored from the host while this machine is up; a bucket needs nobody"

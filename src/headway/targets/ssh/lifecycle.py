@@ -18,7 +18,7 @@ from headway.core.errors import TargetError
 from headway.core.types import Handle
 from headway.packaging.code import archive_path, wheel_path
 from headway.packaging.requirements import extras, needed
-from headway.rundir.status import FAREWELL_S, LEAVING_S, grace_s, place_of
+from headway.rundir.status import END_RECORD_S, PROCESS_EXIT_S, grace_s, local_dir
 from headway.rundir.submission import owner
 from headway.storage import join, local_path, open_store
 from headway.storage.secrets import parse, resolve
@@ -57,7 +57,7 @@ class SshConnections:
     def __init__(self, options: Options, handle: Handle, machines: list[Machine]) -> None:
         self.hosts = [Host(machine, options) for machine in machines]
         self._options, self._handle = options, handle
-        self.here = place_of(handle.url, KIND)
+        self.here = local_dir(handle.url, KIND)
 
     def __enter__(self) -> SshConnections:
         return self
@@ -177,8 +177,8 @@ def stop_processes(hosts: Sequence[Host], where: Layout, handle: Handle, *, ende
             seen.setdefault(_identity(host, process), f"process {process['pid']} ({process['name']}) on {host}")
         return found
 
-    grace = LEAVING_S if ended else grace_s(handle) + FAREWELL_S
-    signal_after = LEAVING_S / 2 if ended else 0.0
+    grace = PROCESS_EXIT_S if ended else grace_s(handle) + END_RECORD_S
+    signal_after = PROCESS_EXIT_S / 2 if ended else 0.0
     for left, waited_s in _poll(remaining, signal_after + grace):
         if waited_s >= signal_after:
             for host, process in _roots(left):
@@ -298,7 +298,7 @@ def start(plan: Plan, hosts: Sequence[Host], where: Layout, options: Options) ->
             secrets=secrets,
             files=files,
             limit_s=limit,
-            grace_s=plan.limits.grace_s + FAREWELL_S,
+            grace_s=plan.limits.grace_s + END_RECORD_S,
             self_down=options.self_down or "",
             linger_s=options.linger if where.mirrored else LINGER_S,
         )
@@ -375,7 +375,7 @@ def secret_references(job: Mapping[str, Any]) -> dict[str, str]:
 def lifetime_s(plan: Plan) -> float | None:
     """Return the time limit that the watchdog enforces, including set-up, or None for no limit."""
     budget = plan.limits.budget_s
-    return None if budget is None else budget + plan.limits.grace_s + FAREWELL_S + SETUP_S
+    return None if budget is None else budget + plan.limits.grace_s + END_RECORD_S + SETUP_S
 
 
 def wheel_requirements(plan: Plan) -> str:

@@ -103,7 +103,7 @@ class Provider:
     def provision(self, rental: ProvisionedMachine, nodes: int) -> ProvisionedMachine:
         """Run `up` to completion, in its own session: the terminal's Ctrl-C and hang-up do not reach it directly."""
         process = self._start_up(rental, nodes)
-        rental = self._records.write(replace(rental, pid=process.pid, started=platform.started(process.pid)))
+        rental = self._records.write(replace(rental, pid=process.pid, started=platform.process_start_time(process.pid)))
         try:
             code = process.wait(UP_S)
         except BaseException:  # Ctrl-C: kill it with its children; the caller finds and releases what it created
@@ -372,7 +372,7 @@ class Provider:
 
     def _up_is_running(self, rental: ProvisionedMachine) -> bool:
         if rental.pid or rental.state != REQUESTED:
-            return platform.alive(rental.pid, rental.started)
+            return platform.is_alive(rental.pid, rental.started)
         try:
             with open(self._records.place(rental.url) / "up.out", "rb") as out:
                 fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)

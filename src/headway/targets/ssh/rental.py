@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.storage import open_store
 from headway.targets.ssh.connection import Machine, host_key_alias
 
@@ -55,7 +55,7 @@ class Records:
     """Rental records in Headway's state folder, so that they are found even if the client died."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or home() / "ssh" / "rented"
+        self._folder = folder or state_dir() / "ssh" / "rented"
 
     def place(self, url: str) -> Path:
         """Return the folder for the record, the host keys and the output of `up`."""

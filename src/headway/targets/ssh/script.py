@@ -17,7 +17,7 @@ from headway.core.types import RUN_LABEL
 from headway.packaging import build
 from headway.packaging.context import context
 from headway.packaging.dockerfile import SUPERVISOR, Blueprint, of_plan
-from headway.rundir.status import FAREWELL_S
+from headway.rundir.status import END_RECORD_S
 from headway.storage import local_path
 from headway.targets.ssh.connection import Host
 from headway.targets.ssh.options import Options, is_local
@@ -75,7 +75,7 @@ def start(plan: Plan, options: Options) -> str:
         run=RUN,
         label=RUN_LABEL,
         shm=options.shm,
-        grace=math.ceil(plan.limits.grace_s + FAREWELL_S),
+        grace=math.ceil(plan.limits.grace_s + END_RECORD_S),
         gpus=shlex.quote("--gpus all" if engine == "docker" else "--device nvidia.com/gpu=all"),
         limits=_limits(plan),
         volumes=" ".join(_volumes(plan, options)),

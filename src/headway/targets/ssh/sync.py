@@ -19,8 +19,8 @@ from typing import Any
 
 from headway.core.errors import BadInput
 from headway.rundir.layout import INTENT, PLAN, RECEIPT, STOP
-from headway.storage.base import can_be_listed
-from headway.storage.local import FolderStore, published_file
+from headway.storage.base import is_object_name
+from headway.storage.local import FolderStore, atomic_file
 from headway.targets.ssh.connection import CHUNK_BYTES, Host
 from headway.targets.ssh.options import LOCAL_FOLDERS
 
@@ -90,7 +90,7 @@ class Mirror:
         return {
             key: (size, when)
             for key, size, when in answer["files"]
-            if can_be_listed(key.rpartition("/")[2]) and not _is_client_file(key)
+            if is_object_name(key.rpartition("/")[2]) and not _is_client_file(key)
         }
 
     def _is_unchanged(self, index: FileIndex, remote: dict[str, tuple[int, int]], key: str) -> bool:
@@ -158,7 +158,7 @@ def fetch_file(host: Host, there: str, to: Path) -> bool:
     if len(part) < CHUNK_BYTES:
         FolderStore(to.parent).write(to.name, part)
         return True
-    with published_file(to) as handle:
+    with atomic_file(to) as handle:
         while part:
             os.write(handle, part)
             answer, part = host.exchange("read", path=there, offset=os.lseek(handle, 0, os.SEEK_CUR), count=CHUNK_BYTES)

@@ -19,18 +19,18 @@ from headway.core.errors import HeadwayError, Problem, RunBusy, TargetError
 from headway.core.plan import RUN, Limits
 from headway.core.types import ORIGIN, RUN_LABEL, Handle, LogLine, Receipt, Request, State, Status
 from headway.rundir import submission
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
     StatusInputs,
     StatusPoller,
-    evidence,
     folder_of,
-    free_the_lease,
     has_ended,
-    place_of,
+    local_dir,
+    output_problems,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
-    unwritable,
 )
 from headway.rundir.submission import owner
 from headway.storage import open_store
@@ -85,7 +85,7 @@ def save_exit(handle: Handle, connections: SshConnections, states: Sequence[Mapp
         if states[node]["there"]:
             fetch_file(host, f"{where.place(node)}/start.log", connections.here / f"start-{node}.log")
     try:
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         after = submission.attempts_before(submission.read(folder_of(handle)))
     except HeadwayError:  # no folder, or it cannot be reached: the record would never be read
         return
@@ -98,7 +98,7 @@ def save_exit(handle: Handle, connections: SshConnections, states: Sequence[Mapp
 def saved_exit(handle: Handle) -> Status | None:
     """Return the saved exit status of the last start, or None if there is none or it belongs to an earlier start."""
     try:
-        record = json.loads((place_of(handle.url, KIND) / EXIT_FILE).read_bytes())
+        record = json.loads((local_dir(handle.url, KIND) / EXIT_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     if record["after"] != submission.attempts_before(submission.read(folder_of(handle))):
@@ -123,7 +123,7 @@ class SshTarget:
     log: Say = to_stderr
 
     def check(self, job: Job) -> list[Problem]:
-        return [*checks.problems(job, self.options), *unwritable(job.outputs)]
+        return [*checks.problems(job, self.options), *output_problems(job.outputs)]
 
     def notes(self, job: Job, ranks: int) -> list[str]:
         """List what does not prevent the job from running here but belongs in its plan."""
@@ -185,7 +185,7 @@ class SshTarget:
         The watcher process starts before the first machine is provisioned.
         """
         url = run_url(str(plan.job["outputs"]), run)
-        run_dir, handle = place_of(url, KIND), Handle(target=plan.target, run=run, url=url)
+        run_dir, handle = local_dir(url, KIND), Handle(target=plan.target, run=run, url=url)
         with processes.start_lock(run_dir):
             self._require_no_rental(url)
             self._mark_untouched(url)
@@ -210,7 +210,7 @@ class SshTarget:
         return replace(handle, details=details)
 
     def status(self, handle: Handle) -> Status:
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         ended = inputs.end or saved_exit(handle)
         if ended is not None:
             return ended
@@ -218,13 +218,13 @@ class SshTarget:
             return self._status(handle, connections)
 
     def logs(self, handle: Handle, *, follow: bool, rank: int | None) -> Iterator[LogLine]:
-        spool = place_of(handle.url, KIND) / "spool"
+        spool = local_dir(handle.url, KIND) / "spool"
         if not follow:
             self.status(handle)  # fetches new output
-            yield from tail(folder_of(handle), spool=spool, over=None, rank=rank)
+            yield from tail(folder_of(handle), spool=spool, ended=None, rank=rank)
             return
         with SshConnections(self.options, handle, self._machines(handle)) as connections:
-            yield from tail(folder_of(handle), spool=spool, over=self._end_check(handle, connections), rank=rank)
+            yield from tail(folder_of(handle), spool=spool, ended=self._end_check(handle, connections), rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Stop the run, fetch its outputs, remove its files and release the machine.
@@ -233,7 +233,7 @@ class SshTarget:
         """
         if self._rented_for_another(handle):
             return _receipt_of_copy(handle)
-        run_dir = place_of(handle.url, KIND)
+        run_dir = local_dir(handle.url, KIND)
         created_here = not run_dir.exists()
         waiting = f"{handle.run} is being taken down by another process of this machine: waiting for it"
         with locked(*Records().lock(handle.url), on_wait=lambda: self.log(waiting)):
@@ -241,7 +241,7 @@ class SshTarget:
             created, left = self._stop(handle, machines) if machines else ([], [])
             released = self._release(handle) if self.options.up else Released()
             if not left and not released.left:
-                free_the_lease(handle)
+                release_dead_lease(handle)
                 watcher.stop(handle.url)
                 Records().delete(handle.url, released.rental)
                 if created_here:  # a start that left nothing leaves no folder either
@@ -328,12 +328,12 @@ class SshTarget:
         for node, host in enumerate(hosts):
             if host.ask("state", place=where.place(node), url=where.folder)["processes"]:
                 raise RunBusy(f"{handle.run} is running on {host}", fix=f"headway stop {handle.run}")
-        run_dir = place_of(handle.url, KIND)
+        run_dir = local_dir(handle.url, KIND)
         self._require_share(hosts)
         Records().untouched_marker(handle.url).unlink(missing_ok=True)
         (run_dir / EXIT_FILE).unlink(missing_ok=True)
         # The watchdog and the label count from each start, so they get the remaining budget.
-        remaining = remainder(plan, spent_s(folder_of(handle)))
+        remaining = with_remaining_budget(plan, spent_s(folder_of(handle)))
         lifecycle.upload(plan, hosts, where, self.options, run_dir, self.log, remaining=remaining)
         lifecycle.start(remaining, hosts, where, self.options)
         keys = {machine.machine.known_hosts for machine in hosts} - {None}
@@ -400,15 +400,15 @@ class SshTarget:
 
     def _status(self, handle: Handle, connections: SshConnections) -> Status:
         if not connections.hosts:
-            starting_now = processes.is_starting(place_of(handle.url, KIND))
+            starting_now = processes.is_starting(local_dir(handle.url, KIND))
             state = State.PENDING if starting_now else State.LOST
             return Status(state=state, reason="its machine is being rented" if starting_now else "was never started")
-        starting_now = processes.is_starting(place_of(handle.url, KIND))
+        starting_now = processes.is_starting(local_dir(handle.url, KIND))
         try:
             states = connections.refresh()
         except RemoteError as error:
             return _status_from_folder(handle, error)
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
         if inputs.end is not None:
             return inputs.end
         live = [str(host) for host, state in zip(connections.hosts, states, strict=True) if _is_running(state)]

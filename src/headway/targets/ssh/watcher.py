@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from headway.core import platform
-from headway.rundir.status import place_of
+from headway.rundir.status import local_dir
 from headway.storage import open_store, same_place
 from headway.targets.local import processes
 from headway.targets.ssh.options import KIND
@@ -23,7 +23,7 @@ _PID_FILE = "guardian.json"
 
 def start(url: str) -> None:
     """Start the watcher of this run, unless it is running."""
-    run_dir = place_of(url, KIND)
+    run_dir = local_dir(url, KIND)
     if _watcher_pid(url) is not None:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,17 @@ def start(url: str) -> None:
             env=processes.environment(os.environ, {}),
             start_new_session=True,
         )
-    record = {"pid": process.pid, "started": platform.started(process.pid), "boot": platform.here()}
+    record = {
+        "pid": process.pid,
+        "started": platform.process_start_time(process.pid),
+        "boot": platform.pid_namespace_id(),
+    }
     open_store(str(run_dir)).write(_PID_FILE, json.dumps(record).encode())
 
 
 def stop(url: str) -> None:
     """Stop the watcher, once the run is torn down."""
-    run_dir = place_of(url, KIND)
+    run_dir = local_dir(url, KIND)
     pid = _watcher_pid(url)
     if pid is not None and pid != os.getpid():
         try:
@@ -60,11 +64,11 @@ def _watcher_pid(url: str) -> int | None:
     In a copied folder the record names the original's, which does not count.
     """
     try:
-        record = json.loads((place_of(url, KIND) / _PID_FILE).read_bytes())
+        record = json.loads((local_dir(url, KIND) / _PID_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     pid = int(record["pid"])
-    alive = record["boot"] == platform.here() and platform.alive(pid, record["started"])
+    alive = record["boot"] == platform.pid_namespace_id() and platform.is_alive(pid, record["started"])
     return pid if alive and same_place(_watched_url(pid), url) else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headway.core.errors import Denied, HeadwayError, MissingExtra, TargetError, Transient
-from headway.core.retry import RetryPolicy, keep_trying
+from headway.core.retry import RetryPolicy, retry_transient
 from headway.core.types import LogLine
 from headway.rundir.layout import SUPERVISOR
 
@@ -130,7 +130,7 @@ class Client:
                 raise Transient(error.problem.what) from error
 
         try:
-            return keep_trying(ask, self.retry)
+            return retry_transient(ask, self.retry)
         except Transient as error:
             raise Unreachable(error.problem.what, fix="look again in a while") from None
 

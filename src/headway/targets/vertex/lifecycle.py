@@ -19,8 +19,8 @@ from headway.packaging import build
 from headway.packaging.engine import Engine
 from headway.rundir import lease
 from headway.rundir.layout import STOP
-from headway.rundir.status import FAREWELL_S, evidence, folder_of, grace_s
-from headway.rundir.submission import now, owner, who
+from headway.rundir.status import END_RECORD_S, folder_of, grace_s, read_status_inputs
+from headway.rundir.submission import owner, user_at_host, utc_now
 from headway.storage import ABSENT, join, open_store
 from headway.storage.secrets import parse
 from headway.targets.local import processes
@@ -218,7 +218,7 @@ def _request_stop(handle: Handle) -> None:
     """Write the stop request into the run folder: the only way to reach the supervisor, short of a cancel."""
     folder = folder_of(handle)
     try:
-        folder.write_json(STOP, {"by": who(), "reason": "taken down", "at": now()}, when=ABSENT)
+        folder.write_json(STOP, {"by": user_at_host(), "reason": "taken down", "at": utc_now()}, when=ABSENT)
     except Conflict:
         pass  # a stop was requested already, with its own reason
     except HeadwayError:
@@ -228,7 +228,7 @@ def _request_stop(handle: Handle) -> None:
 def _is_training(handle: Handle) -> bool:
     """Return whether an attempt is running that can still write its `ended` event."""
     try:
-        inputs = evidence(folder_of(handle))
+        inputs = read_status_inputs(folder_of(handle))
     except HeadwayError:  # folder missing or unreachable
         return False
     return inputs.started and inputs.end is None and inputs.lease is not None and inputs.lease.holder is not None
@@ -237,7 +237,7 @@ def _is_training(handle: Handle) -> bool:
 def _ended_well(handle: Handle) -> bool:
     """Return whether the run ended with exit code 0: finished, or out of budget. A failed job would be restarted."""
     try:
-        end = evidence(folder_of(handle)).end
+        end = read_status_inputs(folder_of(handle)).end
     except HeadwayError:  # folder missing or unreachable
         return False
     return end is not None and end.state in (State.FINISHED, State.BUDGET)
@@ -245,7 +245,7 @@ def _ended_well(handle: Handle) -> bool:
 
 def _stop_wait_s(handle: Handle) -> float:
     """Return the time to wait for a requested stop: a supervisor reads the request when it renews its lease."""
-    return lease.RENEW_S + grace_s(handle) + FAREWELL_S
+    return lease.RENEW_S + grace_s(handle) + END_RECORD_S
 
 
 def _poll(remaining: Callable[[], object], within_s: float, sleep: Sleep) -> Iterator[list[Job]]:

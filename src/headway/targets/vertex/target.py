@@ -13,17 +13,17 @@ from headway.core.plan import Limits
 from headway.core.types import ORIGIN, Finding, Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging.engine import Engine
 from headway.packaging.engine import run as run_command
-from headway.rundir.lease import remainder, spent_s
+from headway.rundir.lease import spent_s, with_remaining_budget
 from headway.rundir.logs import tail
 from headway.rundir.status import (
-    FOR_GOOD,
+    FINAL_STATES,
     StatusInputs,
     StatusPoller,
-    evidence,
+    end_check,
     folder_of,
-    free_the_lease,
-    next_start,
-    over,
+    next_start_clause,
+    read_status_inputs,
+    release_dead_lease,
     run_url,
 )
 from headway.targets.vertex import checks, client, lifecycle, machines, render
@@ -159,7 +159,7 @@ class VertexTarget:
         lifecycle.upload(plan, self.options, self.engine)
         try:
             # Vertex AI's timeout starts anew with each submission, so set it from the rest of the budget.
-            left = remainder(plan, spent_s(folder_of(handle)))
+            left = with_remaining_budget(plan, spent_s(folder_of(handle)))
             job, placement = lifecycle.create(self._client(), left, self.options, run, self.sleep)
         except BaseException:  # Ctrl-C too: a queued job would run eventually
             self._cancel_quietly(handle)
@@ -171,9 +171,9 @@ class VertexTarget:
         try:
             job: lifecycle.Job | None = self._newest(handle)
         except ApiError as error:
-            return evidence(folder_of(handle)).end or _status_from_folder(handle, error)
-        inputs = evidence(folder_of(handle))
-        if inputs.end is not None and inputs.end.state in FOR_GOOD:
+            return read_status_inputs(folder_of(handle)).end or _status_from_folder(handle, error)
+        inputs = read_status_inputs(folder_of(handle))
+        if inputs.end is not None and inputs.end.state in FINAL_STATES:
             return inputs.end
         if job is not None and job.live:
             return self._live_status(handle, job, inputs)
@@ -184,13 +184,13 @@ class VertexTarget:
         ended = self._end_check(handle) if follow else None
         if rank is None:
             yield from self._startup_logs(handle, ended)
-        yield from tail(folder_of(handle), spool=None, over=ended, rank=rank)
+        yield from tail(folder_of(handle), spool=None, ended=ended, rank=rank)
 
     def down(self, handle: Handle) -> Receipt:
         """Request a stop through the run folder, wait for the grace period, cancel the job, and list again."""
         receipt = lifecycle.take_down(self._client(), handle, lambda: self._jobs(handle), self.sleep)
         if not receipt.left:
-            free_the_lease(handle)
+            release_dead_lease(handle)
         return receipt
 
     def found(self) -> list[Handle]:
@@ -236,7 +236,7 @@ class VertexTarget:
         reason = f"{job} is {job.state_text}"
         if job.state in RUNNING_STATES and inputs.started and inputs.end is None:
             return Status(state=State.RUNNING, reason=reason)
-        restart = next_start(handle, started=inputs.started)
+        restart = next_start_clause(handle, started=inputs.started)
         return Status(state=State.PENDING, reason=reason + restart)
 
     def _lost_status(self, job: lifecycle.Job | None, inputs: StatusInputs) -> Status:
@@ -258,7 +258,7 @@ class VertexTarget:
 
     def _startup_logs(self, handle: Handle, ended: Callable[[], bool] | None) -> Iterator[LogLine]:
         """Yield what Cloud Logging has from before the first attempt of this submission."""
-        if evidence(folder_of(handle)).started:
+        if read_status_inputs(folder_of(handle)).started:
             return
         try:
             job = self._newest(handle)
@@ -270,10 +270,11 @@ class VertexTarget:
         if ended is None:
             yield from reader.read_new()
         else:
-            yield from client.follow(reader, lambda: ended() or evidence(folder_of(handle)).started, sleep=self.sleep)
+            started = lambda: read_status_inputs(folder_of(handle)).started  # noqa: E731
+            yield from client.follow(reader, lambda: ended() or started(), sleep=self.sleep)
 
     def _end_check(self, handle: Handle) -> Callable[[], bool]:
-        return over(handle, self.status, look_s=POLL_S, ask_s=QUERY_S)
+        return end_check(handle, self.status, folder_poll_s=POLL_S, status_poll_s=QUERY_S)
 
 
 def _job_details(job: lifecycle.Job) -> dict[str, str]:

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.core.errors import Conflict, NotThere
-from headway.rundir.layout import LAST_CHECKPOINT, checkpoint_folder, damage_of_kept
+from headway.rundir.layout import LAST_CHECKPOINT, checkpoint_folder, checkpoint_list_problem
 from headway.rundir.lease import LeaseLost
 from headway.spec.model import Checkpoint
 from headway.storage.base import ABSENT, Store
-from headway.storage.transfer import for_each, subfolders
-from headway.training.checkpoint.serialization import Damaged, encode_record, read_record
+from headway.storage.transfer import map_parallel, subfolders
+from headway.training.checkpoint.serialization import CheckpointDamaged, encode_record, read_record
 
 # Fenced writes
 
@@ -27,12 +27,12 @@ class FencedWriter:
     For objects that all attempts of a run write under the same key: manifests, pointers, the checkpoint index.
     """
 
-    def __init__(self, store: Store, still_ours: Callable[[], bool] = lambda: True) -> None:
-        self._store, self._still_ours = store, still_ours
+    def __init__(self, store: Store, holds_lease: Callable[[], bool] = lambda: True) -> None:
+        self._store, self._holds_lease = store, holds_lease
 
-    def require(self) -> None:
+    def require_lease(self) -> None:
         """Raise LeaseLost if a later attempt has begun."""
-        if not self._still_ours():
+        if not self._holds_lease():
             raise LeaseLost("this run was taken over by another start of it", where=self._store.url)
 
     def write(self, bodies: Mapping[str, bytes]) -> None:
@@ -44,7 +44,7 @@ class FencedWriter:
         """
         while True:
             seen = {key: self._version(key) for key in bodies}
-            self.require()
+            self.require_lease()
             try:
                 for key, body in bodies.items():
                     self._store.write(key, body, when=seen[key])
@@ -61,7 +61,7 @@ class FencedWriter:
 
 # Index and retention
 
-LAST = LAST_CHECKPOINT
+INDEX_KEY = LAST_CHECKPOINT
 _FOLDER = re.compile(r"\d{8,}")
 
 
@@ -85,56 +85,58 @@ class CheckpointIndex:
         rule: Checkpoint,
         *,
         protected: int | None = None,
-        still_ours: Callable[[], bool] = lambda: True,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store, self._rule = store, rule
-        self.fence = FencedWriter(store, still_ours)
+        self.fenced_writer = FencedWriter(store, holds_lease)
         self.protected = protected  # the step this attempt resumed from
-        self._kept: dict[int, CheckpointEntry] = {}
-        self._spared: set[int] = set()  # damaged ones: not in the index, but not deleted either
-        self._emptied: set[int] = set()  # deleted ones: on a local disk their empty folders are still listed
+        self._entries: dict[int, CheckpointEntry] = {}
+        self._damaged: set[int] = set()  # damaged ones: not in the index, but not deleted either
+        self._deleted: set[int] = set()  # deleted ones: on a local disk their empty folders are still listed
 
     @property
     def steps(self) -> list[int]:
-        return sorted(self._kept)
+        return sorted(self._entries)
 
-    def adopt(self, kept: Iterable[CheckpointEntry]) -> None:
+    def add_existing(self, entries: Iterable[CheckpointEntry]) -> None:
         """Add the checkpoints of earlier attempts."""
-        for one in kept:
-            self._kept[one.step] = one
+        for entry in entries:
+            self._entries[entry.step] = entry
         for name in self._names:
-            self._give(name)
+            self._reassign_name(name)
 
-    def settle(self) -> None:
+    def rewrite(self) -> None:
         """Rewrite the index and pointers where they lag behind the manifests: a kill may have come in between."""
-        if not self._kept:
+        if not self._entries:
             return
-        wanted = self._pointers(self._names) | {LAST: encode_record(self._body())}
-        self.fence.write({key: body for key, body in wanted.items() if self._found(key) != body})
+        expected = self._pointers(self._names) | {INDEX_KEY: encode_record(self._record())}
+        self.fenced_writer.write({key: body for key, body in expected.items() if self._read_or_none(key) != body})
 
-    def forget(self, step: int) -> None:
+    def exclude(self, step: int) -> None:
         """Drop a damaged checkpoint from the index; its files stay for inspection."""
-        self._kept.pop(step, None)
-        self._spared.add(step)
+        self._entries.pop(step, None)
+        self._damaged.add(step)
 
-    def named(self, name: str) -> int | None:
+    def step_named(self, name: str) -> int | None:
         """Return the step that a name points to, which is the newest checkpoint of that name, or None."""
-        return max((one.step for one in self._kept.values() if name in one.names), default=None)
+        return max((entry.step for entry in self._entries.values() if name in entry.names), default=None)
 
     @property
     def newest_best(self) -> int | None:
         """The step of the run's best checkpoint, or that of the newest phase which has one; None if there is none."""
-        steps = [s for s, one in self._kept.items() if any(n == "best" or n.endswith("_best") for n in one.names)]
+        steps = [
+            s for s, entry in self._entries.items() if any(n == "best" or n.endswith("_best") for n in entry.names)
+        ]
         return max(steps, default=None)
 
     def record(self, new: CheckpointEntry) -> None:
         """Add a committed checkpoint, point its names at it, and write the index, all before anything is deleted."""
-        self._kept[new.step] = new
-        self._spared.discard(new.step)
-        self._emptied = {step for step in self._emptied if step < new.step}  # a rolled-back run repeats later steps
+        self._entries[new.step] = new
+        self._damaged.discard(new.step)
+        self._deleted = {step for step in self._deleted if step < new.step}  # a rolled-back run repeats later steps
         for name in new.names:
-            self._give(name)
-        self.fence.write(self._pointers(new.names) | {LAST: encode_record(self._body())})
+            self._reassign_name(name)
+        self.fenced_writer.write(self._pointers(new.names) | {INDEX_KEY: encode_record(self._record())})
 
     def prune(self) -> None:
         """Delete checkpoints that retention does not keep: first the index entry, then the manifest, then the files.
@@ -142,77 +144,77 @@ class CheckpointIndex:
         Also delete uncommitted folders of steps before the newest commit: parts of a checkpoint that other ranks did
         not complete, and half-finished deletions.
         """
-        going = set(self._kept) - self._keepers()
-        if going:
-            for step in going:
-                del self._kept[step]
-            self.fence.write({LAST: encode_record(self._body())})
-        for step in sorted(going | self._rubbish()):
-            remove(self._store, step)
-            self._emptied.add(step)
+        expired = set(self._entries) - self._steps_to_keep()
+        if expired:
+            for step in expired:
+                del self._entries[step]
+            self.fenced_writer.write({INDEX_KEY: encode_record(self._record())})
+        for step in sorted(expired | self._uncommitted_steps()):
+            delete_checkpoint(self._store, step)
+            self._deleted.add(step)
 
-    def _rubbish(self) -> set[int]:
+    def _uncommitted_steps(self) -> set[int]:
         """Return the uncommitted steps before the newest commit.
 
         Every rank writes its parts in the order of steps, so no rank still writes to one of these.
         """
         found = {int(name) for name in subfolders(self._store, "checkpoints/") if _FOLDER.fullmatch(name)}
-        known = self._spared | self._emptied | self._kept.keys()
-        return {step for step in found - known if step < max(self._kept)}
+        known = self._damaged | self._deleted | self._entries.keys()
+        return {step for step in found - known if step < max(self._entries)}
 
     @property
     def _names(self) -> set[str]:
-        return {name for one in self._kept.values() for name in one.names}
+        return {name for entry in self._entries.values() for name in entry.names}
 
-    def _give(self, name: str) -> None:
+    def _reassign_name(self, name: str) -> None:
         """Take a name away from all checkpoints but the newest that has it."""
-        owner = self.named(name)
-        for step, one in self._kept.items():
-            if step != owner and name in one.names:
-                self._kept[step] = replace(one, names=tuple(other for other in one.names if other != name))
+        owner = self.step_named(name)
+        for step, entry in self._entries.items():
+            if step != owner and name in entry.names:
+                self._entries[step] = replace(entry, names=tuple(other for other in entry.names if other != name))
 
-    def _keepers(self) -> set[int]:
+    def _steps_to_keep(self) -> set[int]:
         steps = self.steps
-        keepers = set(steps[-self._rule.keep_last :])
-        scored = [one for one in self._kept.values() if one.score is not None]
+        kept = set(steps[-self._rule.keep_last :])
+        scored = [entry for entry in self._entries.values() if entry.score is not None]
         scored.sort(key=lambda one: (one.score, one.step))
-        keepers |= {one.step for one in scored[-self._rule.keep_best :]} if self._rule.keep_best else set()
-        keepers |= {one.step for one in self._kept.values() if one.forever or one.names}
+        kept |= {one.step for one in scored[-self._rule.keep_best :]} if self._rule.keep_best else set()
+        kept |= {one.step for one in self._entries.values() if one.forever or one.names}
         if self.protected is not None:
-            keepers.add(self.protected)
-        return keepers
+            kept.add(self.protected)
+        return kept
 
-    def _body(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
         steps = self.steps
-        return {"step": steps[-1], "steps": steps, "kept": [asdict(self._kept[step]) for step in steps]}
+        return {"step": steps[-1], "steps": steps, "kept": [asdict(self._entries[step]) for step in steps]}
 
     def _pointers(self, names: Iterable[str]) -> dict[str, bytes]:
-        return {f"checkpoints/{name}.json": encode_record({"step": self.named(name)}) for name in names}
+        return {f"checkpoints/{name}.json": encode_record({"step": self.step_named(name)}) for name in names}
 
-    def _found(self, key: str) -> bytes | None:
+    def _read_or_none(self, key: str) -> bytes | None:
         try:
             return self._store.read(key)
         except NotThere:
             return None
 
 
-def read_last(store: Store) -> list[CheckpointEntry] | None:
+def read_index(store: Store) -> list[CheckpointEntry] | None:
     """Read the index; return None if none was ever written. Raises Damaged if it is corrupt."""
     try:
-        record = read_record(store, LAST)
+        record = read_record(store, INDEX_KEY)
     except NotThere:
         return None
-    wrong = damage_of_kept(record.get("kept"))
+    problem = checkpoint_list_problem(record.get("kept"))
     try:
-        if wrong is None:
-            return [CheckpointEntry(**{**one, "names": tuple(one["names"])}) for one in record["kept"]]
+        if problem is None:
+            return [CheckpointEntry(**{**entry, "names": tuple(entry["names"])}) for entry in record["kept"]]
     except (KeyError, TypeError):
-        wrong = "it does not say which checkpoints there are"
-    raise Damaged(f"{LAST} is damaged: {wrong}") from None
+        problem = "it does not say which checkpoints there are"
+    raise CheckpointDamaged(f"{INDEX_KEY} is damaged: {problem}") from None
 
 
-def remove(store: Store, step: int) -> None:
+def delete_checkpoint(store: Store, step: int) -> None:
     """Delete a checkpoint, manifest first, so that a half-deleted one does not count as a checkpoint."""
     folder = checkpoint_folder(step)
     store.delete(f"{folder}/manifest.json")
-    for_each(store.delete, [entry.key for entry in store.list(f"{folder}/")])
+    map_parallel(store.delete, [entry.key for entry in store.list(f"{folder}/")])

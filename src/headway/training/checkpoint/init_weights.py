@@ -19,11 +19,11 @@ from headway.storage import open_store
 from headway.storage.base import Store
 from headway.training.checkpoint.index import CheckpointIndex
 from headway.training.checkpoint.reader import CheckpointReader
-from headway.training.checkpoint.serialization import Damaged
-from headway.training.checkpoint.staging import read_image
+from headway.training.checkpoint.serialization import CheckpointDamaged
+from headway.training.checkpoint.staging import parse_safetensors
 
 _SHOWN = 8  # mismatches listed before "and n more"
-_FOREIGN = (".pth", ".pt", ".bin", ".ckpt")
+_TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 
 
 def initialise(model: nn.Module, url: str) -> None:
@@ -39,18 +39,18 @@ def initialise(model: nn.Module, url: str) -> None:
 def weights_at(url: str) -> dict[str, Tensor]:
     path = PurePosixPath(url)
     try:
-        if path.suffix in _FOREIGN:
-            return foreign(_file(url), url)
+        if path.suffix in _TORCH_SUFFIXES:
+            return load_torch_file(_read_file(url), url)
         if path.suffix == ".safetensors":
-            return read_image(bytearray(_file(url)))
-        return _of_folder(open_store(url), url)
-    except Damaged as damage:
+            return parse_safetensors(bytearray(_read_file(url)))
+        return _weights_in_folder(open_store(url), url)
+    except CheckpointDamaged as damage:
         raise NoCheckpoint(f"the weights to start from are damaged: {damage}", where=url) from None
     except NotThere as error:
         raise BadInput(f"there are no weights to start from: {error.problem.what}", where=url) from None
 
 
-def foreign(body: bytes, where: str) -> dict[str, Tensor]:
+def load_torch_file(body: bytes, where: str) -> dict[str, Tensor]:
     """Read a state dict written by torch.save: tensors and plain containers, never code."""
     try:
         found = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
@@ -79,23 +79,23 @@ def mismatches(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     return sorted(problems)
 
 
-def _file(url: str) -> bytes:
+def _read_file(url: str) -> bytes:
     folder, _, name = url.rpartition("/")
     return open_store(folder or ".").read(name)
 
 
-def _of_folder(store: Store, url: str) -> dict[str, Tensor]:
+def _weights_in_folder(store: Store, url: str) -> dict[str, Tensor]:
     try:
         store.stat(PLAN)
     except NotThere:
         from headway.bundle.format import WEIGHTS, Bundle
 
-        return read_image(bytearray((Bundle.open(url).folder / WEIGHTS).read_bytes()))
-    archive = CheckpointReader(store)
-    catalogue = CheckpointIndex(store, Checkpoint())
-    catalogue.adopt(archive.recorded())
-    best = catalogue.newest_best
-    loaded = archive.newest([]) if best is None else archive.load(best)
+        return parse_safetensors(bytearray((Bundle.open(url).folder / WEIGHTS).read_bytes()))
+    reader = CheckpointReader(store)
+    index = CheckpointIndex(store, Checkpoint())
+    index.add_existing(reader.list_commits())
+    best = index.newest_best
+    loaded = reader.load_newest([]) if best is None else reader.load(best)
     if loaded is None or "model" not in loaded.state:
         raise BadInput("this run has no checkpoint with a model in it", where=url)
     found: dict[str, Tensor] = loaded.state["model"]

@@ -22,7 +22,7 @@ from headway.core.errors import BadInput, HeadwayError, json_of
 from headway.storage.base import Store
 
 
-class Damaged(HeadwayError):
+class CheckpointDamaged(HeadwayError):
     """A checkpoint file that is missing or corrupt."""
 
 
@@ -33,7 +33,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
 
     def name_of(tensor: Tensor, path: str) -> str:
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            raise _unfit(tensor, path)
+            raise _unsupported(tensor, path)
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() == 0 or key not in seen:
             tensors[path] = tensor.detach()
@@ -57,41 +57,41 @@ def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     return tree, tensors
 
 
-def build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Rebuild the state from the output of `flatten`. Raises Damaged for anything else."""
     try:
-        return _build(tree, tensors)
+        return _unflatten(tree, tensors)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"not a state: {type(error).__name__}: {error}") from None
+        raise CheckpointDamaged(f"not a state: {type(error).__name__}: {error}") from None
 
 
-def _build(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
-        return [_build(item, tensors) for item in tree]
+        return [_unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    mark = next(iter(tree)) if len(tree) == 1 else ""
-    if not mark.startswith("$"):
-        return {key: _build(value, tensors) for key, value in tree.items()}
-    body = tree[mark]
-    if mark in ("$tensor", "$array"):
+    tag = next(iter(tree)) if len(tree) == 1 else ""
+    if not tag.startswith("$"):
+        return {key: _unflatten(value, tensors) for key, value in tree.items()}
+    body = tree[tag]
+    if tag in ("$tensor", "$array"):
         if body not in tensors:
-            raise Damaged(f"tensor {body!r} is missing")
-        return tensors[body].numpy() if mark == "$array" else tensors[body]
-    if mark == "$tuple":
-        return tuple(_build(item, tensors) for item in body)
-    if mark == "$items":
-        return {_build(key, tensors): _build(value, tensors) for key, value in body}
-    if mark == "$float":
+            raise CheckpointDamaged(f"tensor {body!r} is missing")
+        return tensors[body].numpy() if tag == "$array" else tensors[body]
+    if tag == "$tuple":
+        return tuple(_unflatten(item, tensors) for item in body)
+    if tag == "$items":
+        return {_unflatten(key, tensors): _unflatten(value, tensors) for key, value in body}
+    if tag == "$float":
         return float(body)
-    if mark == "$bytes":
+    if tag == "$bytes":
         return bytes.fromhex(body)
-    if mark == "$dtype":
+    if tag == "$dtype":
         dtype = getattr(torch, body)
         if not isinstance(dtype, torch.dtype):
-            raise Damaged(f"there is no type {body!r}")
+            raise CheckpointDamaged(f"there is no type {body!r}")
         return dtype
-    raise Damaged(f"unknown mark {mark!r}")
+    raise CheckpointDamaged(f"unknown mark {tag!r}")
 
 
 def _walk_mapping(value: Mapping[Any, Any], path: str, walk: Any) -> Any:
@@ -113,10 +113,10 @@ def _scalar(value: Any, path: str) -> Any:
         return {"$bytes": value.hex()}
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
-    raise _unfit(value, path)
+    raise _unsupported(value, path)
 
 
-def _unfit(value: Any, path: str) -> BadInput:
+def _unsupported(value: Any, path: str) -> BadInput:
     return BadInput(
         f"state holds a {type(value).__name__}, which a checkpoint cannot keep",
         where=path,
@@ -135,9 +135,9 @@ def decode_record(body: bytes, key: str) -> dict[str, Any]:
     try:
         value = json_of(body)
     except ValueError as error:
-        raise Damaged(f"{key} is damaged: {error}") from None
+        raise CheckpointDamaged(f"{key} is damaged: {error}") from None
     if not isinstance(value, dict):
-        raise Damaged(f"{key} is damaged: not a record")
+        raise CheckpointDamaged(f"{key} is damaged: not a record")
     return value
 
 
@@ -146,7 +146,7 @@ def with_checksum(record: dict[str, Any]) -> bytes:
     return encode_record({**record, "checksum": hashlib.sha256(encode_record(record)).hexdigest()})
 
 
-def check_checksum(body: bytes, key: str) -> dict[str, Any]:
+def verify_checksum(body: bytes, key: str) -> dict[str, Any]:
     record = decode_record(body, key)
     checksum = record.pop("checksum", None)
     try:
@@ -154,7 +154,7 @@ def check_checksum(body: bytes, key: str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # a lone surrogate, or nested deeper than we ever write: not our file
         found = None
     if checksum is None or checksum != found:
-        raise Damaged(f"{key} is not what was written: its checksum differs")
+        raise CheckpointDamaged(f"{key} is not what was written: its checksum differs")
     return record
 
 

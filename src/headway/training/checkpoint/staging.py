@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import BadInput, json_of
-from headway.training.checkpoint.serialization import Damaged
+from headway.training.checkpoint.serialization import CheckpointDamaged
 
 ALIGNMENT = 64
 _DTYPES = {
@@ -38,19 +38,19 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def partition_tensors(tensors: Mapping[str, Tensor], spread: Iterable[str], ranks: int) -> list[list[str]]:
+def partition_tensors(tensors: Mapping[str, Tensor], replicated: Iterable[str], ranks: int) -> list[list[str]]:
     """Assign each tensor to the rank that writes it.
 
-    Tensors in `spread`, identical on every rank, are balanced over the ranks by size; rank 0 writes the others.
+    Tensors in `replicated`, identical on every rank, are balanced over the ranks by size; rank 0 writes the others.
     """
     shares: list[list[str]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    alike = set(spread) if ranks > 1 else set()
+    shared = set(replicated) if ranks > 1 else set()
     for name, tensor in tensors.items():
-        if name not in alike:
+        if name not in shared:
             shares[0].append(name)
             load[0] += tensor.nbytes
-    for name in sorted(alike & tensors.keys(), key=lambda name: (-tensors[name].nbytes, name)):
+    for name in sorted(shared & tensors.keys(), key=lambda name: (-tensors[name].nbytes, name)):
         rank = load.index(min(load))
         shares[rank].append(name)
         load[rank] += tensors[name].nbytes
@@ -86,7 +86,7 @@ def signature(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in sorted(tensors.items()))
 
 
-class Image:
+class StagingBuffer:
     """One preallocated staging buffer. `fill` copies a state into it; `bytes` is the content of the file."""
 
     def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], *, pin: bool = False) -> None:
@@ -111,7 +111,7 @@ class Image:
         return memoryview(self._buffer.numpy())  # type: ignore[arg-type]
 
 
-def read_image(body: Any) -> dict[str, Tensor]:
+def parse_safetensors(body: Any) -> dict[str, Tensor]:
     """Parse a safetensors file into tensors that are views of its bytes. Raises Damaged if it is invalid."""
     try:
         data = torch.frombuffer(body, dtype=torch.uint8)
@@ -122,7 +122,7 @@ def read_image(body: Any) -> dict[str, Tensor]:
         header.pop("__metadata__", None)
         return {name: _read_tensor(data[8 + length :], entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise Damaged(f"not a safetensors file: {error}") from None
+        raise CheckpointDamaged(f"not a safetensors file: {error}") from None
 
 
 def _read_tensor(data: Tensor, entry: Mapping[str, Any]) -> Tensor:

@@ -23,24 +23,24 @@ from headway.core.errors import NotThere, StoreError
 from headway.rundir.layout import checkpoint_folder
 from headway.rundir.lease import LeaseLost
 from headway.storage.base import Store
-from headway.storage.transfer import AT_ONCE, for_each
+from headway.storage.transfer import MAX_PARALLEL, map_parallel
 from headway.training.checkpoint.index import CheckpointEntry, CheckpointIndex
 from headway.training.checkpoint.serialization import encode_record, read_record, with_checksum
-from headway.training.checkpoint.staging import Image, Layout, partition_tensors, signature
-from headway.training.context import ControlChannel, say
+from headway.training.checkpoint.staging import Layout, StagingBuffer, partition_tensors, signature
+from headway.training.context import ControlChannel, log_line
 
 # Retry of store operations with exponential back-off; logs when the store goes down and when it recovers.
 
 
 Result = TypeVar("Result")
-FIRST_S, LONGEST_S = 0.2, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 30.0
 
 
 class GiveUp(Exception):
     """Raised to stop retrying: newer work is waiting, or time is up."""
 
 
-class RetryPolicy:
+class StoreRetry:
     """Retries after every StoreError, with growing pauses, until `give_up` raises GiveUp. NotThere is not retried."""
 
     def __init__(
@@ -49,7 +49,7 @@ class RetryPolicy:
         self._control, self._give_up, self._sleep = control, give_up, sleep
 
     def __call__(self, operation: Callable[[], Result]) -> Result:
-        pause, since = FIRST_S, time.monotonic()
+        pause, since = FIRST_PAUSE_S, time.monotonic()
         failed = False
         while True:
             try:
@@ -59,21 +59,21 @@ class RetryPolicy:
             except StoreError as error:
                 if not failed:
                     failed = True
-                    say(f"the store does not answer, training goes on and this is tried again: {error}")
+                    log_line(f"the store does not answer, training goes on and this is tried again: {error}")
                     self._control.event("store_down", error=str(error))
                 self._give_up(str(error))
                 self._sleep(pause)
-                pause = min(LONGEST_S, pause * 2)
+                pause = min(MAX_PAUSE_S, pause * 2)
             else:
                 if failed:
                     seconds = round(time.monotonic() - since, 1)
-                    say(f"the store answers again after {seconds} s")
+                    log_line(f"the store answers again after {seconds} s")
                     self._control.event("store_back", seconds=seconds)
                 return result
 
 
 _POLL_S = (0.02, 1.0)  # first and longest interval at which rank 0 polls for parts
-PART_S = 900.0  # how long rank 0 waits for another rank's part
+PART_TIMEOUT_S = 900.0  # how long rank 0 waits for another rank's part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +92,8 @@ class CheckpointRequest:
 
 @dataclass(slots=True)
 class Snapshot:
-    moment: CheckpointRequest
-    image: Image
+    request: CheckpointRequest
+    image: StagingBuffer
     ready: Any = None  # a CUDA event recorded after the copies
     done: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
@@ -121,29 +121,29 @@ class AsyncCheckpointWriter:
     def __init__(
         self,
         store: Store,
-        seat: RankSlot,
-        catalogue: CheckpointIndex,
+        slot: RankSlot,
+        index: CheckpointIndex,
         control: ControlChannel,
         *,
         environment: Mapping[str, Any],
         flush_metrics: Callable[[int], None] = lambda step: None,
         pin: bool = False,
     ) -> None:
-        self._store, self._seat, self._catalogue, self._control = store, seat, catalogue, control
+        self._store, self._slot, self._index, self._control = store, slot, index, control
         self._environment, self._pin = environment, pin
         self._flush_metrics = flush_metrics
-        self._patience = RetryPolicy(control, self._hopeless)
+        self._retry = StoreRetry(control, self._check_give_up)
         self._change = threading.Condition()
         self._waiting: Snapshot | None = None
         self._writing: Snapshot | None = None
-        self._held: Snapshot | None = None
-        self._free: list[Image] = []
+        self._staged: Snapshot | None = None
+        self._free: list[StagingBuffer] = []
         self._closed = False
         self._abandon_at: float | None = None
-        self.fenced: LeaseLost | None = None
+        self.lease_lost: LeaseLost | None = None
         self.committed = -1  # the newest step whose manifest is written
         self.last_seconds = 0.0  # how long the newest took to write, including its manifest
-        self._thread = threading.Thread(target=self._work, name="headway-saver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headway-saver", daemon=True)
         self._thread.start()
 
     # On the main thread
@@ -153,56 +153,56 @@ class AsyncCheckpointWriter:
         return self._writing is not None or self._waiting is not None
 
     @property
-    def crowded(self) -> bool:
+    def must_keep_waiting(self) -> bool:
         """Whether the waiting snapshot must not be replaced by another."""
         waiting = self._waiting
-        return waiting is not None and (waiting.moment.forever or bool(waiting.moment.names))
+        return waiting is not None and (waiting.request.forever or bool(waiting.request.names))
 
-    def prepare(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+    def prepare(self, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> None:
         """Allocate the staging buffer, on a thread, before the first checkpoint is due."""
-        mine = self._mine(tensors, spread)
+        mine = self._own_tensors(tensors, replicated)
         threading.Thread(target=self._preallocate, args=(mine,), daemon=True).start()
 
     def _preallocate(self, mine: Mapping[str, Tensor]) -> None:
-        image = Image(Layout(mine), mine, pin=self._pin)
+        image = StagingBuffer(Layout(mine), mine, pin=self._pin)
         with self._change:
             if not self._free and not self.busy:
                 self._free.append(image)
 
-    def take(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+    def save(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> Snapshot:
         """Copy the state and queue it for writing. Training waits for this call only."""
-        snapshot = self._copy(moment, tensors, spread)
+        snapshot = self._copy(request, tensors, replicated)
         self._queue(snapshot)
         return snapshot
 
-    def hold(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> None:
+    def stage(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> None:
         """Copy the state without queueing it, in case the run is stopped before the next snapshot."""
         if self._waiting is None:  # otherwise there would be three snapshots
-            self._held = self._copy(moment, tensors, spread)
+            self._staged = self._copy(request, tensors, replicated)
 
-    def release(self) -> None:
+    def discard_staged(self) -> None:
         """Discard the held snapshot."""
         with self._change:
-            if self._held is not None:
-                self._free.append(self._held.image)
-                self._held = None
+            if self._staged is not None:
+                self._free.append(self._staged.image)
+                self._staged = None
 
-    def write_snapshot(self) -> None:
+    def write_staged(self) -> None:
         """Queue the held snapshot for writing, because the run is being stopped."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._queue(held)
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            self._queue(staged)
 
-    def _copy(self, moment: CheckpointRequest, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> Snapshot:
+    def _copy(self, request: CheckpointRequest, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> Snapshot:
         began = time.perf_counter()
-        mine = self._mine(tensors, spread)
-        image = self._room(mine, moment)
+        mine = self._own_tensors(tensors, replicated)
+        image = self._take_buffer(mine, request)
         image.fill(mine)
-        snapshot = Snapshot(moment, image)
+        snapshot = Snapshot(request, image)
         if self._pin:
             snapshot.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             snapshot.ready.record()
-        snapshot.moment = replace(moment, stall_s=time.perf_counter() - began)
+        snapshot.request = replace(request, stall_s=time.perf_counter() - began)
         return snapshot
 
     def _queue(self, snapshot: Snapshot) -> None:
@@ -216,8 +216,8 @@ class AsyncCheckpointWriter:
             if timeout_s is not None:
                 self._abandon_at = time.monotonic() + timeout_s
             newest = self._waiting or self._writing
-            done = self._change.wait_for(lambda: not self.busy or self.fenced is not None, timeout_s)
-        return done and self.fenced is None and not (newest is not None and newest.given_up)
+            done = self._change.wait_for(lambda: not self.busy or self.lease_lost is not None, timeout_s)
+        return done and self.lease_lost is None and not (newest is not None and newest.given_up)
 
     def close(self, timeout_s: float | None = None) -> None:
         self.drain(timeout_s)
@@ -226,15 +226,15 @@ class AsyncCheckpointWriter:
             self._change.notify_all()
         self._thread.join(timeout_s)
 
-    def _mine(self, tensors: Mapping[str, Tensor], spread: Sequence[str]) -> dict[str, Tensor]:
-        names = partition_tensors(tensors, spread, self._seat.ranks)[self._seat.rank]
+    def _own_tensors(self, tensors: Mapping[str, Tensor], replicated: Sequence[str]) -> dict[str, Tensor]:
+        names = partition_tensors(tensors, replicated, self._slot.ranks)[self._slot.rank]
         return {name: tensors[name] for name in names}
 
-    def _room(self, mine: Mapping[str, Tensor], moment: CheckpointRequest) -> Image:
+    def _take_buffer(self, mine: Mapping[str, Tensor], request: CheckpointRequest) -> StagingBuffer:
         with self._change:
-            if self._waiting is not None and not self._replaceable(self._waiting.moment, moment):
-                say(f"the store is slow: waiting for the checkpoint of step {self._waiting.moment.step}")
-                self._change.wait_for(lambda: self._waiting is None or self.fenced is not None)
+            if self._waiting is not None and not self._replaceable(self._waiting.request, request):
+                log_line(f"the store is slow: waiting for the checkpoint of step {self._waiting.request.step}")
+                self._change.wait_for(lambda: self._waiting is None or self.lease_lost is not None)
             if self._waiting is not None:
                 self._free.append(self._waiting.image)
                 self._waiting.done.set()
@@ -243,7 +243,7 @@ class AsyncCheckpointWriter:
             self._free = []  # buffers of another layout are never used again
             if fitting:
                 return fitting[0]
-        return Image(Layout(mine), mine, pin=self._pin)
+        return StagingBuffer(Layout(mine), mine, pin=self._pin)
 
     @staticmethod
     def _replaceable(old: CheckpointRequest, new: CheckpointRequest) -> bool:
@@ -251,8 +251,8 @@ class AsyncCheckpointWriter:
 
     # On the background thread
 
-    def _work(self) -> None:
-        _be_nice()
+    def _run(self) -> None:
+        _lower_priority()
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting is not None or self._closed)
@@ -262,15 +262,15 @@ class AsyncCheckpointWriter:
                 self._writing = snapshot
                 self._change.notify_all()
             try:
-                self._save(snapshot)
-            except GiveUp as impatient:
+                self._write_checkpoint(snapshot)
+            except GiveUp as reason:
                 snapshot.given_up = True
-                say(f"the checkpoint of step {snapshot.moment.step} was given up: {impatient}")
+                log_line(f"the checkpoint of step {snapshot.request.step} was given up: {reason}")
             except LeaseLost as lost:
-                self.fenced = lost
+                self.lease_lost = lost
             except BaseException as error:  # a bug must not end checkpoints silently while training goes on
-                self.fenced = LeaseLost(f"checkpoints cannot be written: {type(error).__name__}: {error}")
-                self.fenced.__cause__ = error
+                self.lease_lost = LeaseLost(f"checkpoints cannot be written: {type(error).__name__}: {error}")
+                self.lease_lost.__cause__ = error
                 raise
             finally:
                 self._finish(snapshot)
@@ -282,104 +282,106 @@ class AsyncCheckpointWriter:
             snapshot.done.set()
             self._change.notify_all()
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _write_checkpoint(self, snapshot: Snapshot) -> None:
         began = time.monotonic()
-        moment, seat = snapshot.moment, self._seat
+        request, slot = snapshot.request, self._slot
         if snapshot.ready is not None:
             snapshot.ready.synchronize()
-        folder, part = checkpoint_folder(moment.step), seat.part(seat.rank, moment.turn)
+        folder, part = checkpoint_folder(request.step), slot.part(slot.rank, request.turn)
         body = snapshot.image.bytes
         record = {"bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-        patient = self._patience
-        patient(lambda: self._store.write(f"{folder}/{part}.safetensors", body))
-        if seat.rank:
-            patient(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
+        retry = self._retry
+        retry(lambda: self._store.write(f"{folder}/{part}.safetensors", body))
+        if slot.rank:
+            retry(lambda: self._store.write(f"{folder}/{part}.json", encode_record(record)))
             return
-        files = {f"{part}.safetensors": record, **self._parts(moment)}
-        self._commit(moment, files)
+        files = {f"{part}.safetensors": record, **self._wait_for_parts(request)}
+        self._commit(request, files)
         self.last_seconds = time.monotonic() - began
         self._control.event(
             "checkpoint",
-            step=moment.step,
-            names=list(moment.names),
+            step=request.step,
+            names=list(request.names),
             bytes=sum(file["bytes"] for file in files.values()),
             seconds=round(self.last_seconds, 3),
-            stall_ms=round(moment.stall_s * 1000, 2),
+            stall_ms=round(request.stall_s * 1000, 2),
         )
 
-    def _parts(self, moment: CheckpointRequest) -> dict[str, dict[str, Any]]:
+    def _wait_for_parts(self, request: CheckpointRequest) -> dict[str, dict[str, Any]]:
         """Poll for the other ranks' part records and return them by file name.
 
         Raises GiveUp if a rank has skipped this checkpoint for a later one, or is too late.
         """
         pause, longest = _POLL_S
-        give_up = time.monotonic() + PART_S
+        give_up = time.monotonic() + PART_TIMEOUT_S
         found: dict[int, dict[str, Any]] = {}
-        missing = list(range(1, self._seat.ranks))
+        missing = list(range(1, self._slot.ranks))
         while missing:
-            come = self._come(moment, missing[:AT_ONCE])
-            found |= come
-            missing = [rank for rank in missing if rank not in come]
-            if come:
+            arrived = self._arrived_parts(request, missing[:MAX_PARALLEL])
+            found |= arrived
+            missing = [rank for rank in missing if rank not in arrived]
+            if arrived:
                 pause, _ = _POLL_S
                 continue
             rank, newer = missing[0], self._waiting
-            if newer is not None and self._come(newer.moment, [rank]):
-                raise GiveUp(f"rank {rank} was already at step {newer.moment.step}")
-            self._hopeless(f"rank {rank} has not written its part")
+            if newer is not None and self._arrived_parts(newer.request, [rank]):
+                raise GiveUp(f"rank {rank} was already at step {newer.request.step}")
+            self._check_give_up(f"rank {rank} has not written its part")
             if time.monotonic() > give_up:
-                raise GiveUp(f"rank {rank} has not written its part in {PART_S:.0f} s")
+                raise GiveUp(f"rank {rank} has not written its part in {PART_TIMEOUT_S:.0f} s")
             time.sleep(pause)
             pause = min(longest, pause * 1.5)
-        return {f"{self._seat.part(rank, moment.turn)}.safetensors": found[rank] for rank in sorted(found)}
+        return {f"{self._slot.part(rank, request.turn)}.safetensors": found[rank] for rank in sorted(found)}
 
-    def _come(self, moment: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def _arrived_parts(self, request: CheckpointRequest, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the part records of those of `ranks` that have written theirs."""
-        keys = [f"{checkpoint_folder(moment.step)}/{self._seat.part(rank, moment.turn)}.json" for rank in ranks]
-        records = self._patience(lambda: for_each(self._look, keys))
+        keys = [f"{checkpoint_folder(request.step)}/{self._slot.part(rank, request.turn)}.json" for rank in ranks]
+        records = self._retry(lambda: map_parallel(self._read_part_record, keys))
         return {rank: record for rank, record in zip(ranks, records, strict=True) if record is not None}
 
-    def _look(self, key: str) -> dict[str, Any] | None:
+    def _read_part_record(self, key: str) -> dict[str, Any] | None:
         try:
             return read_record(self._store, key)
         except NotThere:
             return None
 
-    def _commit(self, moment: CheckpointRequest, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def _commit(self, request: CheckpointRequest, files: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the state, the metrics, then the manifest: once a manifest is visible, everything else is complete."""
-        folder, patient = checkpoint_folder(moment.step), self._patience
-        state_name = self._seat.part(0, moment.turn).replace("-r0", "-state.json")
-        state = encode_record({"state": moment.tree, "environment": dict(self._environment)})
-        patient(lambda: self._store.write(f"{folder}/{state_name}", state))
-        patient(lambda: self._flush_metrics(moment.step))
+        folder, retry = checkpoint_folder(request.step), self._retry
+        state_name = self._slot.part(0, request.turn).replace("-r0", "-state.json")
+        state = encode_record({"state": request.tree, "environment": dict(self._environment)})
+        retry(lambda: self._store.write(f"{folder}/{state_name}", state))
+        retry(lambda: self._flush_metrics(request.step))
         manifest = {
             "schema": 1,
-            "step": moment.step,
-            "epoch": moment.epoch,
-            "attempt": self._seat.attempt,
-            "ranks": self._seat.ranks,
-            "names": list(moment.names),
-            "score": moment.score,
-            "forever": moment.forever,
+            "step": request.step,
+            "epoch": request.epoch,
+            "attempt": self._slot.attempt,
+            "ranks": self._slot.ranks,
+            "names": list(request.names),
+            "score": request.score,
+            "forever": request.forever,
             "state": {"name": state_name, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()},
             "files": dict(files),
         }
-        patient(lambda: self._catalogue.fence.write({f"{folder}/manifest.json": with_checksum(manifest)}))
-        patient(self._catalogue.fence.require)  # if we stalled and lost the lease, nothing is ours to delete
-        self.committed = moment.step
-        patient(lambda: self._sweep(folder, moment.turn, {"manifest.json", state_name, *files}))
-        kept = CheckpointEntry(moment.step, moment.epoch, moment.names, moment.score, moment.forever)
-        patient(lambda: self._catalogue.record(kept))
-        patient(self._catalogue.prune)
+        retry(lambda: self._index.fenced_writer.write({f"{folder}/manifest.json": with_checksum(manifest)}))
+        retry(self._index.fenced_writer.require_lease)  # if we stalled and lost the lease, nothing is ours to delete
+        self.committed = request.step
+        retry(lambda: self._delete_superseded(folder, request.turn, {"manifest.json", state_name, *files}))
+        entry = CheckpointEntry(request.step, request.epoch, request.names, request.score, request.forever)
+        retry(lambda: self._index.record(entry))
+        retry(self._index.prune)
 
-    def _sweep(self, folder: str, turn: int, mine: set[str]) -> None:
+    def _delete_superseded(self, folder: str, turn: int, mine: set[str]) -> None:
         """Delete part records and the files of earlier snapshots of this step, from this or earlier attempts."""
-        newest = _age(self._seat.part(0, turn))
-        there = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
-        served = [name for name in there if name not in mine and _age(name) <= newest]  # newer: a rank that is ahead
-        for_each(self._store.delete, [f"{folder}/{name}" for name in served])
+        newest = _attempt_and_turn(self._slot.part(0, turn))
+        names = [entry.key.removeprefix(f"{folder}/") for entry in self._store.list(f"{folder}/")]
+        superseded = [
+            name for name in names if name not in mine and _attempt_and_turn(name) <= newest
+        ]  # newer: a rank that is ahead
+        map_parallel(self._store.delete, [f"{folder}/{name}" for name in superseded])
 
-    def _hopeless(self, why: str) -> None:
+    def _check_give_up(self, why: str) -> None:
         """Raise GiveUp if the grace period is over or the writer is closed. Called between retries."""
         if self._abandon_at is not None and time.monotonic() > self._abandon_at:
             raise GiveUp(f"out of time ({why})")
@@ -387,7 +389,7 @@ class AsyncCheckpointWriter:
             raise GiveUp(why)
 
 
-def _age(name: str) -> tuple[int, int]:
+def _attempt_and_turn(name: str) -> tuple[int, int]:
     """Return the attempt and turn in the name of a checkpoint's file."""
     match = re.match(r"a(\d+)(?:\.(\d+))?-", name)
     return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
@@ -401,7 +403,7 @@ def lease_is_ours(store: Store, attempt: int) -> bool:
     return record is None or record.attempt <= attempt
 
 
-def _be_nice() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority, to give way to training on a busy machine."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

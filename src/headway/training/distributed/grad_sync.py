@@ -33,7 +33,7 @@ from headway.core.errors import BadInput
 # statistics   running statistics of batch normalization
 
 
-WEIGHT, PRESENT, STOP, BUDGET, SAVE, BAD, NAMES = range(7)  # slots of the head
+WEIGHT, PRESENT, STOP, BUDGET, SAVE, NONFINITE, NAMES = range(7)  # slots of the head
 HEAD = 7
 METRICS = 32  # slots per rank: one weight, the others for logged values to average
 
@@ -46,12 +46,12 @@ class ReducedFlags:
     stop: bool = False
     budget: bool = False
     save: bool = False
-    bad: bool = False
+    nonfinite: bool = False
     names: float = 0.0  # the sum of the ranks' digests of the metric names they logged
     metrics: list[float] = field(default_factory=list)
 
 
-def room(ranks: int, parameters: int, statistics: Sequence[Tensor]) -> int:
+def slot_count(ranks: int, parameters: int, statistics: Sequence[Tensor]) -> int:
     """Return the number of control slots."""
     return HEAD + ranks * METRICS + parameters + sum(tensor.numel() for tensor in statistics)
 
@@ -72,35 +72,37 @@ class ControlSlots:
 
     def fill(self, weight: float | Tensor, flags: Sequence[Any], metrics: Sequence[Any]) -> None:
         """Write this rank's values before the reduction."""
-        put(self.head, [weight, *flags])
+        copy_into_slots(self.head, [weight, *flags])
         self._metrics.zero_()
-        put(self._metrics[self._rank], metrics)
+        copy_into_slots(self._metrics[self._rank], metrics)
         self._count = len(metrics)
 
-    def agreed(self) -> ReducedFlags:
+    def reduced(self) -> ReducedFlags:
         values = self.head.tolist()
         return ReducedFlags(
             weight=values[WEIGHT],
             stop=values[STOP] > 0,
             budget=values[BUDGET] > 0,
             save=values[SAVE] > 0,
-            bad=values[BAD] > 0,
+            nonfinite=values[NONFINITE] > 0,
             names=values[NAMES],
-            metrics=added(self._metrics, self._count),
+            metrics=sum_in_rank_order(self._metrics, self._count),
         )
 
 
-def exchange(rank: int, ranks: int, names: float, metrics: Sequence[Any], device: torch.device) -> ReducedFlags:
+def all_reduce_metrics(
+    rank: int, ranks: int, names: float, metrics: Sequence[Any], device: torch.device
+) -> ReducedFlags:
     """All-reduce logged values between two steps, bit-identical to sending them with a step's gradients."""
     flat = torch.zeros(1 + ranks * METRICS, dtype=torch.float32, device=device)
     rows = flat[1:].view(ranks, METRICS)
     flat[0] = names
-    put(rows[rank], metrics)
+    copy_into_slots(rows[rank], metrics)
     dist.all_reduce(flat)
-    return ReducedFlags(names=float(flat[0]), metrics=added(rows, len(metrics)))
+    return ReducedFlags(names=float(flat[0]), metrics=sum_in_rank_order(rows, len(metrics)))
 
 
-def added(rows: Tensor, count: int) -> list[float]:
+def sum_in_rank_order(rows: Tensor, count: int) -> list[float]:
     """Sum each column term by term, in the order of ranks."""
     if not count:
         return []
@@ -110,7 +112,7 @@ def added(rows: Tensor, count: int) -> list[float]:
     return totals
 
 
-def put(slots: Tensor, values: Sequence[Any]) -> None:
+def copy_into_slots(slots: Tensor, values: Sequence[Any]) -> None:
     """Copy values into slots. Tensors are copied on their device: reading them would wait for the forward pass."""
     if not values:
         return
@@ -125,7 +127,7 @@ def put(slots: Tensor, values: Sequence[Any]) -> None:
 
 BUCKET_BYTES = 25 << 20
 LARGE_BYTES = 64 << 10  # copy larger gradients at once, while they are in the cache; the next one reuses the memory
-_LEAST = 1e-30  # smallest divisor: a batch of weight 0 has a gradient of 0, and 0 / 0 would be NaN
+_MIN_DIVISOR = 1e-30  # smallest divisor: a batch of weight 0 has a gradient of 0, and 0 / 0 would be NaN
 
 
 @dataclass(slots=True)
@@ -147,19 +149,19 @@ class GradientSync:
         self._known = {id(parameter) for parameter in self.parameters}
         self._norms = [norm for norm in norms if isinstance(getattr(norm, "running_mean", None), Tensor)]
         rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(self.parameters)
-        self._room = room(ranks, count, self._statistics())
-        self._buckets, self._views = _buckets(self.parameters, self._room, bucket_bytes or BUCKET_BYTES)
-        self._slots = ControlSlots(self._buckets[-1].flat[-self._room :], rank, ranks, count, self._statistics())
-        self._home = [0] * len(self.parameters)
+        self._slot_count = slot_count(ranks, count, self._statistics())
+        self._buckets, self._views = _buckets(self.parameters, self._slot_count, bucket_bytes or BUCKET_BYTES)
+        self._slots = ControlSlots(self._buckets[-1].flat[-self._slot_count :], rank, ranks, count, self._statistics())
+        self._bucket_of = [0] * len(self.parameters)
         for number, bucket in enumerate(self._buckets):
             for index in bucket.members:
-                self._home[index] = number
+                self._bucket_of[index] = number
         self._large = [parameter.nbytes >= LARGE_BYTES for parameter in self.parameters]
-        self._arrived = [False] * len(self.parameters)
+        self._ready = [False] * len(self.parameters)
         self._armed, self._launched = False, 0
-        self._works: list[Any] = []
+        self._pending: list[Any] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._make_hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
         ]
 
@@ -190,7 +192,7 @@ class GradientSync:
         self._slots.fill(weight, flags, metrics)
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
-        self._arrived = [False] * len(self.parameters)
+        self._ready = [False] * len(self.parameters)
         self._armed, self._launched = True, 0
 
     def reduce(self, divided_by: float = 1.0) -> ReducedFlags:
@@ -199,38 +201,38 @@ class GradientSync:
         Call after the backward pass that followed `arm`.
         """
         self._armed = False
-        used = self._complete()
+        used = self._fill_missing()
         self._slots.used.copy_(torch.tensor(used, dtype=torch.float32))
         self._pack_statistics()
         while self._launched < len(self._buckets):
-            self._launch()
-        for work in self._works:
+            self._start_all_reduce()
+        for work in self._pending:
             work.wait()
-        self._works.clear()
-        agreed = self._slots.agreed()
-        self._divide(max(agreed.weight, _LEAST) / divided_by)
+        self._pending.clear()
+        reduced = self._slots.reduced()
+        self._divide(max(reduced.weight, _MIN_DIVISOR) / divided_by)
         self._unpack_statistics()
         if not all(used):
             self._drop_unused()
-        return agreed
+        return reduced
 
     def _divide(self, by: float) -> None:
         if by == 1:
             return
         for bucket in self._buckets:
-            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._room]
+            payload = bucket.flat if bucket is not self._buckets[-1] else bucket.flat[: -self._slot_count]
             payload.div_(by)
 
-    def _complete(self) -> list[bool]:
+    def _fill_missing(self) -> list[bool]:
         """Fill in gradients not computed in this pass, from earlier micro-batches or with zeros.
 
         Return which parameters have a gradient.
         """
-        used = list(self._arrived)
+        used = list(self._ready)
         for bucket in self._buckets:
             if bucket.missing:
                 self._fill(bucket)
-        for index, arrived in enumerate(self._arrived):
+        for index, arrived in enumerate(self._ready):
             if not arrived:
                 parameter, view = self.parameters[index], self._views[index]
                 used[index] = parameter.grad is not None
@@ -241,41 +243,41 @@ class GradientSync:
                 parameter.grad = view
         return used
 
-    def _arrival(self, index: int) -> Any:
-        home, last = self._buckets[self._home[index]], len(self._buckets) - 1
+    def _make_hook(self, index: int) -> Any:
+        bucket, last = self._buckets[self._bucket_of[index]], len(self._buckets) - 1
         large, view = self._large[index], self._views[index]
 
-        def arrived(parameter: Tensor) -> None:
-            if not self._armed or self._arrived[index]:  # a recomputed layer may fire its hook twice
+        def hook(parameter: Tensor) -> None:
+            if not self._armed or self._ready[index]:  # a recomputed layer may fire its hook twice
                 return
-            self._arrived[index] = True
+            self._ready[index] = True
             if large:
                 assert parameter.grad is not None
                 view.copy_(parameter.grad.detach())
                 parameter.grad = view
-            home.missing -= 1
-            if home.missing:
+            bucket.missing -= 1
+            if bucket.missing:
                 return
-            self._fill(home)
+            self._fill(bucket)
             # In order, so that all ranks reduce the same bucket at the same time; the last one waits for its slots.
             while self._launched < last and not self._buckets[self._launched].missing:
-                self._launch()
+                self._start_all_reduce()
 
-        return arrived
+        return hook
 
     @torch.no_grad()
     def _fill(self, bucket: Bucket) -> None:
         """Copy all small gradients of this pass in one call: one at a time would be twice as slow."""
-        come = [index for index in bucket.members if self._arrived[index] and not self._large[index]]
-        if not come:
+        ready = [index for index in bucket.members if self._ready[index] and not self._large[index]]
+        if not ready:
             return
-        parameters, views = [self.parameters[index] for index in come], [self._views[index] for index in come]
+        parameters, views = [self.parameters[index] for index in ready], [self._views[index] for index in ready]
         torch._foreach_copy_(views, [parameter.grad for parameter in parameters])  # type: ignore[misc]
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view
 
-    def _launch(self) -> None:
-        self._works.append(dist.all_reduce(self._buckets[self._launched].flat, async_op=True))
+    def _start_all_reduce(self) -> None:
+        self._pending.append(dist.all_reduce(self._buckets[self._launched].flat, async_op=True))
         self._launched += 1
 
     def _drop_unused(self) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.core.errors import TargetError
-from headway.supervisor.rendezvous import port_taken
+from headway.supervisor.rendezvous import port_in_use_error
 from headway.training.distributed import grad_sync
 from headway.training.distributed.grad_sync import ReducedFlags
 from headway.training.rank_info import RankTopology
@@ -21,7 +21,7 @@ TIMEOUT = timedelta(minutes=5)  # by default torch waits up to 30 minutes, all b
 
 
 class ProcessGroup:
-    """All ranks of the run. With a single rank no method communicates; `exchange` is for several ranks only."""
+    """All ranks of the run. With one rank no method communicates; `all_reduce_metrics` is for several ranks only."""
 
     def __init__(self, world: RankTopology, device: torch.device) -> None:
         self.world, self.device = world, device
@@ -35,7 +35,7 @@ class ProcessGroup:
                 dist.init_process_group(backend, timeout=TIMEOUT)
             except (RuntimeError, ValueError) as error:
                 if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-                    raise port_taken(
+                    raise port_in_use_error(
                         os.environ.get("MASTER_PORT", "?"), "Address already in use", "MASTER_PORT"
                     ) from error
                 raise TargetError(
@@ -43,11 +43,11 @@ class ProcessGroup:
                     fix="look at the other ranks' logs: one of them did not start, or cannot be reached",
                 ) from error
 
-    def part(self) -> None:
+    def destroy_process_group(self) -> None:
         if self.world.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def sums(self, values: Sequence[float]) -> list[float]:
+    def all_reduce_sums(self, values: Sequence[float]) -> list[float]:
         """All-reduce each value (sum) in double precision: bit-identical on every rank."""
         if self.world.size == 1:
             return list(values)
@@ -55,11 +55,11 @@ class ProcessGroup:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
-    def exchange(self, names: float, metrics: Sequence[Any]) -> ReducedFlags:
+    def all_reduce_metrics(self, names: float, metrics: Sequence[Any]) -> ReducedFlags:
         """Sum logged values over ranks, bit-identical to sending them with a step's gradients."""
-        return grad_sync.exchange(self.world.rank, self.world.size, names, metrics, self.device)
+        return grad_sync.all_reduce_metrics(self.world.rank, self.world.size, names, metrics, self.device)
 
-    def sum_tensor(self, value: Tensor) -> Tensor:
+    def all_reduce_tensor(self, value: Tensor) -> Tensor:
         if self.world.size == 1:
             return value
         total = value.detach().to(self.device, copy=True)

@@ -1,7 +1,7 @@
 """Metrics of each step, averaged over micro-batches and ranks by weight, and written to the run folder in segments.
 
 Averaging over ranks needs no extra collective: the values logged for a step are reduced with the next step's gradients.
-Where there is no next step (a checkpoint, the end of an epoch), `settle` reduces them at once.
+Where there is no next step (a checkpoint, the end of an epoch), `reduce_now` reduces them at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headway.storage.base import Store
 from headway.training.context import Session
 from headway.training.distributed.grad_sync import METRICS, ReducedFlags
 from headway.training.metrics.progress import Reporter
-from headway.training.metrics.trackers.base import Loggers, open_loggers
+from headway.training.metrics.trackers.base import Trackers, open_trackers
 
 
-class Metrics:
+class MetricsBuffer:
     """Buffers one record per step, even if it is logged in pieces, and writes them in segments.
 
     Logging takes about 1 µs per value and does not wait for the device: numbers on a GPU are read when the
@@ -40,15 +40,15 @@ class Metrics:
         resume_step: int,
         *,
         resume_attempt: int | None = None,
-        also: Callable[[Sequence[dict[str, Any]]], None] = lambda records: None,
+        on_flushed: Callable[[Sequence[dict[str, Any]]], None] = lambda records: None,
     ) -> None:
-        """`also` is called with records once they are in the store.
+        """`on_flushed` is called with records once they are in the store.
 
         `resume_attempt` is the attempt that wrote the checkpoint we resumed from, whose metrics are our history. It is
         usually the attempt before; a manifest that reached the store late may belong to an older one.
         """
-        self._also = also
-        self._untold: list[dict[str, Any]] = []
+        self._on_flushed = on_flushed
+        self._unsent: list[dict[str, Any]] = []
         self._writer = SegmentWriter(store, "metrics", attempt)
         self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._records: list[dict[str, Any]] = []
@@ -66,15 +66,15 @@ class Metrics:
     def flush(self, through: int | None = None) -> None:
         """Write all records up to and including step `through` to the store; by default, all complete steps."""
         with self._flushing:  # records taken out by another call must be written before this one returns
-            records = _numbers(self._take_out(through))
+            records = _resolve_tensors(self._pop_records(through))
             for record in records:
                 self._writer.add(json.dumps(record, allow_nan=False))
-            self._untold += records
+            self._unsent += records
             self._writer.flush()
-            records, self._untold = self._untold, []
-            self._also(records)
+            records, self._unsent = self._unsent, []
+            self._on_flushed(records)
 
-    def _take_out(self, through: int | None) -> list[dict[str, Any]]:
+    def _pop_records(self, through: int | None) -> list[dict[str, Any]]:
         with self._lock:
             count = len(self._records) if through is not None else max(0, len(self._records) - 1)
             while through is not None and count and self._records[count - 1]["step"] > through:
@@ -86,7 +86,7 @@ class Metrics:
         self.flush(through=1 << 62)
 
 
-def plain(name: str, value: Any) -> Any:
+def to_number(name: str, value: Any) -> Any:
     """Return a number, or a detached tensor that is read later, without synchronizing the device now."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -100,7 +100,7 @@ def plain(name: str, value: Any) -> Any:
         raise BadInput(f"{name} is a {type(value).__name__}, a metric is a number") from None
 
 
-def _numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _resolve_tensors(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Replace the tensors in the records by numbers, with a single read from the device."""
     waiting = [(record, name) for record in records for name, value in record.items() if isinstance(value, Tensor)]
     if waiting:
@@ -120,45 +120,45 @@ class MetricsLogger:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._alone = session.identity.world.size == 1
-        self._metrics: Metrics | None = None
+        self._single_rank = session.identity.world.size == 1
+        self._metrics: MetricsBuffer | None = None
         self._reporter: Reporter | None = None
-        self._loggers = Loggers()
+        self._trackers = Trackers()
         self._body: dict[str, Any] = {}  # logged in the current loop body
         self._sums: dict[str, Any] = {}  # value × weight, over the micro-batches of a step
         self._weight: float | Tensor = 0.0
         self._epoch = 0
         self.latest: dict[str, Any] = {}
 
-    def begin(self, step: int, look: Any, resumed_attempt: int | None = None) -> None:
+    def begin(self, step: int, read_progress: Any, resumed_attempt: int | None = None) -> None:
         """Start the attempt's metrics: records that earlier attempts logged after `step` are void."""
-        if self._metrics is None and self._session.first:
+        if self._metrics is None and self._session.is_first:
             session = self._session
-            self._loggers = open_loggers(session, step)
-            self._metrics = Metrics(
+            self._trackers = open_trackers(session, step)
+            self._metrics = MetricsBuffer(
                 session.store,
                 session.identity.attempt,
                 step,
                 resume_attempt=resumed_attempt,
-                also=self._loggers.feed,
+                on_flushed=self._trackers.send,
             )
-            self._reporter = Reporter(look, self._session.control, self._metrics.flush)
+            self._reporter = Reporter(read_progress, self._session.control, self._metrics.flush)
 
-    def note(self, values: Mapping[str, Any]) -> None:
+    def collect(self, values: Mapping[str, Any]) -> None:
         """Collect values that were logged in the loop body."""
         for name, value in values.items():
-            self._body[name] = plain(name, value)
+            self._body[name] = to_number(name, value)
 
-    def forget_body(self) -> bool:
+    def drop_body(self) -> bool:
         """Drop the values of a skipped batch. Always returns False, the caller's new "skipped" state."""
         self._body = {}
         return False
 
     def record(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Record values that were logged outside the loop body, where they are the same on every rank."""
-        self._keep(step, epoch, {name: plain(name, value) for name, value in values.items()})
+        self._record(step, epoch, {name: to_number(name, value) for name, value in values.items()})
 
-    def _keep(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+    def _record(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         self.latest.update(values)
         if self._metrics is not None:
             self._metrics.log(step, epoch, values)
@@ -168,38 +168,38 @@ class MetricsLogger:
         if not self._body:
             return
         body, self._body = self._body, {}
-        if self._alone and not micro and not self._sums:
-            self._keep(step, epoch, body)
+        if self._single_rank and not micro and not self._sums:
+            self._record(step, epoch, body)
             return
         weight = weight.detach() if isinstance(weight, Tensor) else weight
         for name, value in body.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * weight
         self._weight, self._epoch = self._weight + weight, epoch
-        if self._alone and not micro:
+        if self._single_rank and not micro:
             self._close_step(step, self._sums, self._weight)
 
     @property
     def piggyback(self) -> tuple[float, list[Any]]:
         """Return what the next all-reduce carries: a digest of the names, and the weight and sums to add up."""
-        names = self._riding
+        names = self._carried_names
         return _digest(names), [self._weight, *(self._sums[name] for name in names)] if names else []
 
-    def arrived(self, agreed: ReducedFlags, step: int) -> None:
+    def record_reduced(self, reduced: ReducedFlags, step: int) -> None:
         """Record the metrics that the all-reduce carried, as those of `step`."""
-        names = self._riding
+        names = self._carried_names
         if not names:
             return
         sums, weight = self._sums, self._weight
-        if agreed.names == _digest(names) * self._session.group.world.size:
-            sums, weight = {**sums, **dict(zip(names, agreed.metrics[1:], strict=False))}, agreed.metrics[0]
+        if reduced.names == _digest(names) * self._session.group.world.size:
+            sums, weight = {**sums, **dict(zip(names, reduced.metrics[1:], strict=False))}, reduced.metrics[0]
         self._close_step(step, sums, weight)  # if ranks logged different metrics, rank 0's own values are used
 
-    def settle(self, exchange: Callable[[float, Sequence[Any]], ReducedFlags], step: int) -> None:
+    def reduce_now(self, exchange: Callable[[float, Sequence[Any]], ReducedFlags], step: int) -> None:
         """Reduce now what the next step would have carried. A collective: every rank calls it at the same place."""
-        self.arrived(exchange(*self.piggyback), step)
+        self.record_reduced(exchange(*self.piggyback), step)
 
     @property
-    def _riding(self) -> list[str]:
+    def _carried_names(self) -> list[str]:
         return sorted(self._sums)[: METRICS - 1]
 
     def flush(self, through: int) -> None:
@@ -216,12 +216,12 @@ class MetricsLogger:
 
     def close_trackers(self, *, finished: bool, within_s: float) -> None:
         """Close the trackers, after everything else is in the run folder."""
-        self._loggers.close(finished=finished, within_s=within_s)
+        self._trackers.close(finished=finished, within_s=within_s)
 
     def _close_step(self, step: int, sums: Mapping[str, Any], weight: Any) -> None:
         values = {name: value / (weight or 1.0) for name, value in sums.items()}
         self._sums, self._weight = {}, 0.0
-        self._keep(step, self._epoch, values)
+        self._record(step, self._epoch, values)
 
 
 def _digest(names: list[str]) -> float:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.core.errors import BadInput, StoreError
-from headway.rundir.layout import interval_s
-from headway.training.context import ControlChannel, say
+from headway.rundir.layout import segment_interval_s
+from headway.training.context import ControlChannel, log_line
 
 RATE, BUDGET, SPENT = "HEADWAY_USD_PER_HOUR", "HEADWAY_BUDGET_USD", "HEADWAY_SPENT_S"
 
 
-class Bill:
+class CostMeter:
     """The run's cost so far: the hourly price of all nodes times the duration of all attempts.
 
     HEADWAY_USD_PER_HOUR and HEADWAY_BUDGET_USD come from the plan, HEADWAY_SPENT_S from the supervisor when it starts
@@ -41,7 +41,7 @@ class Bill:
         return found if self._budget is None else {**found, "budget_usd": self._budget}
 
 
-def words(numbers: Mapping[str, object]) -> str:
+def format_cost(numbers: Mapping[str, object]) -> str:
     """Format the cost: $0.12 of $5.00"""
     usd, budget = numbers.get("usd"), numbers.get("budget_usd")
     if not isinstance(usd, float):
@@ -57,72 +57,72 @@ def _number(env: Mapping[str, str], name: str) -> float | None:
         raise BadInput(f"{name}={text} is not a number", where=name) from None
 
 
-LOOK_S, PLAIN_S, WINDOW = 1.0, 10.0, 20
+POLL_S, LINE_INTERVAL_S, WINDOW = 1.0, 10.0, 20
 
 
 class Reporter:
-    """A thread that calls `look` for the newest numbers, shows and reports them, and flushes the metrics."""
+    """A thread that calls `read_progress` for the newest numbers, shows and reports them, and flushes the metrics."""
 
     def __init__(
         self,
-        look: Callable[[], dict[str, Any]],
+        read_progress: Callable[[], dict[str, Any]],
         control: ControlChannel,
         flush: Callable[[], None],
         *,
         shown: bool = True,
     ) -> None:
-        self._bill = Bill(os.environ)
-        self._look, self._control, self._flush, self._shown = look, control, flush, shown
+        self._cost_meter = CostMeter(os.environ)
+        self._read_progress, self._control, self._flush, self._shown = read_progress, control, flush, shown
         self._live = shown and sys.stderr.isatty()
-        self._over = threading.Event()
-        self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._began = self._flushed = self._said = time.monotonic()
-        self._complained = False
-        self._thread = threading.Thread(target=self._report, name="headway-reporter", daemon=True)
+        self._stopped = threading.Event()
+        self._recent_steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._began = self._flushed = self._last_line_at = time.monotonic()
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="headway-reporter", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join(10)
-        self._tell()
+        self._report_once()
         if self._live:
             sys.stderr.write("\r\033[K")
 
-    def _report(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self._tell()
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            self._report_once()
             now = time.monotonic()
-            if now - self._flushed > interval_s(now - self._began):
+            if now - self._flushed > segment_interval_s(now - self._began):
                 self._flushed = now
                 self._write()
 
     def _write(self) -> None:
         try:
             self._flush()
-            self._complained = False
+            self._warned = False
         except StoreError as error:  # nothing is lost: the next flush writes it
-            if not self._complained:
-                say(f"metrics cannot be written yet: {error}")
-            self._complained = True
+            if not self._warned:
+                log_line(f"metrics cannot be written yet: {error}")
+            self._warned = True
 
-    def _tell(self) -> None:
-        numbers = self._look()
+    def _report_once(self) -> None:
+        numbers = self._read_progress()
         if not numbers:
             return
         now = time.monotonic()
-        self._seen.append((now, numbers["step"]))
+        self._recent_steps.append((now, numbers["step"]))
         self._add_speed(numbers)
-        numbers |= self._bill.numbers
+        numbers |= self._cost_meter.numbers
         self._control.progress(**numbers)
         if self._live:
-            sys.stderr.write(f"\r\033[K{line(numbers)}")
+            sys.stderr.write(f"\r\033[K{progress_line(numbers)}")
             sys.stderr.flush()
-        elif self._shown and (now - self._said >= PLAIN_S):
-            self._said = now
-            say(line(numbers))
+        elif self._shown and (now - self._last_line_at >= LINE_INTERVAL_S):
+            self._last_line_at = now
+            log_line(progress_line(numbers))
 
     def _add_speed(self, numbers: dict[str, Any]) -> None:
-        (then, before), (now, here) = self._seen[0], self._seen[-1]
+        (then, before), (now, here) = self._recent_steps[0], self._recent_steps[-1]
         if now > then and here > before:
             rate = (here - before) / (now - then)
             numbers["rate"] = round(rate, 3)
@@ -130,7 +130,7 @@ class Reporter:
                 numbers["eta_s"] = round((numbers["steps"] - here) / rate, 1)
 
 
-def line(numbers: dict[str, Any]) -> str:
+def progress_line(numbers: dict[str, Any]) -> str:
     """Format the progress line: epoch 2/20  step 130/2000  loss 1.234  12.3 steps/s  2 min left  $0.12 of $5.00"""
     parts = []
     if "epoch" in numbers:
@@ -144,8 +144,8 @@ def line(numbers: dict[str, Any]) -> str:
         parts.append(f"{numbers['rate']:.3g} steps/s")
     if numbers.get("eta_s") is not None:
         parts.append(f"{_duration(numbers['eta_s'])} left")
-    if words(numbers):
-        parts.append(words(numbers))
+    if format_cost(numbers):
+        parts.append(format_cost(numbers))
     return "  ".join(parts)
 
 

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from headway.core.errors import HeadwayError
 from headway.core.plan import Plan
-from headway.core.platform import home
+from headway.core.platform import state_dir
 from headway.rundir.layout import INTENT, RunFolder
 from headway.storage import local_path
 from headway.storage.base import Store
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
     from headway.training.context import Session
 
 
-class Loggers:
+class Trackers:
     """All trackers of a run, possibly none."""
 
-    def __init__(self, lines: Sequence[TrackerClient] = ()) -> None:
-        self._lines = lines
+    def __init__(self, clients: Sequence[TrackerClient] = ()) -> None:
+        self._clients = clients
 
-    def feed(self, records: Sequence[dict[str, Any]]) -> None:
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
         """Hand over records that are already in the run folder. Returns at once."""
-        for line in self._lines:
-            line.feed(records)
+        for client in self._clients:
+            client.send(records)
 
     def close(self, *, finished: bool, within_s: float) -> None:
         """Close the trackers within a time limit. The next attempt reads whatever was not sent from the segments."""
-        for line in self._lines:
-            line.close(finished=finished)
+        for client in self._clients:
+            client.close(finished=finished)
         until = time.monotonic() + within_s
-        for line in self._lines:
-            line.join(max(0.0, until - time.monotonic()))
+        for client in self._clients:
+            client.join(max(0.0, until - time.monotonic()))
 
 
-def open_loggers(session: Session, resume_step: int) -> Loggers:
+def open_trackers(session: Session, resume_step: int) -> Trackers:
     """Open the trackers that the job's `log_to` names, for an attempt that resumes from `resume_step`."""
     names = session.identity.job.log_to
     if not names:
-        return Loggers()
+        return Trackers()
 
-    def told() -> TrackerRunInfo:
-        return tracked(session.store, session.identity, resume_step)
+    def run_info() -> TrackerRunInfo:
+        return tracker_run_info(session.store, session.identity, resume_step)
 
-    return Loggers([TrackerClient(name, told, say=session.say, event=session.event) for name in names])
+    return Trackers([TrackerClient(name, run_info, log=session.log, event=session.event) for name in names])
 
 
 # The tracker protocol, and the run information that is sent to the tracker's process
@@ -161,25 +161,25 @@ class Tracker(Protocol):
         """
 
 
-def tracked(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInfo:
+def tracker_run_info(store: Store, identity: RankInfo, resume_step: int) -> TrackerRunInfo:
     folder = RunFolder(store)
     plan = _plan(folder)
     job = identity.job
     return TrackerRunInfo(
         run=identity.name,
-        id=f"{identity.name}-{_birth(folder, plan)}",
+        id=f"{identity.name}-{_run_digest(folder, plan)}",
         project=job.name,
         url=store.url,
-        folder=_files(store.url, identity.name),
+        folder=_tracker_folder(store.url, identity.name),
         attempt=identity.attempt,
         resume_step=resume_step,
         config=dict(job.config),
-        facts={**facts(plan), "ranks": identity.world.size},
+        facts={**provenance(plan), "ranks": identity.world.size},
         pid=os.getpid(),
     )
 
 
-def facts(plan: Plan) -> dict[str, Any]:
+def provenance(plan: Plan) -> dict[str, Any]:
     """Return the exact provenance of a run's numbers. Contains no secrets, because a plan has none."""
     job = plan.job
     image = (job.get("image") or {}).get("uri")
@@ -202,27 +202,27 @@ def _plan(folder: RunFolder) -> Plan:
     return Plan.from_json(Path(copy).read_bytes(), where=copy) if copy else folder.plan()
 
 
-def _birth(folder: RunFolder, plan: Plan) -> str:
+def _run_digest(folder: RunFolder, plan: Plan) -> str:
     """Distinguish runs of the same name: a tracker still has the one that was deleted here."""
     created = (folder.read_json(INTENT) or {}).get("created_at")
     return hashlib.sha256(f"{created}\0{plan.hash}".encode()).hexdigest()[:8]
 
 
-def _files(url: str, run: str) -> str:
+def _tracker_folder(url: str, run: str) -> str:
     """Return the folder for trackers' files: the one that a supervisor mirrors, the run folder's, or a local one."""
     chosen = os.environ.get("HEADWAY_RUN_DIR")
     if chosen:
         return chosen
     here = local_path(url)
-    return str(home() / "trackers" / run if here is None else here / "files")
+    return str(state_dir() / "trackers" / run if here is None else here / "files")
 
 
-SILENCE_S = 180.0  # without a reply the process counts as stuck; W&B's own timeout for its server is 90 s
+RESPONSE_TIMEOUT_S = 180.0  # without a reply the process counts as stuck; W&B's own timeout for its server is 90 s
 PAUSES_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # before each retry
 LAST_LINE = 300  # characters of its last output line to repeat in the log
 
 
-class Failed(Exception):
+class TrackerFailed(Exception):
     """The tracker's process reported a failure, died or stopped responding."""
 
 
@@ -232,26 +232,26 @@ class TrackerClient:
     def __init__(
         self,
         name: str,
-        told: Callable[[], TrackerRunInfo],
+        make_run_info: Callable[[], TrackerRunInfo],
         *,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         event: Callable[..., None],
         pauses_s: Sequence[float] = PAUSES_S,
-        silence_s: float = SILENCE_S,
+        silence_s: float = RESPONSE_TIMEOUT_S,
     ) -> None:
-        self._name, self._told, self._say, self._event = name, told, say, event
+        self._name, self._make_run_info, self._log, self._event = name, make_run_info, log, event
         self._pauses_s, self._silence_s = pauses_s, silence_s
         self._change = threading.Condition()
         self._records: list[dict[str, Any]] = []
         self._ending: bool | None = None  # set when the run ends: whether it finished
-        self._process: Process | None = None
+        self._process: WorkerProcess | None = None
         self._given_up = False
         self._failures = 0
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._work, name=f"headway-{name}", daemon=True)
         self._thread.start()
 
-    def feed(self, records: Sequence[dict[str, Any]]) -> None:
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
         with self._change:
             self._records.extend(records)
             self._change.notify_all()
@@ -265,7 +265,7 @@ class TrackerClient:
         """Wait for the tracker to end; kill it after the timeout."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say(f"{self._name} was not done in time; the run folder has everything")
+            self._log(f"{self._name} was not done in time; the run folder has everything")
             process, self._given_up = self._process, True
             if process is not None:
                 process.kill()
@@ -289,29 +289,29 @@ class TrackerClient:
     def _attempt(self, records: list[dict[str, Any]], ending: bool | None) -> None:
         try:
             process = self._process or self._open()
-            process.ask({"records": records})
+            process.request({"records": records})
             if ending is not None:
-                process.ask({"close": ending})
+                process.request({"close": ending})
                 process.end()
-        except (Failed, HeadwayError, OSError, ValueError) as error:
+        except (TrackerFailed, HeadwayError, OSError, ValueError) as error:
             self._fail(error)
         except BaseException as error:  # a bug in Headway: the thread ends and logs it, training continues
             self._fail(error)
             raise
 
-    def _open(self) -> Process:
+    def _open(self) -> WorkerProcess:
         """Start a process and let it catch up from the segments."""
-        told = self._told()
-        process = self._process = Process(self._name, self._silence_s)
+        run_info = self._make_run_info()
+        process = self._process = WorkerProcess(self._name, self._silence_s)
         if self._given_up:  # set while the process was starting
-            raise Failed("out of time")
-        where = process.ask(asdict(told)).get("where", "")
-        process.ask({"records": []})
+            raise TrackerFailed("out of time")
+        where = process.request(asdict(run_info)).get("where", "")
+        process.request({"records": []})
         if self._failures:
-            self._say(f"{self._name} is back, and has been given what it missed: {where}")
+            self._log(f"{self._name} is back, and has been given what it missed: {where}")
             self._event("logger_back", logger=self._name)
         else:
-            self._say(f"metrics go to {self._name} too: {where}")
+            self._log(f"metrics go to {self._name} too: {where}")
         self._failures = 0
         return process
 
@@ -324,39 +324,39 @@ class TrackerClient:
         pause = self._pauses_s[min(self._failures, len(self._pauses_s) - 1)]
         self._retry_at = time.monotonic() + pause
         if not self._failures and not self._given_up:
-            self._say(f"{self._name} failed, training goes on: {why}")
+            self._log(f"{self._name} failed, training goes on: {why}")
             self._event("logger_failed", logger=self._name, error=why)
         self._failures += 1
 
 
-class Process:
+class WorkerProcess:
     """The tracker's process. Takes one request at a time, and answers each with one JSON line."""
 
     def __init__(self, name: str, silence_s: float) -> None:
         self._silence_s = silence_s
         # Its output goes to a file that is read only if it fails, to keep the rank's log free of it.
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._child = subprocess.Popen(
             [sys.executable, "-m", "headway.training.metrics.trackers.worker", name, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._words,
-            env={**os.environ, **_scratch()},
+            stderr=self._stderr,
+            env={**os.environ, **_temp_dir_env()},
         )
-        self._heard = b""
+        self._buffer = b""
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises Failed if there is none, or it reports a failure."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.stdin.flush()
         except BrokenPipeError:
-            raise Failed(self._last_words()) from None
-        while "alive" in (answer := self._answer()):
+            raise TrackerFailed(self._exit_message()) from None
+        while "alive" in (answer := self._read_reply()):
             pass
         if "failed" in answer:
-            raise Failed(str(answer["failed"]))
+            raise TrackerFailed(str(answer["failed"]))
         return answer
 
     def end(self) -> None:
@@ -366,37 +366,37 @@ class Process:
         try:
             self._child.wait(self._silence_s)
         except subprocess.TimeoutExpired:
-            raise Failed("it did not end") from None
-        self._words.close()
+            raise TrackerFailed("it did not end") from None
+        self._stderr.close()
 
     def kill(self) -> None:
         self._child.kill()
         self._child.wait()
-        self._words.close()
+        self._stderr.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_reply(self) -> dict[str, Any]:
         assert self._child.stdout is not None
-        while b"\n" not in self._heard:
+        while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._child.stdout], [], [], self._silence_s)
             if not ready:
-                raise Failed(f"no sign of life for {self._silence_s:.0f} s")
+                raise TrackerFailed(f"no sign of life for {self._silence_s:.0f} s")
             piece = os.read(self._child.stdout.fileno(), 65536)
             if not piece:
-                raise Failed(self._last_words())
-            self._heard += piece
-        line, _, self._heard = self._heard.partition(b"\n")
+                raise TrackerFailed(self._exit_message())
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         code = self._child.wait()
-        self._words.seek(0)
-        lines = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         return f"its process ended with code {code}" + (f": {lines[-1][:LAST_LINE]}" if lines else "")
 
 
-def _scratch() -> dict[str, str]:
+def _temp_dir_env() -> dict[str, str]:
     """Put the tracker's temporary files beside the supervisor's copy of the plan, deleted with it even after a kill."""
     plan = os.environ.get("HEADWAY_PLAN")
     return {"TMPDIR": os.path.dirname(plan)} if plan else {}

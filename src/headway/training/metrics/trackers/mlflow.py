@@ -24,15 +24,15 @@ _FORBIDDEN = re.compile(r"[^\w\-. /]")
 
 
 class MLflow:
-    def __init__(self, told: TrackerRunInfo) -> None:
+    def __init__(self, run_info: TrackerRunInfo) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
-        self.where = given or f"{told.folder}/mlruns"
+        self.where = given or f"{run_info.folder}/mlruns"
         if not given:
             shutil.rmtree(self.where, ignore_errors=True)
             # MLflow 3 requires opting in. Its SQLite store needs all of MLflow, seven seconds and a local disk.
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         self._client = MlflowClient(tracking_uri=given or Path(self.where).absolute().as_uri())
-        self._run_id, new = self._find(told)
+        self._run_id, new = self._find(run_info)
         self._last = {} if new else self._last_steps()
         self._waiting: list[Metric] = []
 
@@ -41,10 +41,10 @@ class MLflow:
 
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         at = int(time_s * 1000)
-        own = [Metric(_name(name), float(value), at, step) for name, value in values.items()]
-        if len(self._waiting) + len(own) > BATCH:
+        metrics = [Metric(_name(name), float(value), at, step) for name, value in values.items()]
+        if len(self._waiting) + len(metrics) > BATCH:
             self.flush()
-        self._waiting += own
+        self._waiting += metrics
 
     def flush(self) -> None:
         """Send the waiting metrics. A step's metrics share a request, so that a database has all of them or none."""
@@ -56,23 +56,25 @@ class MLflow:
         self.flush()
         self._client.set_terminated(self._run_id, status="FINISHED" if finished else "KILLED")
 
-    def _find(self, told: TrackerRunInfo) -> tuple[str, bool]:
+    def _find(self, run_info: TrackerRunInfo) -> tuple[str, bool]:
         """Return the MLflow run of an earlier attempt or a new one, and whether it is new."""
         client = self._client
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or told.project
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run_info.project
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name)
-        found = client.search_runs([experiment], f"tags.`headway.id` = '{told.id}'", max_results=1)
+        found = client.search_runs([experiment], f"tags.`headway.id` = '{run_info.id}'", max_results=1)
         if found:
             client.update_run(found[0].info.run_id, status="RUNNING")
             return found[0].info.run_id, False
-        facts = {key: value for key, value in told.facts.items() if value is not None}
-        tags = {"headway.id": told.id, "headway.run_folder": told.url}
+        facts = {key: value for key, value in run_info.facts.items() if value is not None}
+        tags = {"headway.id": run_info.id, "headway.run_folder": run_info.url}
         tags |= {f"headway.{key}": str(value) for key, value in facts.items()}
-        run = client.create_run(experiment, run_name=told.run, tags=tags)
-        params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in _flat(told.config)]
+        run = client.create_run(experiment, run_name=run_info.run, tags=tags)
+        params = [Param(_name(key), str(value)[:_LONGEST]) for key, value in _flat(run_info.config)]
         for first in range(0, len(params), 100):
-            client.log_batch(run.info.run_id, params=params[first : first + 100], tags=[RunTag("headway.id", told.id)])
+            client.log_batch(
+                run.info.run_id, params=params[first : first + 100], tags=[RunTag("headway.id", run_info.id)]
+            )
         return run.info.run_id, True
 
     def _last_steps(self) -> dict[str, int]:

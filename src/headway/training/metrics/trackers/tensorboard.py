@@ -15,14 +15,14 @@ from headway.training.metrics.trackers.base import TrackerRunInfo
 class TensorBoard:
     """Writes one event per step. Replaces earlier files: a kill may have truncated them, and segments have it all."""
 
-    def __init__(self, told: TrackerRunInfo) -> None:
-        folder = Path(told.folder, "tensorboard")
+    def __init__(self, run_info: TrackerRunInfo) -> None:
+        folder = Path(run_info.folder, "tensorboard")
         folder.mkdir(parents=True, exist_ok=True)
         self.where = f"tensorboard --logdir {folder}"
         older = sorted(folder.glob("*.tfevents.*"))
         # Names increase with the attempt, so that a reader of the old file moves on to this one.
-        count = 1 + sum(path.name.startswith(_prefix(told)) for path in older)
-        self._writer = RecordWriter(str(folder / f"{_prefix(told)}{count:04d}"))
+        count = 1 + sum(path.name.startswith(_prefix(run_info)) for path in older)
+        self._writer = RecordWriter(str(folder / f"{_prefix(run_info)}{count:04d}"))
         self._write(Event(file_version="brain.Event:2"))
         # Tells readers of the old file to discard everything from step 0 on.
         self._write(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
@@ -46,5 +46,5 @@ class TensorBoard:
         self._writer.write(event.SerializeToString())
 
 
-def _prefix(told: TrackerRunInfo) -> str:
-    return f"events.out.tfevents.a{told.attempt:04d}."
+def _prefix(run_info: TrackerRunInfo) -> str:
+    return f"events.out.tfevents.a{run_info.attempt:04d}."

@@ -27,24 +27,24 @@ SERVER = "https://api.wandb.ai"
 
 
 class WeightsAndBiases:
-    def __init__(self, told: TrackerRunInfo) -> None:
+    def __init__(self, run_info: TrackerRunInfo) -> None:
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if has_key(os.environ) else "offline")
         self._scratch = tempfile.TemporaryDirectory(prefix="headway-wandb-")
-        folder = Path(told.folder if mode == "offline" else self._scratch.name)
-        earlier = list(folder.glob(f"wandb/offline-run-*-{told.id}"))
+        folder = Path(run_info.folder if mode == "offline" else self._scratch.name)
+        earlier = list(folder.glob(f"wandb/offline-run-*-{run_info.id}"))
         self._run = wandb.init(
-            id=told.id,
-            name=told.run,
-            project=os.environ.get("WANDB_PROJECT") or told.project,
+            id=run_info.id,
+            name=run_info.run,
+            project=os.environ.get("WANDB_PROJECT") or run_info.project,
             resume=None if mode == "offline" else "allow",  # offline there is no server to ask
-            config={**told.config, "headway": {**told.facts, "run_folder": told.url}},
+            config={**run_info.config, "headway": {**run_info.facts, "run_folder": run_info.url}},
             settings=wandb.Settings(
                 mode=mode,
                 root_dir=str(folder),
                 console="off",
                 disable_git=True,
                 save_code=False,
-                x_stats_pid=told.pid,
+                x_stats_pid=run_info.pid,
             ),
         )
         for former in earlier:

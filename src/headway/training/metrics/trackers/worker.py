@@ -28,7 +28,7 @@ _NOT_VALUES = ("step", "time")
 ALIVE_S = 1.0  # interval of its heartbeats during long requests
 
 
-class Steps:
+class StepMerger:
     """Passes on each step once and complete: when a later step arrives, or when the run is finished.
 
     A step's values may arrive in pieces (the loss, then a score), and the next attempt repeats an interrupted
@@ -55,15 +55,15 @@ class Steps:
             self._pending = None
 
 
-class TrackerProcess:
+class TrackerWorker:
     """Sends records to one tracker."""
 
-    def __init__(self, tracker: Tracker, alive: Callable[[], None]) -> None:
-        self._tracker, self._alive = tracker, alive
-        self._steps = Steps(self._log)
-        self._said = time.monotonic()
+    def __init__(self, tracker: Tracker, send_heartbeat: Callable[[], None]) -> None:
+        self._tracker, self._send_heartbeat = tracker, send_heartbeat
+        self._steps = StepMerger(self._log)
+        self._last_heartbeat = time.monotonic()
 
-    def take(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def send(self, records: Iterable[Mapping[str, Any]]) -> None:
         for record in records:
             self._steps.add(record)
         self._tracker.flush()
@@ -74,9 +74,9 @@ class TrackerProcess:
         self._tracker.close(finished=finished)
 
     def _log(self, record: dict[str, Any]) -> None:
-        if time.monotonic() - self._said > ALIVE_S:
-            self._said = time.monotonic()
-            self._alive()
+        if time.monotonic() - self._last_heartbeat > ALIVE_S:
+            self._last_heartbeat = time.monotonic()
+            self._send_heartbeat()
         step, tracker = int(record["step"]), self._tracker
         values = {name: number(value) for name, value in record.items() if name not in _NOT_VALUES}
         unknown = {name: value for name, value in values.items() if not tracker.knows(name, step)}
@@ -89,65 +89,65 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, str) else value
 
 
-def missed(told: TrackerRunInfo) -> Iterator[dict[str, Any]]:
+def unsent_records(run_info: TrackerRunInfo) -> Iterator[dict[str, Any]]:
     """Return the run's merged history so far, without what earlier attempts logged beyond the resume step."""
-    folder = RunFolder(open_store(told.url))
-    begun = any(segment.attempt == told.attempt for segment in segments(folder.store, "metrics"))
-    last = math.inf if begun else told.resume_step
+    folder = RunFolder(open_store(run_info.url))
+    begun = any(segment.attempt == run_info.attempt for segment in segments(folder.store, "metrics"))
+    last = math.inf if begun else run_info.resume_step
     return (record for record in folder.metrics() if record["step"] <= last)
 
 
-def open_tracker(name: str, told: TrackerRunInfo) -> Tracker:
+def open_tracker(name: str, run_info: TrackerRunInfo) -> Tracker:
     module, _, kind = TRACKERS[name].home.partition(":")
-    tracker: Tracker = getattr(import_module(module), kind)(told)
+    tracker: Tracker = getattr(import_module(module), kind)(run_info)
     return tracker
 
 
-def serve(name: str, asked: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
+def serve(name: str, requests: IO[str], reply: Callable[[dict[str, Any]], None]) -> None:
     """Answer requests until the close request or the end of the input."""
-    told = TrackerRunInfo(**json.loads(asked.readline()))
-    tracker = open_tracker(name, told)
-    desk = TrackerProcess(tracker, lambda: answer({"alive": True}))
-    answer({"where": tracker.where})
+    run_info = TrackerRunInfo(**json.loads(requests.readline()))
+    tracker = open_tracker(name, run_info)
+    worker = TrackerWorker(tracker, lambda: reply({"alive": True}))
+    reply({"where": tracker.where})
     caught_up = False
-    for line in asked:
+    for line in requests:
         message = json.loads(line)
         if not caught_up:
-            desk.take(missed(told))
+            worker.send(unsent_records(run_info))
             caught_up = True
         if "close" in message:
-            desk.close(finished=message["close"])
-            answer({"done": True})
+            worker.close(finished=message["close"])
+            reply({"done": True})
             return
-        desk.take(message["records"])
-        answer({"done": True})
+        worker.send(message["records"])
+        reply({"done": True})
 
 
 def main() -> int:
     name, parent = sys.argv[1], int(sys.argv[2])
-    _stay_with(parent)
+    _die_with_parent(parent)
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keep what the tracker prints out of the answers
 
-    def answer(message: dict[str, Any]) -> None:
+    def reply(message: dict[str, Any]) -> None:
         channel.write(json.dumps(message) + "\n")
 
     try:
-        serve(name, sys.stdin, answer)
+        serve(name, sys.stdin, reply)
     except ModuleNotFoundError as error:
         missing = MissingExtra("loggers", needed_for=f"log_to: [{name}]", lacking=error.name or "a package")
-        answer({"failed": str(missing)})
+        reply({"failed": str(missing)})
         return 1
     except Exception as error:  # noqa: BLE001  reported to the rank, then the process ends
-        answer({"failed": f"{type(error).__name__}: {error}"})
+        reply({"failed": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
 
-def _stay_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Leave this process's end to the rank: ignore signals to the process group, and die with the rank."""
-    for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(heeded, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the rank died before prctl took effect
         os._exit(1)

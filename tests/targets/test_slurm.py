@@ -230,7 +230,7 @@ class TestSlurm(TargetContract):
         assert hold.target.status(hold.handle).state is State.RUNNING, "known by its number, and where it was submitted"
         copy = copied(hold.url, "copy")
         assert target.down(Handle(target="slurm", run="copy", url=copy, details={"job": number})).left == ()
-        assert lifecycle.reach(copy, target=target).down().removed == ()
+        assert lifecycle.open_run(copy, target=target).down().removed == ()
         assert hold.target.status(hold.handle).state is State.RUNNING
         assert hold.stop().status.state is State.STOPPED
 

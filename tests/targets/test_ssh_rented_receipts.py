@@ -305,7 +305,7 @@ def test_another_machine_that_takes_the_run_down_knows_what_was_rented_and_shown
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "another-home"))
     cloud.turns("strict")
     (cloud.folder / "machines/vm-mine").unlink()
-    elsewhere = lifecycle.reach(hold.url)
+    elsewhere = lifecycle.open_run(hold.url)
     assert elsewhere.down().left == (), "the list has shown it, and shows it no more"
     assert given_back(cloud) == 1
 

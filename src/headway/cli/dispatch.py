@@ -158,9 +158,9 @@ def _explained(error: HeadwayError) -> str:
     """What a known failure means, where the error itself does not say what to type."""
     if error.problem.fix:
         return ""
-    from headway.diagnose.diagnosis import diagnose
+    from headway.diagnose.diagnosis import match_rules
 
-    found = diagnose(str(error).splitlines())
+    found = match_rules(str(error).splitlines())
     return f"\n    cause: {found.cause}\n    fix: {found.fix}" if found else ""
 
 

@@ -193,10 +193,10 @@ def explained(outcome: Outcome, launched: RunHandle, *, rerun: str, shown: bool)
     Also the next command: none where the fix names it.
     """
     from headway.cli.inspect import after_failure, describe_cause
-    from headway.diagnose.diagnosis import why
+    from headway.diagnose.diagnosis import diagnose_run
 
     try:
-        found = why(launched, outcome.status)
+        found = diagnose_run(launched, outcome.status)
         several = launched.folder.plan().nodes * launched.folder.plan().processes > 1
     except HeadwayError as error:  # the folder is out of reach: that the run failed has been printed
         return [f"  cause unknown: {error}"], f"headway why {launched.run}"
@@ -370,9 +370,9 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def watch_command(args: argparse.Namespace) -> int:
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=say)
     follower = Follower(launched)
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.plain
     try:

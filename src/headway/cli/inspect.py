@@ -42,9 +42,9 @@ def notebook_arguments(parser: argparse.ArgumentParser) -> None:
 
 def notebook_command(args: argparse.Namespace) -> int:
     from headway.dashboard.notebook.jupyter import Session, place
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=say)
     live = not launched.target.status(launched.handle).state.ended
     found = place(launched)
     say(f"starting Jupyter on {found.where}")
@@ -225,9 +225,9 @@ def status_arguments(parser: argparse.ArgumentParser) -> None:
 
 def status_command(args: argparse.Namespace) -> int:
     from headway.cli.follow import say
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    launched = reach(locate(args.run), say=say)
+    launched = open_run(locate(args.run), say=say)
     found = facts(launched, launched.status())
     print(as_json(found) if args.json else describe_status(found))
     return 0
@@ -368,9 +368,9 @@ def _address(host: str, port: int, token: str | None) -> str:
 
 
 def _stop(url: str) -> str:
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    return reach(url, say=lambda _: None).stop().status.state.value
+    return open_run(url, say=lambda _: None).stop().status.state.value
 
 
 def _resume(url: str) -> str:
@@ -390,11 +390,11 @@ def why_arguments(parser: argparse.ArgumentParser) -> None:
 
 def why_command(args: argparse.Namespace) -> int:
     from headway.cli.follow import say
-    from headway.diagnose.diagnosis import why
-    from headway.launcher.lifecycle import reach
+    from headway.diagnose.diagnosis import diagnose_run
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
-    found = why(hold, hold.target.status(hold.handle), rank=args.rank)
+    hold = open_run(locate(args.run), say=say)
+    found = diagnose_run(hold, hold.target.status(hold.handle), rank=args.rank)
     print(as_json(asdict(found)) if args.json else describe_cause(found))
     following = after_failure(hold.folder, found)
     if following and not args.json:

@@ -98,17 +98,17 @@ def rehearsed(job: Job, on: str) -> None:
     from headway.launcher.rehearse import describe as told
     from headway.launcher.rehearse import rehearse
 
-    print(told(rehearse(job, say=say)), file=sys.stderr)
+    print(told(rehearse(job, log=say)), file=sys.stderr)
     for line in far_buckets(job, on):
         print(f"  region     {line}", file=sys.stderr)
 
 
 def far_buckets(job: Job, on: str) -> list[str]:
     from headway import targets
-    from headway.planning.cost import elsewhere
+    from headway.planning import cost
 
     entry = targets.entry(job, on)
-    return elsewhere(job, entry.kind, entry.options)
+    return cost.far_buckets(job, entry.kind, entry.options)
 
 
 def late_checkpoints(plan: Plan) -> list[str]:

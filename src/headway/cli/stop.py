@@ -15,7 +15,7 @@ from headway.core.format import as_json, paint, table
 
 if TYPE_CHECKING:
     from headway.core.types import Receipt, Target
-    from headway.launcher.gc import Found, TargetRef
+    from headway.launcher.gc import FoundResource, TargetRef
     from headway.spec import Job
 
 
@@ -33,9 +33,9 @@ def stop_command(args: argparse.Namespace) -> int:
 
 def _stop(args: argparse.Namespace) -> int:
     from headway.cli.follow import first_of_all, how, next_for, recorded_kind, say
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
+    hold = open_run(locate(args.run), say=say)
     kind = recorded_kind(hold.folder)
     with working(f"stopping {hold.run}{first_of_all(kind)}"):
         outcome = hold.stop()
@@ -52,9 +52,9 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _down(args: argparse.Namespace) -> int:
     from headway.cli.follow import say
-    from headway.launcher.lifecycle import reach
+    from headway.launcher.lifecycle import open_run
 
-    hold = reach(locate(args.run), say=say)
+    hold = open_run(locate(args.run), say=say)
     with working(f"removing {hold.run}"):
         receipt = hold.down()
     if args.json:
@@ -99,9 +99,9 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
 
 def gc_command(args: argparse.Namespace) -> int:
     """0 when nothing of ours is left behind; 5 while something is, or may be. Other people's things do not count."""
-    from headway.launcher.gc import NOT_YOURS, ORPHAN, UNKNOWN, places
+    from headway.launcher.gc import ORPHAN, OTHER_OWNER, UNKNOWN, target_refs
 
-    where = places(_job(args.file), on=args.on)
+    where = target_refs(_job(args.file), on=args.on)
     found, missed = _look(where, explicit=args.on is not None)
     unseen = _unseen(found) if args.on is None else []
     orphans = [each for each in found if each.verdict == ORPHAN]
@@ -126,7 +126,7 @@ def gc_command(args: argparse.Namespace) -> int:
         )
     else:
         _conclude(removed, left, unknown, missed, on=args.on)
-        if any(each.verdict == NOT_YOURS for each in found):
+        if any(each.verdict == OTHER_OWNER for each in found):
             print("resources of other owners were not touched")
     return LEFT_BEHIND if left or unknown else FINISHED
 
@@ -139,12 +139,12 @@ def _job(file: str | None) -> Job | None:
     return Job.load(Path(file or DEFAULT))
 
 
-def _look(where: list[TargetRef], *, explicit: bool) -> tuple[list[Found], dict[str, str]]:
+def _look(where: list[TargetRef], *, explicit: bool) -> tuple[list[FoundResource], dict[str, str]]:
     """All that was found, and the targets that could not be asked, with the reason."""
     from headway.cli.follow import say
-    from headway.launcher.gc import look, once
+    from headway.launcher.gc import deduplicate, look
 
-    found: list[Found] = []
+    found: list[FoundResource] = []
     missed: dict[str, str] = {}
     for place in where:
         try:
@@ -153,23 +153,23 @@ def _look(where: list[TargetRef], *, explicit: bool) -> tuple[list[Found], dict[
             if explicit:
                 raise
             missed[place.name] = error.problem.what  # no Docker here, say: the other places are looked at all the same
-    return once(found), missed
+    return deduplicate(found), missed
 
 
-def _unseen(found: list[Found]) -> list[str]:
+def _unseen(found: list[FoundResource]) -> list[str]:
     from headway.cli.follow import say
-    from headway.launcher.gc import unseen_rentals
+    from headway.launcher.gc import unlisted_rentals
 
-    unseen = unseen_rentals(found)
+    unseen = unlisted_rentals(found)
     for each in unseen:
         say(f"a rented machine is on record, but its target is not in the job file: {each}\n"
             "    fix: headway gc -f FILE, with the job file that names its target")  # fmt: skip
     return unseen
 
 
-def _list(found: list[Found], missed: dict[str, str]) -> None:
+def _list(found: list[FoundResource], missed: dict[str, str]) -> None:
     if found:
-        rows = [(each.handle.run, each.place.name, each.verdict, each.why, each.handle.url) for each in found]
+        rows = [(each.handle.run, each.target_ref.name, each.verdict, each.reason, each.handle.url) for each in found]
         text = table(("RUN", "ON", "", "WHY", "FOLDER"), rows)
         for verdict, colour in COLOURS.items():
             text = text.replace(f"  {verdict}  ", f"  {paint(verdict, colour)}  ")
@@ -190,7 +190,7 @@ def _go(args: argparse.Namespace, count: int) -> bool:
     return sys.stdin.readline().strip().lower().startswith("y")
 
 
-def _remove(orphans: list[Found]) -> tuple[list[str], list[str]]:
+def _remove(orphans: list[FoundResource]) -> tuple[list[str], list[str]]:
     from headway.cli.follow import say
     from headway.launcher.gc import remove
 
@@ -224,8 +224,14 @@ def _conclude(
         print(f"nothing is left behind{where}")
 
 
-def _plain(each: Found) -> dict[str, Any]:
+def _plain(each: FoundResource) -> dict[str, Any]:
     handle = each.handle
     whose = str(handle.details.get("owner_name", ""))
-    found = {"run": handle.run, "url": handle.url, "on": each.place.name, "verdict": each.verdict, "why": each.why}
+    found = {
+        "run": handle.run,
+        "url": handle.url,
+        "on": each.target_ref.name,
+        "verdict": each.verdict,
+        "why": each.reason,
+    }
     return {**found, "owner": whose}

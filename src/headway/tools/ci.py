@@ -71,7 +71,7 @@ def comment(path: str, env: Mapping[str, str]) -> str:
 
 def summary(hold: RunHandle) -> str:
     """Summarize a run in Markdown: state, cost, scores, and the diagnosis if it failed."""
-    from headway.diagnose.diagnosis import why
+    from headway.diagnose.diagnosis import diagnose_run
     from headway.rundir.lease import spent_s, spent_usd
 
     status, folder = hold.target.status(hold.handle), hold.folder
@@ -87,7 +87,7 @@ def summary(hold: RunHandle) -> str:
     table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
     lines = [f"### {hold.run}", "", *table]
     if status.state.value in ("failed", "lost"):
-        found = why(hold, status)
+        found = diagnose_run(hold, status)
         told = [found.cause, found.evidence, f"fix: {found.fix}"] if found.name else list(found.lines)
         lines += ["", "```", *(line.replace("```", "'''") for line in told), "```"]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import yaml
 
 from headway.core.errors import BadInput
 from headway.core.types import State
-from headway.diagnose.diagnosis import why
+from headway.diagnose.diagnosis import diagnose_run
 from headway.launcher.lifecycle import RunHandle, launch
 from headway.planning import Plan
 from headway.spec import Accelerator, Image, Resources, Secret, TargetEntry
@@ -77,7 +77,7 @@ def test_too_many_gpus_are_said_while_it_waits(start: Callable[..., RunHandle]) 
 def test_an_image_that_cannot_be_pulled_is_said(start: Callable[..., RunHandle]) -> None:
     hold = start(image=Image(uri="127.0.0.1:1/no/such:image"))
     says(hold, "headway image --push")
-    assert why(hold, hold.target.status(hold.handle)).name == "image-pull"
+    assert diagnose_run(hold, hold.target.status(hold.handle)).name == "image-pull"
     assert hold.down().left == ()
     told = hold.target.evidence(hold.handle)  # type: ignore[attr-defined]
     assert any("no/such:image" in line for line in told), "the cluster remembers what pods it had"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.diagnose.diagnosis import FailureRule
 
-KNOWN = (
+RULES = (
     FailureRule(
         name="deadline",
         pattern=r"DeadlineExceeded|was active on the node longer than the specified deadline"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import BadInput, TargetError
-from headway.packaging.dockerfile import HOME
+from headway.packaging.dockerfile import HOME_DIR
 from headway.storage.secrets import parse
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ CLOUDS = {
             "AWS_PROFILE",
             "AWS_REGION",
         ),
-        at=f"{HOME}/.aws",
+        at=f"{HOME_DIR}/.aws",
         files={
             "config": ("AWS_CONFIG_FILE", "~/.aws/config"),
             "credentials": ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
@@ -70,7 +70,7 @@ CLOUDS = {
     "google": Cloud(
         schemes=("gs", "gcp-sm"),
         plain=("GOOGLE_CLOUD_PROJECT", "STORAGE_EMULATOR_HOST"),
-        at=f"{HOME}/.config/gcloud",
+        at=f"{HOME_DIR}/.config/gcloud",
         files={
             "application_default_credentials.json": (
                 "GOOGLE_APPLICATION_CREDENTIALS",

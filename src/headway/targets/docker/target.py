@@ -16,7 +16,7 @@ from headway.core.errors import Problem, RunBusy, TargetError
 from headway.core.types import Handle, LogLine, Receipt, Request, State, Status
 from headway.packaging import build
 from headway.packaging.code import package
-from headway.packaging.dockerfile import left_out, of_plan
+from headway.packaging.dockerfile import excluded_files, image_of_plan
 from headway.packaging.engine import AlreadyExists, Engine, EngineError
 from headway.packaging.engine import run as run_command
 from headway.rundir.layout import RunFolder
@@ -91,7 +91,7 @@ class DockerTarget:
             "containers": [container.id for container in containers],
             "dir": str(run_dir),
             "host": socket.gethostname(),
-            "image": build.reference(plan, of_plan(plan, platform=self.options.platform)),
+            "image": build.reference(plan, image_of_plan(plan, platform=self.options.platform)),
         }
         return Handle(target=plan.target, run=run, url=url, details=details)
 
@@ -148,12 +148,12 @@ class DockerTarget:
         return docker_resources.containers(self.engine, self.options.command, url)
 
     def _provide_image(self, plan: Plan, outputs: str) -> None:
-        image = of_plan(plan, platform=self.options.platform)
+        image = image_of_plan(plan, platform=self.options.platform)
         reference = build.reference(plan, image)
         if reference == image.name:
             build.build(self.engine, self.options.command, image, outputs)
         else:
-            build.pull(self.engine, self.options.command, reference, image.platform)
+            build.pull_image(self.engine, self.options.command, reference, image.platform)
 
     def _prepare(self, plan: Plan, run: str, run_dir: Path) -> None:
         """Create everything that is mounted and missing, as this user."""
@@ -236,7 +236,7 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     if unused:
         yield f"of no use here: resources.{', resources.'.join(unused)}"
     yield from about_key_files(job)
-    data = left_out(name for name, _ in package(job).files) if job.script and not job.image.uri else []
+    data = excluded_files(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:
         shown = ", ".join(data[:5]) + (f" and {len(data) - 5} more" if len(data) > 5 else "")
         yield f"not in the image, because it looks like data or weights: {shown} (`!NAME` in .dockerignore keeps it)"

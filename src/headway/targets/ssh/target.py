@@ -162,7 +162,7 @@ class SshTarget:
         Secrets appear as references only, never as values.
         """
         where = layout(self.options, str(plan.job["outputs"]), RUN)
-        text = script.start_script(plan, self.options, lifecycle.wheel_requirements(plan))
+        text = script.start_script(plan, self.options, lifecycle.headway_requirements(plan))
         sent = {"code": plan.code.sha256, "headway": plan.code.wheel, "data": sources_to_upload(plan.job, self.options)}
         body = {
             "machines": list(map(str, configured_machines(self.options))) or ["as `up` names them"],

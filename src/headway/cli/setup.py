@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.options import DEFAULT, add_json, add_run, load_job, locate
-from headway.cli.render import working
+from headway.cli.render import progress_while
 from headway.core.errors import BadInput, BadJob
 from headway.core.format import as_json, table, usd
 
@@ -189,7 +189,7 @@ def _make(job: Job, options: Options, image: ImageSpec, *, push: bool, json: boo
     from headway.packaging import build
     from headway.packaging.engine import run
 
-    with working(f"{'pushing' if push else 'building'} {image.name}"):
+    with progress_while(f"{'pushing' if push else 'building'} {image.name}"):
         make = build.push if push else build.build
         uri = make(run, options.command, image, job.outputs)
     if push:

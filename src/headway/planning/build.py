@@ -20,7 +20,7 @@ from headway.packaging.resume_evidence import is_source, resume_kind
 from headway.packaging.upload import data_fingerprint, data_problems
 from headway.planning.cost import Cost, cost_of, price_record, reserved_s
 from headway.spec import Job, dump
-from headway.spec.rules import closest, processes
+from headway.spec.rules import closest_name, processes
 
 if TYPE_CHECKING:
     import ast
@@ -174,7 +174,7 @@ def _argument_problems(job: Job, script_options: _ScriptOptions) -> Iterator[Pro
             name, value = word[:2], word[2:]
         full = _matching_flag(name, script_options)
         if full is None:
-            near = closest(name, script_options.flags)
+            near = closest_name(name, script_options.flags)
             fix = (
                 f"did you mean {near}?"
                 if near

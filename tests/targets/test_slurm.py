@@ -410,7 +410,7 @@ class TestSlurm(TargetContract):
             patch.setenv("SLURM_CONF", str(silent))
             status = hold.target.status(hold.handle)
             assert status.state is State.RUNNING
-            assert "does not answer" in status.reason
+            assert "cannot contact the Slurm controller" in status.reason
             with pytest.raises(TargetError, match="scontrol ping"):
                 hold.down()
         assert hold.stop().status.state is State.STOPPED

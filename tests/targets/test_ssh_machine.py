@@ -96,7 +96,7 @@ def test_a_machine_that_shows_another_key_than_before_is_refused(
     try:
         impostor.change_host_key()
         made = plan_of(FakeBehaviour(), {**entry, "config": str(impostor.config)})
-        with pytest.raises(TargetError, match="another host key"):
+        with pytest.raises(TargetError, match="different host key"):
             lifecycle.launch(made, name="changed", target=target_of(made))
     finally:
         impostor.stop()

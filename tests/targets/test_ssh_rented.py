@@ -384,10 +384,10 @@ def test_what_is_filled_in_is_one_word_of_the_shell() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"down": None}, "no `down` gives it back"),
+        ({"down": None}, "no `down` to release it"),
         ({"up": "create it"}, "after a crash nobody could find it"),
         ({"down": "destroy everything"}, "neither {run} nor {id}"),
-        ({"list": "ls {name}/{run}"}, "{name}, which nobody fills in"),
+        ({"list": "ls {name}/{run}"}, "{name}, which is not a known placeholder"),
         ({"host": "box"}, "both which machine to use and how to rent one"),
     ],
 )
@@ -402,7 +402,7 @@ def test_commands_that_could_lose_a_machine_are_refused(
 def test_the_plan_says_what_stays_billed_and_where(cloud: Cloud, plan_of: Callable[..., Plan]) -> None:
     bare = plan_of(FakeBehaviour(), cloud.entry(list=None))
     assert any("stays billed until `headway down`" in note for note in bare.notes)
-    assert any("nobody looks again" in note for note in bare.notes)
+    assert any("the exit code of `down` alone" in note for note in bare.notes)
     safe = plan_of(FakeBehaviour(), cloud.entry(self_down="poweroff"), budget=Budget(hours=1))
     assert not any("stays billed" in note for note in safe.notes)
     assert "self_down" in safe.limits.second

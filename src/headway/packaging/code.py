@@ -36,7 +36,8 @@ ALWAYS_IGNORED = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "node_m
          ".ruff_cache", ".ipynb_checkpoints", ".DS_Store", ".idea", ".tox", "*.pyc", "*.egg-info")  # fmt: skip
 SECRET_PATTERNS = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ecdsa*", "id_ed25519*",
                    ".netrc", ".aws", ".ssh", ".kube", ".pypirc", ".npmrc", "kaggle.json", "credentials.json",
-                   "application_default_credentials.json", "*service-account*.json", "*service_account*.json")  # fmt: skip
+                   "application_default_credentials.json", "*service-account*.json",
+                   "*service_account*.json")  # fmt: skip
 IGNORE_FILES = (".gitignore", ".headwayignore")
 
 

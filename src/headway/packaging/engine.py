@@ -150,7 +150,7 @@ _ERROR_RULES: tuple[tuple[str, type[EngineError], str, str], ...] = (
         r"invalid mount config for type \"bind\": bind source path does not exist: (.+)",
         EngineError,
         "there is no {0} on this machine",
-        "mend the path in the job file",
+        "fix the path in the job file",
     ),
     (
         r"exec: \"?([^\"\s]+)\"?: (?:executable file not found|stat)",

@@ -62,7 +62,7 @@ def data_fingerprint(source: str) -> str:
         return of_manifest(source)
     if Path(source).exists():
         return UNRESOLVED
-    raise BadInput(f"no such data: {source}", fix="headway data prepare, or mend the path in the job file")
+    raise BadInput(f"no such data: {source}", fix="headway data prepare, or fix the path in the job file")
 
 
 def _dataset_fingerprint(source: str) -> bool:

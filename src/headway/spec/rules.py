@@ -91,7 +91,7 @@ def conflicts(cls: type, given: Iterable[str]) -> Iterator[tuple[str, str, str]]
         yield f"both {first} and {second} are given", second, "keep one of the two"
     for first, second, fix in NOT_BESIDE.get(cls, ()):
         if first in given and second in given:
-            yield f"{second} cannot stand beside {first}", second, fix
+            yield f"{second} cannot be used together with {first}", second, fix
 
 
 def _join_names(names: tuple[str, ...]) -> str:

@@ -215,5 +215,5 @@ def test_a_budget_in_dollars_holds_in_the_dearest_place_that_a_run_may_go_to(tmp
     assert cheap.limits.budget_s is not None
     assert dear.limits.budget_s is not None
     assert dear.limits.budget_s < cheap.limits.budget_s
-    assert any("reckoned with the dearest place" in note and "n1-standard-8 with T4:1 in us-east1" in note
+    assert any("computed with the most expensive placement" in note and "n1-standard-8 with T4:1 in us-east1" in note
                for note in safe.notes)  # fmt: skip

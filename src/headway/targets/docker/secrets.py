@@ -149,7 +149,9 @@ def _create_private_dir(folder: Path) -> Path:
     parent = folder.parent.lstat()
     if not stat.S_ISDIR(parent.st_mode) or parent.st_uid != os.getuid() or parent.st_mode & 0o077:
         # /dev/shm is writable by all users: another one may have created the folder first, to read the secrets.
-        raise TargetError(f"{folder.parent} is not ours alone", fix=f"ls -ld {folder.parent}, and remove it")
+        raise TargetError(
+            f"{folder.parent} must be owned by you with mode 0700", fix=f"ls -ld {folder.parent}, and remove it"
+        )
     folder.mkdir(mode=0o700)
     return folder
 

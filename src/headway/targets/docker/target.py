@@ -177,7 +177,7 @@ class DockerTarget:
             try:
                 self.engine(render.fill_placeholders(request.body["argv"], run, current_owner, expires))
             except AlreadyExists:
-                raise RunBusy(f"somebody else is starting {run}", fix=f"headway status {run}") from None
+                raise RunBusy(f"another client is already starting {run}", fix=f"headway status {run}") from None
         return self._containers(url)
 
     def _status(self, handle: Handle, poller: StatusPoller) -> Status:
@@ -196,10 +196,14 @@ class DockerTarget:
 
     def _why_lost(self, inputs: StatusInputs, containers: list[DockerResource]) -> str:
         if not containers:
-            return "its containers are gone without a last word" if inputs.started else "was never started"
+            return (
+                "its containers no longer exist, and no exit status was recorded"
+                if inputs.started
+                else "was never started"
+            )
         exits = "; ".join(_exit_reason(container) for container in containers)
         last_line = "" if inputs.started else self._last_line(containers[0])
-        return exits + (f"; it last said: {last_line}" if last_line else "")
+        return exits + (f"; last output: {last_line}" if last_line else "")
 
     def _last_line(self, container: DockerResource) -> str:
         try:
@@ -231,10 +235,10 @@ def _notes(job: Job, ranks: int) -> Iterator[str]:
     if ranks * resources.nodes > cores:
         yield f"{ranks * resources.nodes} ranks share {cores} cores"
     if resources.accelerator and not render.NVIDIA.exists():
-        yield f"no {resources.accelerator.kind} is here: this trains on the CPU"
+        yield f"no {resources.accelerator.kind} found on this machine: training on the CPU"
     unused = [name for name in ("machine", "disk", "spot") if getattr(resources, name)]
     if unused:
-        yield f"of no use here: resources.{', resources.'.join(unused)}"
+        yield f"ignored on this target: resources.{', resources.'.join(unused)}"
     yield from about_key_files(job)
     data = excluded_files(name for name, _ in package(job).files) if job.script and not job.image.uri else []
     if data:

@@ -102,8 +102,8 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"unable to contact slurm controller|connection refused|socket timed out|connect failure|zero bytes were",
         Unreachable,
-        "Slurm's controller does not answer",
-        "scontrol ping, and again when it answers",
+        "cannot contact the Slurm controller",
+        "try again when `scontrol ping` succeeds",
     ),
     (
         r"unable to process configuration|cannot stat file|no such slurm\.conf|could not establish a configuration",
@@ -114,7 +114,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
     (
         r"munge|authentication (?:credential|failed)|protocol authentication",
         Unreachable,
-        "Slurm does not believe who we are: MUNGE, which vouches for users, is not running here",
+        "Slurm authentication failed: MUNGE is not running on this machine",
         "munge -n | unmunge, and ask the cluster's administrators",
     ),
     (r"invalid job id|job/step already completing or completed", Unknown, "Slurm does not know that job", ""),
@@ -165,7 +165,7 @@ _ERROR_RULES: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"batch job submission failed: (?:i/o error|no space)|write error|slurm temporarily unable to accept",
         CommandError,
         "the controller cannot take jobs now",
-        "scontrol ping, and again later",
+        "scontrol ping; try again later",
     ),
 )
 

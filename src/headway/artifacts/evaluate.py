@@ -77,7 +77,7 @@ class Evaluation:
 def evaluate(
     ref: str, *, checkpoint: str = "best", split: str = "test", data: str | None = None, root: str | None = None
 ) -> dict[str, Any]:
-    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `named_data`).
+    """Evaluate the model of a run or a bundle, on its own data or on `data` (see `data_override`).
 
     For a run, both reports are written to its folder; a bundle is not changed. Returns the contents of report.json.
     """

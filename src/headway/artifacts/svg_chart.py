@@ -43,7 +43,7 @@ def chart(title: str, lines: Sequence[Line], *, x_name: str = "step", floor: flo
 
 
 def downsample(points: Sequence[Point], max_points: int = _MAX_POINTS) -> list[Point]:
-    """Reduce to at most `most` points by averaging neighbours; the last point is kept."""
+    """Reduce to at most `max_points` points by averaging neighbours; the last point is kept."""
     if len(points) <= max_points:
         return list(points)
     edges = [round(n * (len(points) - 1) / (max_points - 1)) for n in range(max_points)]

@@ -95,10 +95,9 @@ def rehearse_lines(job: Job, on: str) -> None:
     import sys
 
     from headway.cli.follow import print_status
-    from headway.launcher.rehearse import describe as told
-    from headway.launcher.rehearse import rehearse
+    from headway.launcher import rehearse
 
-    print(told(rehearse(job, log=print_status)), file=sys.stderr)
+    print(rehearse.describe(rehearse.rehearse(job, log=print_status)), file=sys.stderr)
     for line in far_buckets(job, on):
         print(f"  region     {line}", file=sys.stderr)
 

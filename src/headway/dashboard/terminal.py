@@ -59,7 +59,7 @@ def sparkline(values: Sequence[float], width: int, *, marks: str = BLOCKS) -> st
 
 
 def downsample(values: Sequence[float], max_points: int) -> list[float | None]:
-    """Return the mean of each of at most `most` bins of equal length; None for a bin without finite values."""
+    """Return the mean of each of at most `max_points` bins of equal length; None for a bin without finite values."""
     return [_mean(values[start:stop]) for start, stop in _bin_edges(len(values), max_points)] if len(values) else []
 
 
@@ -102,7 +102,7 @@ class Series:
 class RunSnapshot:
     """State of a run at one moment.
 
-    `trouble` is why a read failed; the values are then those of the last successful one.
+    `error` is why a read failed; the values are then those of the last successful one.
     """
 
     run: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headway.rundir.layout import RunFolder
 
 
-# Match lines that a run or a tool printed against known failures: cause, evidence and fix. Pure.
+# Failure rules
 
 
 MAX_EVIDENCE = 500  # characters of evidence shown

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway import targets
 from headway.core import errors
-from headway.core import plan as core_plan
 from headway.core.errors import BadInput, BadJob, Conflict, HeadwayError, RunBusy, StoreError, TargetError
-from headway.core.plan import Plan
+from headway.core.plan import EXACT, Plan, again
 from headway.core.types import ORIGIN, Handle, LogLine, Receipt, State, Status, Target
 from headway.packaging.upload import list_code, resume_recorded, send_code, verify_plan
 from headway.pricing.estimate import record_run
@@ -31,11 +30,11 @@ from headway.storage import ABSENT, join, local_path, open_store, require_condit
 if TYPE_CHECKING:
     from headway.launcher.migrate import Migration
 
-# Hooks that run once when a run has ended, in the first client that sees it: record its duration, notify people.
+# End-of-run hooks, run once by the first client that sees the end
 
 
 def on_run_end(folder: RunFolder, log: Callable[[str], None]) -> None:
-    """Record the run for time estimates and send notifications. Never fails: errors are passed to `say`."""
+    """Record the run for time estimates and send notifications. Never fails: errors are passed to `log`."""
     try:
         seconds = spent_s(folder)
         plan, end = folder.plan(), evidence(folder).end
@@ -102,7 +101,7 @@ class RunHandle:
         return RunFolder(open_store(self.url))
 
     def status(self) -> Status:
-        """Return the current status. The first caller to see that the run has ended takes it down (see `settle`)."""
+        """Return the current status. The first to see the end takes the run down (`ensure_torn_down`)."""
         return self.outcome().status
 
     def outcome(self) -> Outcome:
@@ -327,8 +326,8 @@ def resume(
 def _log_resume_kind(run: RunHandle, plan: Plan) -> None:
     """Tell the user what the next attempt does, if that is less than an exact resume."""
     kind = resume_recorded(plan)
-    if kind != core_plan.EXACT:
-        run.say(f"{run.run}: {core_plan.again(kind)}")
+    if kind != EXACT:
+        run.say(f"{run.run}: {again(kind)}")
 
 
 def _resume_on_other_target(run: RunHandle, recorded: Plan, move: Migration) -> RunHandle:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Files that never go into an image: data, weights, secrets, and what Headway itself writes. Pure.
+# .dockerignore
 
 
 WEIGHT_PATTERNS = ("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.keras", "*.onnx", "*.pb", "*.pt", "*.pth", "*.safetensors",
@@ -31,7 +31,7 @@ OUTPUT_DIRS = ("lightning_logs", "mlruns", "wandb")
 
 
 def dockerignore(project_lines: Iterable[str] = ()) -> str:
-    """Render the .dockerignore. `own` are the lines of the project's own file: they come last, so they win."""
+    """Render the .dockerignore. `project_lines`, the project's own file, come last, so they win."""
     groups = (
         ("weights: the run folder has them, and they stay on your disk or in your bucket", WEIGHT_PATTERNS),
         ("data: mounted or fetched where the run is, never baked in", DATA_PATTERNS),
@@ -66,7 +66,7 @@ def _prefix_code_dir(line: str) -> str:
     return f"{negation}code/{pattern.lstrip('/')}"
 
 
-# Quote values for a Dockerfile: `quoted` is the only way in.
+# Quote values for a Dockerfile: `quote` is the only way in.
 #
 # A Dockerfile is read line by line before any shell sees it: a line feed ends an instruction even inside a shell's
 # quotation marks. Guarantees: a quoted value stays one value on one line. Raises BadInput where it cannot.

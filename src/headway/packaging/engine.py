@@ -17,7 +17,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class EngineError(TargetError):
-    """The daemon or its command failed. `said` is its output."""
+    """The daemon or its command failed. `output` is its output."""
 
     def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -83,7 +83,7 @@ def engine_error(argv: Sequence[str], output: str) -> EngineError:
     for pattern, kind, what, fix in _ERROR_RULES:
         match = re.search(pattern, output, re.IGNORECASE)
         if match:
-            return kind(what.format(*match.groups(), command=argv[0]), said=output, fix=fix)
+            return kind(what.format(*match.groups(), command=argv[0]), output=output, fix=fix)
     what = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it gave no reason")
     return EngineError(f"`{_display_command(argv)}` failed: {_strip_colour(what)}", output=output)
 
@@ -175,7 +175,7 @@ def _run_streaming(argv: Sequence[str], print_line: Callable[[str], None] | None
     lines = "".join(last)
     if process.returncode:
         error = engine_error(argv, lines)
-        raise type(error)(f"{error.problem.what}\n{_tail(lines)}", said=lines, fix=error.problem.fix)
+        raise type(error)(f"{error.problem.what}\n{_tail(lines)}", output=lines, fix=error.problem.fix)
     return lines
 
 

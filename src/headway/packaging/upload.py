@@ -57,9 +57,9 @@ def data_fingerprint(source: str) -> str:
     if source.startswith(_BUILT_IN):
         return f"{source}@{__version__}"
     if _dataset_fingerprint(source):
-        from headway.data.dataset.manifest import fingerprint as of_manifest
+        from headway.data.dataset.manifest import fingerprint as manifest_fingerprint
 
-        return of_manifest(source)
+        return manifest_fingerprint(source)
     if Path(source).exists():
         return UNRESOLVED
     raise BadInput(f"no such data: {source}", fix="headway data prepare, or fix the path in the job file")

@@ -42,7 +42,7 @@ class ThroughputEstimate:
 
 
 class Batcher:
-    """Queues inputs and runs the model in one thread of its own. Call `ask` on the event loop."""
+    """Queues inputs and runs the model in one thread of its own. Call `predict` on the event loop."""
 
     def __init__(self, work: Work, *, batch: int, queue: int, on_batch: Callable[[int, float], None]) -> None:
         self._work, self._batch, self._queue, self._on_batch = work, batch, queue, on_batch

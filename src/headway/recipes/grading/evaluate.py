@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.artifacts.evaluate import Baseline, Evaluation, Example, Table, extremes
 from headway.core.errors import BadInput
-from headway.core.progress import counted as told
+from headway.core.progress import counted as with_progress
 from headway.metrics.ordinal import OrdinalScores
 from headway.metrics.samples import of_grades, of_values
 from headway.recipes.grading.config import Config
@@ -73,7 +73,7 @@ def evaluate(model: Grader, cfg: Config, data: Data, split: str, *, cache: Cache
     """Evaluate the whole split, with a row per grade, the confusion matrix and the calibration."""
     graded = load(cfg, data, split, cache=cache)
     feed = graded.feed(cfg, training=False, seed=0)
-    batches = told((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
+    batches = with_progress((feed.batch(0, step, 0, 1) for step in range(len(feed))), "grading", len(feed))
     chances = predict_grades(model, cfg, len(graded), batches)
     counted = scores(model, graded, chances)
     named = model.named(chances).numpy()

@@ -30,7 +30,7 @@ _RETRYABLE = (429, 500, 502, 503, 504)
 
 
 class ApiError(TargetError):
-    """A request that the cluster refused. `code` is the HTTP status, `said` the cluster's message."""
+    """A request that the cluster refused. `code` is the HTTP status, `message` the cluster's message."""
 
     def __init__(self, what: str, *, code: int = 0, message: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)

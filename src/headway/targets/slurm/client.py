@@ -26,7 +26,7 @@ COMMAND_TIMEOUT_S = 90.0  # commands retry while the controller is busy; after t
 
 
 class CommandError(TargetError):
-    """A failed Slurm command. `said` is its message."""
+    """A failed Slurm command. `output` is its message."""
 
     def __init__(self, what: str, *, output: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -245,9 +245,9 @@ def jobs(run_command: CommandRunner) -> list[Job]:
 
 
 def jobs_of(run_command: CommandRunner, url: str, job_id: str | None = None, *, run_dir: Path) -> list[Job]:
-    """List the jobs of one run by label, or by the ID `known` if the site rewrites comments.
+    """List the jobs of one run by label, or by the ID `job_id` if the site rewrites comments.
 
-    `place` is the folder from which it was submitted.
+    `run_dir` is the folder from which it was submitted.
     """
     return [job for job in jobs(run_command) if same_place(job.url, url)] or _job_by_id(
         run_command, url, job_id, run_dir

@@ -224,7 +224,7 @@ def _status_from_folder(handle: Handle, slurm_error: CommandError) -> Status:
 def _remove_run_dir(run_dir: Path, handle: Handle) -> None:
     """Remove what a resume recreates; keep logs and code.
 
-    If the run folder is in a bucket, which has those already, remove all of `place`.
+    If the run folder is in a bucket, which has those already, remove all of `run_dir`.
     """
     end = evidence(folder_of(handle)).end
     shutil.rmtree(run_dir / "headway", ignore_errors=True)

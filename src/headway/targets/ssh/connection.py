@@ -32,7 +32,7 @@ _FIXED_OPTIONS = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAll
 
 
 class RemoteError(TargetError):
-    """ssh or the remote machine reported an error; `said` is its message."""
+    """ssh or the remote machine reported an error; `stderr` is its message."""
 
     def __init__(self, what: str, *, stderr: str = "", where: str = "", fix: str = "") -> None:
         super().__init__(what, where=where, fix=fix)

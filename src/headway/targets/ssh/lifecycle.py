@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headway.core.plan import Plan
 
 
-# Connections to all machines of a run: poll their state and fetch their logs and outputs.
+# Connections to all machines of a run
 
 
 MIRROR_LOCK = "mirror.lock"
@@ -107,7 +107,7 @@ def configured_machines(options: Options) -> list[Machine]:
 
 @contextmanager
 def locked(folder: Path, name: str, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock between processes of this machine; call `waits` first if another process holds it."""
+    """Hold a lock between processes of this machine; call `on_wait` first if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -257,7 +257,7 @@ def upload(
 ) -> None:
     """Upload data, code, Headway's wheel, the start script and the plan to every host.
 
-    `left` is the plan with the remaining budget.
+    `remaining` is the plan with the remaining budget.
     """
     wheel, archive = _code(plan, plan.code.wheel), _code(plan, f"{plan.code.sha256}.tar.gz")
     text = script.start_script(plan, options, headway_requirements(plan))

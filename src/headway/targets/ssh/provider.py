@@ -33,7 +33,7 @@ from headway.targets.ssh.rental import (
     parse_machines,
 )
 
-# The shell for the user's `up`, `list` and `down`: a pipeline fails when any part of it fails.
+# Shell for `up`, `list` and `down`: a pipeline fails when any part of it fails
 
 
 _HIDDEN_FAILURE = re.compile(r"(\|\||;|\n)\s*(true|:|exit\s+0|/bin/true|/usr/bin/true)\s*([;)}\n]|$)")

@@ -1,6 +1,6 @@
 """Problems that would stop a job on Vertex AI, each with its fix, and notes for its plan.
 
-Only `missing` makes a request; everything else needs no credentials.
+Only `image_problem` makes a request; everything else needs no credentials.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class CloudLogReader:
 
 
 def follow(reader: CloudLogReader, until: Callable[[], bool], *, sleep: Callable[[float], None]) -> Iterator[LogLine]:
-    """Follow the lines until `begun`: the supervisor has started to write, or no more lines will come."""
+    """Follow the lines until `until`: the supervisor has started to write, or no more lines will come."""
     waited = QUERY_S
     while True:
         last = until()

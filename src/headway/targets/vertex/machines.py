@@ -40,7 +40,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine type. `built_in` are accelerators that are part of it; `takes` tells whether it supports a request."""
+    """A machine type. `built_in` are accelerators that are part of it; `supports` checks a request."""
 
     name: str
     cpus: int

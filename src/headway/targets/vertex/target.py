@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headway.spec import Job
 
 
-# Check a project's setup for a job, with the command that fixes each problem. Read-only, at no cost.
+# Project checks (read-only)
 
 
 SERVICE_AGENT = "service-PROJECT-NUMBER@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"

@@ -430,14 +430,14 @@ def _panel(launched: RunHandle, follower: Follower) -> Outcome | None:
     follower.start()
 
     def drawn(*, now: bool = False) -> Screen:
-        return Screen(lookout.poll(now=now), list(follower.log_lines), "q quits; the run keeps running")
+        return Screen(lookout.poll(now=now), list(follower.lines), "q quits; the run keeps running")
 
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while not follower.ended.is_set():
             live.update(drawn(), refresh=True)
             if pressed(DRAW_S):
                 return None
-    console.print(Screen(lookout.poll(now=True), list(follower.log_lines), max_log_lines=DETACH_HINT))
+    console.print(Screen(lookout.poll(now=True), list(follower.lines), max_log_lines=DETACH_HINT))
     return follower.outcome
 
 

@@ -36,12 +36,12 @@ class Cloud(Client):
 
     def call(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request once, without retries: if the answer is lost, the resource may have been created."""
-        return self._request(url, lambda: self._asked(method, url, body, None))
+        return self._with_deploy_errors(url, lambda: self._request(method, url, body, None))
 
     def get(self, url: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return self._request(url, lambda: self._patiently("GET", url, None, query))
+        return self._with_deploy_errors(url, lambda: self._with_retry("GET", url, None, query))
 
-    def _request(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _with_deploy_errors(self, url: str, asked: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Reword errors of Cloud Run, since the shared messages name Vertex AI."""
         try:
             return asked()
